@@ -1,0 +1,49 @@
+# CI and people call the same targets. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help setup demo test test-all lint format lock bench verify-checkpoints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready ## make .venv with everything in it (TORCH=cpu|cuda and PYTHON=... override)
+
+.venv/ready: pyproject.toml constraints.txt tools/setup.sh tools/check_imports.py
+	@bash tools/setup.sh
+	@touch $@
+
+demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
+	$(PY) -m demo
+
+test: setup ## every test that takes seconds (under 5 minutes on 2 cores)
+	$(PY) -m pytest -m "not slow"
+
+test-all: test ## `test`, then the longer runs
+	$(PY) -m pytest -m slow
+
+lint: setup ## style, imports and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: setup ## let ruff mend what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+lock: ## resolve every dependency anew and write constraints.txt
+	@bash tools/setup.sh venv-only
+	$(PY) tools/lock.py constraints.txt
+
+bench: setup ## measure the figures of the README; writes bench/results/
+	$(PY) -m bench.scoring
+
+verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints
+	$(PY) -m tools.verify_checkpoints
+
+clean: ## remove what was built and run; the sources stay
+	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,91 @@
+"""YAML and command-line overrides -> a checked pydantic config.
+
+An unknown key is an error; the resolved copy is saved beside every run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from scorekit.errors import UserError
+
+
+class Config(BaseModel):
+    """Base of all config sections: an unknown key is an error, defaults are checked too."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def load_config(
+    config_type: type[C], path: str | Path | None = None, overrides: list[str] | None = None
+) -> C:
+    """Read `path` (YAML), apply `overrides` ("section.key=value", the value in YAML), check.
+
+    Raises UserError that names the file, each wrong key and what is wrong with it.
+    """
+    data: Any = {}
+    where = "config"
+    if path is not None:
+        where = str(path)
+        data = _read_yaml(Path(path))
+    for override in overrides or []:
+        _apply_override(data, override)
+    try:
+        return config_type.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: {describe_faults(error)}") from None
+
+
+def save_config(config: BaseModel, path: str | Path) -> None:
+    """Write the resolved config as YAML."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def describe_faults(error: ValidationError, whole: str = "config", limit: int = 10) -> str:
+    """The faults of a validation, `a.b: what`, without the input's own text.
+
+    whole: the name of what was checked, for a fault that lies in no single field.
+    """
+    faults = [
+        f"{'.'.join(str(part)[:40] for part in fault['loc']) or whole}: {fault['msg']}"
+        for fault in error.errors(include_input=False, include_url=False, include_context=False)
+    ]
+    more = f" (and {len(faults) - limit} more)" if len(faults) > limit else ""
+    return "; ".join(faults[:limit]) + more
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the config: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a config is a mapping of keys, not a {type(data).__name__}")
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r}: write it as section.key=value")
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise UserError(f"override {override!r}: {section} is a value, not a section")
+    try:
+        data[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: {text!r} is not a YAML value") from None

@@ -1,0 +1,114 @@
+"""Every error that crosses a boundary of the project.
+
+    ScorekitError
+    ├── UserError           a mistake of the user: one clear line, exit code 2
+    ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
+    └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
+        ├── SampleError     one sample failed; its siblings may be fine
+        └── RequestError    a whole request was refused
+
+The two type lists are closed: a client may switch on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Types of a failed sample. The first two are the text's fault, the others the service's.
+SAMPLE_ERROR_TYPES = (
+    "invalid_input",
+    "overlong",
+    "non_finite",
+    "model_failure",
+    "timeout",
+    "cancelled",
+    "upstream",
+)
+#: Types for which the text is to blame: asking again gives the same answer.
+TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
+_RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})
+
+#: Type of a refused request -> (HTTP status, whether the same request may succeed later).
+REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
+    "unauthorized": (401, False),
+    "not_found": (404, False),
+    "method_not_allowed": (405, False),
+    "too_large": (413, False),
+    "invalid_request": (422, False),
+    "overloaded": (429, True),
+    "internal": (500, False),
+    "unavailable": (503, True),
+    "timeout": (504, True),
+}
+
+
+class ScorekitError(Exception):
+    """Base of all errors of this project."""
+
+
+class UserError(ScorekitError):
+    """A mistake that the user can mend: say what, where, and what to do, in one line."""
+
+
+class ServiceUnreachable(ScorekitError):
+    """A service gave no answer that could be understood."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url = url
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.url} cannot be reached: {self.reason}"
+
+
+class ServiceError(ScorekitError):
+    """A failure that travels as `{"type", "message", "retryable"}`."""
+
+    def __init__(self, type: str, message: str, *, retryable: bool) -> None:
+        super().__init__(type, message)
+        self.type = type
+        self.message = message
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+    def wire(self) -> dict[str, Any]:
+        """The error as it stands in an answer."""
+        return {"type": self.type, "message": self.message, "retryable": self.retryable}
+
+
+class SampleError(ServiceError):
+    """One sample could not be scored.
+
+    `type` is one of `SAMPLE_ERROR_TYPES`; `sample_id` is the caller's id where it gave one.
+    """
+
+    def __init__(self, type: str, message: str, *, sample_id: str | None = None) -> None:
+        if type not in SAMPLE_ERROR_TYPES:
+            raise ValueError(f"unknown sample error type {type!r}")
+        super().__init__(type, message, retryable=type in _RETRYABLE_SAMPLE_TYPES)
+        self.sample_id = sample_id
+
+
+class RequestError(ServiceError):
+    """A whole request failed. `type` is a key of `REQUEST_ERRORS`.
+
+    `retry_after` is in seconds; `request_id` is the service's name for the request.
+    """
+
+    def __init__(
+        self,
+        type: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        default_status, retryable = REQUEST_ERRORS[type]
+        super().__init__(type, message, retryable=retryable)
+        self.status = status or default_status
+        self.retry_after = retry_after
+        self.request_id = request_id

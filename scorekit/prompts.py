@@ -1,0 +1,63 @@
+"""Named prompt templates. A template is filled once: text in a source is never expanded again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from scorekit.errors import UserError
+
+_TRANSLATEGEMMA = (
+    "You are a professional {source_lang} ({src_lang_code}) to {target_lang} ({tgt_lang_code}) "
+    "translator. Your goal is to accurately convey the meaning and nuances of the original "
+    "{source_lang} text while adhering to {target_lang} grammar, vocabulary, and cultural "
+    "sensitivities. Produce only the {target_lang} translation, without any additional "
+    "explanations or commentary. Please translate the following {source_lang} text into "
+    "{target_lang}:"
+)
+
+#: `translategemma` is the trainer's default. `translategemma_paper` has the two blank lines of
+#: the report's Figure 3 (arXiv 2601.09012) before the text. `source` is the text alone, for
+#: models whose chat template holds the instruction. `teacher` asks a general model.
+TEMPLATES: dict[str, str] = {
+    "translategemma": _TRANSLATEGEMMA + "\n\n{text}",
+    "translategemma_paper": _TRANSLATEGEMMA + "\n\n\n{text}",
+    "source": "{text}",
+    "teacher": (
+        "Translate the following {source_lang} ({src_lang_code}) text into {target_lang} "
+        "({tgt_lang_code}). Keep its meaning, nuance and register, and follow the grammar and "
+        "usage of {target_lang}. Answer with the {target_lang} translation only: no explanation, "
+        "no comment, no quotation marks around it.\n\nText:\n{text}"
+    ),
+}
+#: The system turn that goes before the user turn made of the `teacher` template.
+TEACHER_SYSTEM = "You are a professional translator."
+FIELDS = frozenset({"source_lang", "src_lang_code", "target_lang", "tgt_lang_code", "text"})
+_FIELD = re.compile(r"\{([a-z_]+)\}")
+
+
+def load_template(name: str) -> str:
+    """A template by its name in TEMPLATES, or the content of the file at that path."""
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    path = Path(name)
+    if not path.is_file():
+        known = ", ".join(sorted(TEMPLATES))
+        raise UserError(f"prompt template {name!r}: neither one of {known} nor a file")
+    template = path.read_text(encoding="utf-8")
+    unknown = sorted(set(_FIELD.findall(template)) - FIELDS)
+    if unknown:
+        known = ", ".join(sorted(FIELDS))
+        raise UserError(f"{path}: unknown field {unknown[0]!r} in the template; known: {known}")
+    if "{text}" not in template:
+        raise UserError(f"{path}: the template has no {{text}}")
+    return template
+
+
+def fill(template: str, fields: Mapping[str, str]) -> str:
+    """Replace each `{field}` of the template by its value, in one pass over the template.
+
+    Values are inserted as they are: braces in a source text stay braces.
+    """
+    return _FIELD.sub(lambda match: fields.get(match.group(1), match.group()), template)

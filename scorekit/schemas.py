@@ -1,0 +1,184 @@
+"""The wire types of every service: what a caller sends and what it gets back.
+
+docs/protocol.md says in words what these types say in code. Unknown fields are refused everywhere,
+so that a misspelt option is never ignored in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+#: Part of every cache key: raise it when the meaning of a stored answer changes.
+SCHEMA_VERSION = 1
+
+Severity = Literal["MINOR", "MAJOR", "CRITICAL"]
+Priority = Literal["interactive", "bulk"]
+
+
+class Wire(BaseModel):
+    """Base of all wire types: unknown fields, NaN and infinities are refused; no type coercion."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+
+def _empty_is_absent(value: Any) -> Any:
+    return None if value == "" else value
+
+
+class TranslationSample(Wire):
+    """One translation to score. Without `ref` (absent, null or "") it is quality estimation."""
+
+    id: str | None = Field(None, description="The caller's name for the sample; echoed.")
+    src: str = Field(description="Source text.")
+    mt: str = Field(description="Translation to be scored; may be empty.")
+    ref: Annotated[str | None, BeforeValidator(_empty_is_absent)] = Field(
+        None, description="Reference translation; absent, null or empty: quality estimation."
+    )
+
+
+class ScoreOptions(Wire):
+    """Options that every service knows."""
+
+    overlong: Literal["truncate", "error"] = Field(
+        "truncate",
+        description="What to do with an input longer than `max_input_length` tokens: cut it and "
+        "flag the result as truncated, or fail that sample with type `overlong`.",
+    )
+    max_input_length: int | None = Field(
+        None, ge=16, description="Limit in tokens, up to the model's own; null: the model's own."
+    )
+    cache: bool = Field(True, description="Read and write the service's score cache.")
+
+
+class MetricXOptions(ScoreOptions):
+    """Options of the MetricX service."""
+
+
+class XCometOptions(ScoreOptions):
+    """Options of the xCOMET service."""
+
+    span_offsets: Literal["exact", "upstream"] = Field(
+        "exact",
+        description="`exact`: repaired spans, mt[start:end] == text. `upstream`: the raw spans of "
+        "unbabel-comet, with its leading spaces and lost spans.",
+    )
+
+
+class ErrorSpan(Wire):
+    """A stretch of `mt` that the model marks as an error."""
+
+    start: int = Field(description="First character, in Unicode code points of `mt`.")
+    end: int = Field(description="One past the last character.")
+    severity: Severity
+    confidence: float = Field(description="Mean probability of the predicted labels, 0..1.")
+    text: str = Field(description="With exact offsets, `mt[start:end]`.")
+
+
+class WireError(Wire):
+    """Why a sample or a request failed."""
+
+    type: str
+    message: str
+    retryable: bool = Field(description="Whether the same request may succeed later.")
+
+
+class Truncated(Wire):
+    """Which fields the model could not read to the end."""
+
+    src: bool
+    mt: bool
+    ref: bool = False
+
+
+class Scored(Wire):
+    """A sample that was scored."""
+
+    id: str | None
+    ok: Literal[True]
+    score: float = Field(description="The model's own score, unchanged.")
+    tokens: int = Field(description="Number of ids that the model read.")
+    truncated: Truncated
+    mt_covered: int = Field(description="Number of characters of `mt` that the model read.")
+    cached: bool = Field(description="Whether the answer came from the cache.")
+    error_spans: list[ErrorSpan] | None = Field(None, description="xCOMET only.")
+
+
+class Failed(Wire):
+    """A sample that has no score."""
+
+    id: str | None
+    ok: Literal[False]
+    error: WireError
+
+
+ScoreResult = Annotated[Scored | Failed, Field(discriminator="ok")]
+score_result = TypeAdapter[Scored | Failed](ScoreResult)
+
+
+class ModelRef(Wire):
+    """Which model answered."""
+
+    service: str
+    id: str
+    revision: str
+
+
+class ScoreResponse(Wire):
+    """The answer to `POST /v1/score`: result k answers sample k."""
+
+    model: ModelRef
+    results: list[ScoreResult]
+
+
+class ErrorResponse(Wire):
+    """The body of every refused request."""
+
+    error: WireError
+
+
+class ScoreRange(Wire):
+    """The values that a score can take; null where the model has no bound."""
+
+    min: float | None
+    max: float | None
+
+
+class Info(Wire):
+    """The answer to `GET /v1/info`."""
+
+    service: str
+    model: str = Field(description="Hub id or folder name of the model.")
+    revision: str = Field(description="Hub revision, or a digest of a local folder's files.")
+    tokenizer: str
+    dtype: str
+    device: str
+    max_input_length: int = Field(description="Longest input in tokens.")
+    max_samples: int = Field(description="Most samples in one request.")
+    max_body_bytes: int = Field(description="Largest request body in bytes.")
+    score_range: ScoreRange
+    higher_is_better: bool
+    versions: dict[str, str | None] = Field(
+        description="scorekit, torch, transformers, comet; null where not used."
+    )
+    commit: str | None = Field(description="Git commit of the running code, where it is known.")
+    device_memory_bytes: int | None = Field(
+        description="Memory that the model holds on its device now; null on a CPU."
+    )
+
+
+def score_request(sample_type: type[Wire], options_type: type[ScoreOptions]) -> type[Wire]:
+    """The request type of a service whose samples and options are of these types."""
+
+    class ScoreRequest(Wire):
+        samples: list[sample_type] = Field(min_length=1)  # type: ignore[valid-type]
+        options: options_type = Field(default_factory=options_type)  # type: ignore[valid-type]
+        priority: Priority = Field(
+            "interactive", description="`interactive` is scored before `bulk`."
+        )
+        timeout_s: float | None = Field(
+            None, gt=0, le=86400, description="Seconds until an answer is due; null: the service's."
+        )
+
+    return ScoreRequest

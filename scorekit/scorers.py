@@ -1,0 +1,97 @@
+"""One protocol for local and remote scorers: `score_batch(samples, cfg) -> RewardOutput`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from scorekit.config import Config
+from scorekit.errors import UserError
+from scorekit.schemas import Failed, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class SampleForScoring:
+    """A translation to score. `ref` None or "": quality estimation."""
+
+    src: str
+    mt: str
+    ref: str | None = None
+
+    def wire(self) -> dict[str, Any]:
+        """The sample as a request carries it: without a reference, the field is absent."""
+        sample = {"src": self.src, "mt": self.mt}
+        if self.ref:
+            sample["ref"] = self.ref
+        return sample
+
+
+@dataclass(slots=True)
+class RewardOutput:
+    """Scores of a batch, in the order of its samples.
+
+    sequence_scores: the model's own scores; None where a sample failed (never 0).
+    metadata: the whole result of each sample: spans, coverage, or the error.
+    """
+
+    sequence_scores: list[float | None]
+    metadata: list[Scored | Failed] = field(default_factory=list)
+
+
+class ScoringConfig(Config):
+    """How a batch is scored; a key that is left out keeps the service's default."""
+
+    batch_size: int = Field(
+        64, ge=1, description="Samples a request (remote) or a batch at most (in process)."
+    )
+    overlong: Literal["truncate", "error"] = Field(
+        "truncate", description="Inputs over the limit: cut and flagged, or a failed sample."
+    )
+    max_input_length: int | None = Field(None, ge=16, description="Limit in tokens.")
+    cache: bool = Field(True, description="Use the service's score cache.")
+
+    def options(self) -> dict[str, Any]:
+        """The `options` of a request."""
+        return self.model_dump(include={"overlong", "max_input_length", "cache"})
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that scores translations."""
+
+    def score_batch(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> RewardOutput:
+        """Score in order; a failed sample has None in its place."""
+        ...
+
+
+def reward_output(results: Sequence[Scored | Failed]) -> RewardOutput:
+    """Results of a service -> RewardOutput."""
+    scores = [r.score if isinstance(r, Scored) else None for r in results]
+    return RewardOutput(scores, list(results))
+
+
+def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
+    """A scorer by URL (`http://...`: the service there) or by `module:Class`.
+
+    This is the only bridge between the trainer and a model in its own process: a name that is
+    looked up at run time, so that no package imports another's.
+    """
+    if target.startswith(("http://", "https://")):
+        from scorekit.client import RemoteScorer
+
+        return RemoteScorer(target, **kwargs)
+    module_name, colon, class_name = target.partition(":")
+    if not colon:
+        raise UserError(f"scorer {target!r}: give a URL or module:Class")
+    try:
+        scorer_type = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"scorer {target!r} cannot be loaded: {error}") from None
+    scorer: Scorer = scorer_type(**kwargs)
+    return scorer

@@ -1,0 +1,258 @@
+"""The HTTP face of a service: routes, limits, errors. What happens behind them is in service.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+import scorekit
+from scorekit.config import describe_faults
+from scorekit.errors import RequestError
+from scorekit.schemas import (
+    ErrorResponse,
+    Failed,
+    Info,
+    ModelRef,
+    Scored,
+    ScoreResponse,
+    score_request,
+)
+from scorekit.server.backend import Backend
+from scorekit.server.gate import Gate
+from scorekit.server.service import ScoringService
+from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
+
+#: Bodies over this size are parsed in a thread: 7 MB would hold the event loop for 130 ms.
+LARGE_BODY = 256 * 1024
+
+
+def create_app(
+    backend: Backend, settings: ServiceSettings, secrets: Secrets | None = None
+) -> FastAPI:
+    """The application of one service. The model is loaded after start-up, in the background."""
+    secrets = secrets or Secrets()
+    service = ScoringService(backend, settings, secrets)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.loading = asyncio.create_task(service.start())
+        yield
+        app.state.loading.cancel()
+        await service.close()
+
+    app = FastAPI(title=f"scorekit {backend.service}", version=scorekit.__version__,
+                  lifespan=lifespan)  # fmt: skip
+    app.state.service = service
+    app.add_middleware(Gate, keys=load_api_keys(settings, secrets), metrics=service.metrics)
+    app.add_exception_handler(RequestError, _answer_request_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_bug)
+    request_type = score_request(backend.sample_type, backend.options_type)
+    _add_score_routes(app, service, request_type)
+    _add_other_routes(app, service)
+    _describe_requests(app, request_type)
+    return app
+
+
+def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse} for status in (401, 413, 422, 429, 500, 503, 504)
+    }
+
+    @app.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
+    async def score(request: Request) -> Response:
+        """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+        asked = await _read(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked)
+        try:
+            results = await _unless_gone(request, service.results(job, asked.timeout_s))
+        finally:
+            service.close_job(job)
+        answer = {"model": _model_ref(service), "results": results}
+        large = len(results) > 1000
+        body = await asyncio.to_thread(to_json, answer) if large else to_json(answer)
+        return Response(body, media_type="application/json")
+
+    stream_answer = {
+        "description": 'One result a line with its `index`, then `{"done": true, ...}`.',
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+
+    @app.post("/v1/score/stream", responses={200: stream_answer, **refusals},
+              response_class=StreamingResponse)  # fmt: skip
+    async def score_stream(request: Request) -> Response:
+        """The same request; one result a line, in order of completion.
+
+        A stream without its last line has failed: ask again for the missing indexes.
+        """
+        asked = await _read(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked)
+        lines = _lines(service, job, asked.timeout_s)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+async def _lines(
+    service: ScoringService, job: Any, timeout_s: float | None
+) -> AsyncIterator[bytes]:
+    counts = {True: 0, False: 0}
+    try:
+        async for index, result in service.stream(job, timeout_s):
+            counts[result["ok"]] += 1
+            yield to_json({"index": index, **result}) + b"\n"
+        yield to_json({"done": True, "ok": counts[True], "failed": counts[False]}) + b"\n"
+    finally:
+        service.close_job(job)
+
+
+def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
+    @app.get("/v1/info", responses={503: {"model": ErrorResponse}})
+    async def info() -> Info:
+        """What the model is, what it can take, and which code runs it."""
+        if not service.loaded:
+            raise RequestError("unavailable", "the model is loading", retry_after=5.0)
+        return _info(service)
+
+    @app.get("/health/live")
+    async def live() -> dict[str, bool]:
+        """The process answers."""
+        return {"live": True}
+
+    @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
+    async def ready() -> dict[str, bool]:
+        """The model answers, and new work is taken."""
+        if not service.ready:
+            state = "draining" if service.draining else "not ready"
+            raise RequestError("unavailable", state, retry_after=5.0)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Figures in Prometheus' text format."""
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _info(service: ScoringService) -> Info:
+    told = service.description
+    own: dict[str, str | None] = {"scorekit": scorekit.__version__}
+    return Info(
+        service=service.backend.service,
+        model=told.model,
+        revision=told.revision,
+        tokenizer=told.tokenizer,
+        dtype=told.dtype,
+        device=told.device,
+        max_input_length=told.max_input_length,
+        max_samples=service.settings.max_samples,
+        max_body_bytes=service.settings.max_body_bytes,
+        score_range=told.score_range,
+        higher_is_better=told.higher_is_better,
+        versions=own | told.versions,
+        commit=_commit(),
+        device_memory_bytes=service.backend.memory_bytes(),
+    )
+
+
+def _model_ref(service: ScoringService) -> dict[str, str]:
+    told = service.description
+    return ModelRef(
+        service=service.backend.service, id=told.model, revision=told.revision
+    ).model_dump()
+
+
+async def _read(request: Request, request_type: type[BaseModel], max_bytes: int) -> Any:
+    """The checked request. Raises RequestError: too large, or not of the right shape."""
+    too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
+    if int(request.headers.get("content-length", "0")) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    try:
+        if len(body) > LARGE_BODY:
+            return await asyncio.to_thread(request_type.model_validate_json, bytes(body))
+        return request_type.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise RequestError("invalid_request", describe_faults(error, "body")) from None
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """Await `work`, but give it up when the client leaves: nobody would read the answer."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RequestError("unavailable", "the client left")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def _error_response(error: RequestError) -> Response:
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = f"{max(1, round(error.retry_after))}"
+    return Response(to_json({"error": error.wire()}), status_code=error.status, headers=headers,
+                    media_type="application/json")  # fmt: skip
+
+
+async def _answer_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    type = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    return _error_response(RequestError(type, error.detail, status=error.status_code))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    request_id = request.scope.get("request_id", "")
+    return _error_response(RequestError("internal", f"a bug; see the log for request {request_id}"))
+
+
+def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
+    """Bodies are read by hand (limits come first), so their schema is added by hand too."""
+    schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs")
+    for part in (Scored, Failed):
+        definitions |= part.model_json_schema(ref_template="#/components/schemas/{model}").pop(
+            "$defs", {}
+        )
+    default = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = default()
+        document["components"]["schemas"] |= definitions | {"ScoreRequest": schema}
+        body = {"$ref": "#/components/schemas/ScoreRequest"}
+        for path in ("/v1/score", "/v1/score/stream"):
+            document["paths"][path]["post"]["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": body}},
+            }
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _commit() -> str | None:
+    """The commit that the image was built from (SCOREKIT_COMMIT), where one was given."""
+    return os.environ.get("SCOREKIT_COMMIT") or None

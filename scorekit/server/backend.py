@@ -1,0 +1,85 @@
+"""What a model has to do to be served: the `Backend` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+from scorekit.errors import SampleError
+from scorekit.schemas import ScoreOptions, ScoreRange, Wire
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A tokenised sample.
+
+    length: tokens of its longest sequence (what a batch is padded to).
+    rows: sequences it adds to a batch (xCOMET with a reference: 3).
+    fields: what the result tells about the input: `tokens`, `truncated`, `mt_covered`.
+    payload: the backend's own (ids, options, ...).
+    """
+
+    length: int
+    fields: dict[str, Any]
+    payload: Any
+    rows: int = 1
+
+
+@dataclass(slots=True)
+class Description:
+    """What a loaded backend says of itself; the static part of `GET /v1/info`."""
+
+    model: str
+    revision: str
+    tokenizer: str
+    dtype: str
+    device: str
+    max_input_length: int
+    score_range: ScoreRange
+    higher_is_better: bool
+    versions: dict[str, str | None] = field(default_factory=dict)
+    #: Whatever else changes a score (attention back end, layer transformation, tokenizer digest):
+    #: part of the cache key.
+    engine: dict[str, str] = field(default_factory=dict)
+
+
+#: What `forward` gives for one sample: the result's fields (`score`, for xCOMET `error_spans`),
+#: or the reason why that sample has none.
+Outcome = dict[str, Any] | SampleError
+
+
+class Backend(Protocol):
+    """A model behind a service. `encode` and `forward` run in two different threads."""
+
+    service: str
+    sample_type: type[Wire]
+    options_type: type[ScoreOptions]
+
+    def load(self) -> Description:
+        """Load tokenizer and weights; called once, before anything else."""
+        ...
+
+    def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
+        """Tokenise. A sample that cannot be scored gives a SampleError in its place."""
+        ...
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Score a batch, in order. Raises only when the whole batch failed."""
+        ...
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that the model holds on its device; None on a CPU."""
+        ...
+
+
+def installed_versions(*distributions: str) -> dict[str, str | None]:
+    """Versions of distributions; None for one that is not installed."""
+    found: dict[str, str | None] = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

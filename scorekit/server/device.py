@@ -1,0 +1,67 @@
+"""Where a model runs: device, threads, memory, and the folder its files are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scorekit.errors import UserError
+from scorekit.server.settings import usable_cpus
+
+if TYPE_CHECKING:
+    import torch
+
+
+def prepare_device(name: str, threads: int | None) -> torch.device:
+    """The device of that name (auto: the first GPU, else the CPU); sets torch's threads.
+
+    Raises UserError for a device that is not there.
+    """
+    import torch
+
+    # With a cgroup limit torch counts the host's cores; too many threads cost more than they give.
+    torch.set_num_threads(threads or usable_cpus())
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: give auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def device_memory_bytes(device: torch.device | None) -> int | None:
+    """Bytes of tensors on a CUDA device; None elsewhere."""
+    import torch
+
+    if device is None or device.type != "cuda":
+        return None
+    return int(torch.cuda.memory_allocated(device))
+
+
+def looks_local(model: str) -> bool:
+    """Whether a model name can only be a path; else it is a hub id unless such a folder exists."""
+    return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
+
+
+def fetch_model(model: str, revision: str | None, patterns: list[str], flag: str) -> Path:
+    """The local folder of a model: the folder itself, or a snapshot of the hub's.
+
+    Raises UserError where there is neither; `flag` names the setting in its message.
+    """
+    if looks_local(model):
+        path = Path(model).expanduser()
+        if not path.exists():
+            raise UserError(f"{flag} {model}: no such folder")
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"{flag} {model}: no such folder here, and the hub does not give it ({reason})"
+        ) from None

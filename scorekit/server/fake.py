@@ -1,0 +1,118 @@
+"""A backend without a model. Its answer depends on the input: mixing up two samples shows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from scorekit.errors import SampleError
+from scorekit.schemas import (
+    MetricXOptions,
+    ScoreRange,
+    TranslationSample,
+    XCometOptions,
+)
+from scorekit.server.backend import Description, Encoded, Outcome
+
+#: Longest input in tokens (words) that the fake reads.
+MAX_INPUT_LENGTH = 512
+_SEVERITIES = ("MINOR", "MAJOR", "CRITICAL")
+
+
+def fake_score(sample: TranslationSample, top: float) -> float:
+    """A number in [0, top) that is a function of the three texts."""
+    text = "\x1f".join((sample.src, sample.mt, sample.ref or ""))
+    digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48 * top
+
+
+def fake_spans(mt: str) -> list[dict[str, Any]]:
+    """Every run of ASCII letters is an error; a longer one is a graver one."""
+    return [
+        {
+            "start": m.start(),
+            "end": m.end(),
+            "severity": _SEVERITIES[min(2, len(m.group()) // 4)],
+            "confidence": 0.5 + 0.5 / len(m.group()),
+            "text": m.group(),
+        }
+        for m in re.finditer("[A-Za-z]+", mt)
+    ]
+
+
+class FakeBackend:
+    """Stands in for MetricX or xCOMET.
+
+    seconds_per_batch: how long `forward` sleeps (the GIL is free, as beside a GPU).
+    poison: a text that, found in `mt`, makes the whole batch raise.
+    """
+
+    sample_type = TranslationSample
+
+    def __init__(
+        self,
+        service: Literal["metricx", "xcomet"] = "metricx",
+        *,
+        seconds_per_batch: float = 0.0,
+        poison: str | None = None,
+    ) -> None:
+        self.service = service
+        self.seconds_per_batch = seconds_per_batch
+        self.poison = poison
+        self.batches: list[int] = []  # sizes, in order
+        self.options_type = MetricXOptions if service == "metricx" else XCometOptions
+
+    def load(self) -> Description:
+        """Nothing to load; says what it pretends to be."""
+        metricx = self.service == "metricx"
+        return Description(
+            model=f"fake-{self.service}",
+            revision="fake",
+            tokenizer="words",
+            dtype="float64",
+            device="cpu",
+            max_input_length=MAX_INPUT_LENGTH,
+            score_range=ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
+            higher_is_better=not metricx,
+        )
+
+    def encode(
+        self, samples: Sequence[TranslationSample], options: Any
+    ) -> list[Encoded | SampleError]:
+        """Words count as tokens; too many are cut or refused as the options say."""
+        limit = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH)
+        encoded: list[Encoded | SampleError] = []
+        for sample in samples:
+            words = len(sample.src.split()) + len(sample.mt.split()) + 1
+            if words > limit and options.overlong == "error":
+                encoded.append(SampleError("overlong", f"{words} tokens, limit {limit}"))
+                continue
+            fields = {
+                "tokens": min(words, limit),
+                "truncated": {"src": words > limit, "mt": False, "ref": False},
+                "mt_covered": len(sample.mt),
+            }
+            encoded.append(Encoded(min(words, limit), fields, sample))
+        return encoded
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Score a batch; `nan` anywhere in `mt` gives a score that is not finite."""
+        time.sleep(self.seconds_per_batch)
+        self.batches.append(len(batch))
+        if self.poison is not None and any(self.poison in e.payload.mt for e in batch):
+            raise RuntimeError("poisoned batch")
+        return [self._outcome(e.payload) for e in batch]
+
+    def _outcome(self, sample: TranslationSample) -> Outcome:
+        if "nan" in sample.mt:
+            return {"score": float("nan")}
+        if self.service == "metricx":
+            return {"score": fake_score(sample, 25.0)}
+        return {"score": fake_score(sample, 1.0), "error_spans": fake_spans(sample.mt)}
+
+    def memory_bytes(self) -> int | None:
+        """A fake holds nothing."""
+        return None

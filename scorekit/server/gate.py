@@ -1,0 +1,85 @@
+"""What every request passes before a route: its id, the key, the access log, the counters."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+import uuid
+
+import structlog
+from pydantic_core import to_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scorekit.errors import RequestError
+from scorekit.server.metrics import Metrics
+
+log = structlog.get_logger()
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Gate:
+    """ASGI middleware. Health is open; everything else wants the key when one is configured."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[bytes, ...], metrics: Metrics) -> None:
+        self.app = app
+        self.keys = keys
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["request_id"] = request_id
+        started = time.perf_counter()
+        status = 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                took = f"{(time.perf_counter() - started) * 1000:.2f}"
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", request_id.encode()),
+                    (b"x-total-time", took.encode()),
+                ]
+            await send(message)
+
+        try:
+            if self._allowed(scope["path"], headers):
+                await self.app(scope, receive, send_marked)
+            else:
+                await _refuse(send_marked)
+        finally:
+            self._note(scope, request_id, status, time.perf_counter() - started)
+
+    def _allowed(self, path: str, headers: dict[bytes, bytes]) -> bool:
+        if not self.keys or path.startswith("/health/"):
+            return True
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        # All keys are compared, each in constant time: timing tells nothing about them.
+        matches = [hmac.compare_digest(token.strip(), key) for key in self.keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self.metrics.requests.labels(route, str(status)).inc()
+        self.metrics.request_seconds.labels(route).observe(seconds)
+        quiet = route.startswith("/health/") or route == "/metrics"
+        (log.debug if quiet else log.info)(
+            "request", id=request_id, route=route, status=status, ms=round(seconds * 1000, 2)
+        )
+
+
+async def _refuse(send: Send) -> None:
+    error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")
+    body = to_json({"error": error.wire()})
+    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,141 @@
+"""`python -m services.NAME`: parse, check, listen, load, serve, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import structlog
+import uvicorn
+
+from scorekit.errors import UserError
+from scorekit.server.app import create_app
+from scorekit.server.backend import Backend
+from scorekit.server.service import ScoringService
+from scorekit.server.settings import ServiceSettings, parse_settings
+
+log = structlog.get_logger()
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoReturn:
+    """Run a service until it is told to stop. Exit code 0; 2 for a user's mistake; 1 for ours."""
+    try:
+        settings = parse_settings(settings_type)
+        _configure_logs(settings.log_level)
+        backend = make_backend(settings)
+        listener = _listen(settings.host, settings.port)
+        app = create_app(backend, settings)
+    except UserError as error:
+        sys.exit(_complain(error))
+    # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
+    sys.setswitchinterval(0.0005)
+    host, port = listener.getsockname()[:2]
+    log.info("listening", service=backend.service, url=f"http://{host}:{port}")
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+    )
+    server = DrainingServer(config, app.state.service, settings.drain_s)
+    server.run(sockets=[listener])
+    sys.exit(server.exit_code)
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or SIGINT: new work gets 503, accepted work is answered, then exit 0.
+
+    uvicorn's own way closes the listener at once (connection refused, not 503) and re-raises the
+    signal at the end. A second signal ends without waiting.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: ScoringService, drain_s: float) -> None:
+        super().__init__(config)
+        self.service = service
+        self.drain_s = drain_s
+        self.exit_code = 0
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve; watch the loading of the model beside it."""
+        self._loop = asyncio.get_running_loop()
+        watch = asyncio.create_task(self._watch_loading())
+        await super().serve(sockets)
+        watch.cancel()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to drain (called by the signal handler)."""
+        if self.service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self.service.draining = True
+        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
+        log.info("draining", signal=signal.Signals(sig).name)
+
+    async def _drain(self) -> None:
+        deadline = self._loop.time() + self.drain_s
+        while self.server_state.tasks and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        if self.server_state.tasks:
+            log.warning("drain_deadline", unanswered_requests=len(self.server_state.tasks))
+        self.should_exit = True
+
+    async def _watch_loading(self) -> None:
+        while not self.started:
+            await asyncio.sleep(0.01)
+        try:
+            await self.config.app.state.loading  # type: ignore[union-attr]
+        except UserError as error:
+            self.exit_code = _complain(error)
+            self.should_exit = True
+        except Exception:
+            log.critical("loading_failed", exc_info=True)
+            self.exit_code = 1
+            self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror}; name another") from None
+    return listener
+
+
+def _complain(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _configure_logs(level: str) -> None:
+    """One JSON object a line on stderr, for our own log and the libraries' alike."""
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+    ]
+    structlog.configure(
+        processors=[
+            *shared,
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.dict_tracebacks,
+                structlog.processors.JSONRenderer(ensure_ascii=False),
+            ],
+            foreign_pre_chain=shared,
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,138 @@
+"""Settings of a service: every field is a flag (`--max-samples`), an environment variable with the
+service's prefix (`METRICX_MAX_SAMPLES`), and documented here. Secrets are never flags.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict
+
+from scorekit.errors import UserError
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        extra="ignore",
+        allow_inf_nan=False,
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one.")
+    no_auth: CliToggleFlag[bool] = Field(
+        False, description="Allow an address that others can reach without an API key."
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS.",
+    )
+    revision: str | None = Field(None, description="Revision of a hub model; null: its newest.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the model; null: what this process may really use."
+    )
+    max_batch_tokens: int = Field(
+        16384, ge=16, description="Most tokens in one batch of the model, padding included."
+    )
+    max_queue_items: int = Field(
+        32768, ge=1, description="Most samples waiting for the model; more are refused with 429."
+    )
+    max_samples: int = Field(10_000, ge=1, description="Most samples in one request.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest request body in bytes.")
+    timeout_s: float = Field(
+        600.0, gt=0, description="Seconds until an answer is due, where a request names none."
+    )
+    drain_s: float = Field(
+        60.0, ge=0, description="Seconds that accepted work may take after SIGTERM."
+    )
+    cache: str = Field(
+        "sqlite",
+        description="memory; sqlite (a file in the user's cache folder); sqlite:///PATH; "
+        "redis://HOST:PORT/DB.",
+    )
+    cache_memory_items: int = Field(
+        200_000, ge=0, description="Most scores kept in this process, before the second tier."
+    )
+    cache_max_bytes: int = Field(
+        2**30, ge=2**20, description="Size at which the SQLite cache drops its oldest scores."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity of the log lines."
+    )
+
+
+class Secrets(BaseSettings):
+    """What must not be seen in `ps`, a log or a saved config: environment only."""
+
+    model_config = SettingsConfigDict(env_prefix="SCOREKIT_", extra="ignore")
+
+    api_keys: SecretStr = Field(SecretStr(""), description="API keys, separated by commas.")
+    redis_password: SecretStr | None = Field(None, description="Password of the Redis cache.")
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
+    """Settings from flags, then environment, then defaults. Raises UserError on a bad value."""
+    try:
+        return CliApp.run(settings_type, cli_args=args, cli_exit_on_error=True)
+    except ValidationError as error:
+        prefix = settings_type.model_config.get("env_prefix", "")
+        faults = "; ".join(
+            f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')} "
+            f"({prefix}{'.'.join(map(str, fault['loc'])).upper()}): {fault['msg']}"
+            for fault in error.errors(include_input=False, include_url=False)
+        )
+        raise UserError(faults) from None
+
+
+def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:
+    """All configured keys. Raises UserError where the address needs one and there is none."""
+    lines = secrets.api_keys.get_secret_value().split(",")
+    if settings.api_keys_file is not None:
+        try:
+            lines += settings.api_keys_file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UserError(f"{settings.api_keys_file}: {error.strerror}") from None
+    keys = tuple(line.strip().encode() for line in lines if line.strip())
+    if not keys and not settings.no_auth and not _is_loopback(settings.host):
+        raise UserError(
+            f"--host {settings.host} can be reached by others: set SCOREKIT_API_KEYS or "
+            "--api-keys-file, or say --no-auth"
+        )
+    return keys
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may really use: its affinity, capped by a cgroup v2 or v1 quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            words = Path(quota_file).read_text().split()
+            words += Path(period_file).read_text().split() if period_file else []
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):  # no such file, or "max"
+            continue
+        if quota > 0:
+            return max(1, min(cpus, quota // period))
+    return cpus

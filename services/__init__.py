@@ -1,0 +1,1 @@
+"""One folder = one process = one image."""

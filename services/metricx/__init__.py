@@ -1,0 +1,1 @@
+"""The MetricX service: `python -m services.metricx`."""

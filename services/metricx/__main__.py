@@ -1,0 +1,25 @@
+"""`python -m services.metricx`. torch is imported after the settings are checked."""
+
+from __future__ import annotations
+
+from scorekit.server.run import main
+from services.metricx.model import MetricXBackend
+from services.metricx.settings import MetricXSettings
+
+
+def make_backend(settings: MetricXSettings) -> MetricXBackend:
+    """The backend that the settings describe; its files are checked, not yet loaded."""
+    backend = MetricXBackend(
+        settings.model,
+        settings.tokenizer,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+    )
+    backend.check()
+    return backend
+
+
+if __name__ == "__main__":
+    main(MetricXSettings, make_backend)

@@ -1,0 +1,227 @@
+"""MetricX-24 hybrid behind the Backend protocol: input format, tokenisation, scores.
+
+Source: google-research/metricx (metricx24/predict.py, metricx24/models.py), Juraska et al. 2024,
+"MetricX-24: The Google Submission to the WMT 2024 Metrics Shared Task" (arXiv 2410.03983).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
+from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
+from scorekit.server.device import device_memory_bytes, fetch_model, looks_local, prepare_device
+from scorekit.server.digest import digest_files
+from scorekit.server.local import LocalScorer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from services.metricx.regression import MT5ForRegression
+
+DEFAULT_TOKENIZER = "google/mt5-xl"
+#: Upstream's limit, the end-of-sentence id included; that id is then dropped.
+MAX_INPUT_LENGTH = 1536
+_MODEL_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
+_TOKENIZER_FILES = ["spiece.model", "tokenizer*.json", "special_tokens_map.json", "added_tokens*"]
+_FP16 = "T5's activations overflow float16 and give scores that are not finite; use bfloat16"
+
+
+def format_input(sample: TranslationSample) -> str:
+    """The text that the model reads: `source: ... candidate: ...[ reference: ...]`.
+
+    Without a reference that part is left out, as upstream's predict.py does: an empty
+    ` reference: ` is a different input with a very different score.
+    """
+    text = f"source: {sample.src} candidate: {sample.mt}"
+    return text if sample.ref is None else f"{text} reference: {sample.ref}"
+
+
+class MetricXBackend:
+    """MetricX from a local folder or a hub id.
+
+    model, tokenizer: local folder or hub id. dtype: float32 or bfloat16.
+    """
+
+    service = "metricx"
+    sample_type = TranslationSample
+    options_type = MetricXOptions
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str | None = None,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "float32",
+        threads: int | None = None,
+    ) -> None:
+        self._model_name = model
+        self._tokenizer_name = tokenizer
+        self._revision = revision
+        self._device_name = device
+        self._dtype_name = dtype
+        self._threads = threads
+        self._device: torch.device | None = None
+        self._model: MT5ForRegression
+        self._tokenizer: PreTrainedTokenizerFast
+
+    def check(self) -> None:
+        """Refuse at once what cannot work. Raises UserError; loads nothing."""
+        if self._dtype_name == "float16":
+            raise UserError(f"--dtype float16: {_FP16}")
+        if looks_local(self._model_name):
+            check_folder(fetch_model(self._model_name, None, [], "--model"))
+        if self._tokenizer_name and looks_local(self._tokenizer_name):
+            fetch_model(self._tokenizer_name, None, [], "--tokenizer")
+
+    def load(self) -> Description:
+        """Load tokenizer and weights. Raises UserError where the files are not MetricX's."""
+        self.check()
+        import torch
+        from transformers import AutoTokenizer
+
+        from services.metricx.regression import load_regression
+
+        self._device = prepare_device(self._device_name, self._threads)
+        folder = fetch_model(self._model_name, self._revision, _MODEL_FILES, "--model")
+        check_folder(folder)
+        tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        if not self._tokenizer.is_fast:
+            raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
+        self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
+        return Description(
+            model=self._model_name,
+            revision=_revision(folder, self._model_name),
+            tokenizer=tokenizer_name,
+            dtype=self._dtype_name,
+            device=str(self._device),
+            max_input_length=MAX_INPUT_LENGTH,
+            score_range=ScoreRange(min=0.0, max=25.0),
+            higher_is_better=False,
+            versions=installed_versions("torch", "transformers", "tokenizers"),
+            engine={"attention": "eager", "tokenizer_digest": _tokenizer_digest(tokenizer_folder)},
+        )
+
+    def encode(
+        self, samples: Sequence[TranslationSample], options: Any
+    ) -> list[Encoded | SampleError]:
+        """Tokenise, drop the end-of-sentence id, cut at the limit: the end is lost, as upstream."""
+        texts = [format_input(sample) for sample in samples]
+        batch = self._tokenizer(texts, add_special_tokens=True, verbose=False)
+        room = (options.max_input_length or MAX_INPUT_LENGTH) - 1
+        encoded: list[Encoded | SampleError] = []
+        for index, sample in enumerate(samples):
+            ids = batch["input_ids"][index][:-1]
+            if len(ids) <= room:
+                read = len(texts[index])
+            elif options.overlong == "error":
+                message = f"{len(ids) + 1} tokens, the limit is {room + 1}"
+                encoded.append(SampleError("overlong", message))
+                continue
+            else:
+                ids = ids[:room]
+                read = batch.encodings[index].offsets[room - 1][1]
+            encoded.append(Encoded(len(ids), _input_fields(sample, len(ids), read), ids))
+        return encoded
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Scores 0..25; NaN where the model's own output is not finite."""
+        import torch
+
+        longest = max(e.length for e in batch)
+        pad = [e.payload + [0] * (longest - e.length) for e in batch]
+        mask = [[1] * e.length + [0] * (longest - e.length) for e in batch]
+        with torch.inference_mode():
+            raw = self._model(  # [B]
+                torch.tensor(pad, device=self._device), torch.tensor(mask, device=self._device)
+            ).tolist()
+        # Clamping would turn an infinity into a perfect or a worst score.
+        scores = [min(25.0, max(0.0, s)) if math.isfinite(s) else math.nan for s in raw]
+        return [{"score": score} for score in scores]
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that the model holds on its device; None on a CPU."""
+        return device_memory_bytes(self._device)
+
+    def _find_tokenizer(self, model_folder: Path) -> tuple[str, Path]:
+        name = self._tokenizer_name
+        if name is None:
+            own = any(model_folder.glob("tokenizer.json")) or any(model_folder.glob("spiece.model"))
+            name = self._model_name if own else DEFAULT_TOKENIZER
+            if own:
+                return name, model_folder
+        return name, fetch_model(name, None, _TOKENIZER_FILES, "--tokenizer")
+
+
+class MetricXQEScorer(LocalScorer):
+    """MetricX in the caller's own process, behind the scorer protocol.
+
+    As in a service, a sample with a reference is scored against it, one without is estimated.
+    """
+
+    def __init__(
+        self,
+        metricx_model_name: str,
+        metricx_tokenizer_name: str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(
+            MetricXBackend(
+                metricx_model_name,
+                metricx_tokenizer_name,
+                device=device,
+                dtype=dtype,
+                threads=threads,
+            )
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError unless the folder holds an mT5 configuration and weights."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a model's configuration ({error})") from None
+    if config.get("model_type") != "mt5":
+        found = config.get("model_type")
+        raise UserError(f"{path}: model_type is {found!r}; MetricX-24 is an 'mt5' checkpoint")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise UserError(f"{folder}: no weights (*.safetensors or pytorch_model*.bin)")
+
+
+def _input_fields(sample: TranslationSample, tokens: int, read: int) -> dict[str, Any]:
+    """What the result says of the input, of which the model read `read` characters."""
+    src_end = len("source: ") + len(sample.src)
+    mt_start = src_end + len(" candidate: ")
+    mt_end = mt_start + len(sample.mt)
+    ref_end = 0 if sample.ref is None else mt_end + len(" reference: ") + len(sample.ref)
+    return {
+        "tokens": tokens,
+        "truncated": {"src": read < src_end, "mt": read < mt_end, "ref": read < ref_end},
+        "mt_covered": max(0, min(read, mt_end) - mt_start),
+    }
+
+
+def _revision(folder: Path, name: str) -> str:
+    if not looks_local(name):
+        return folder.name  # a hub snapshot's folder is named after its commit
+    return digest_files(
+        p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin")
+    )
+
+
+def _tokenizer_digest(folder: Path) -> str:
+    return digest_files(p for pattern in _TOKENIZER_FILES for p in folder.glob(pattern))

@@ -1,0 +1,136 @@
+"""The network: mT5 with a score in place of a next token. Imported only when a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import MT5Config, MT5PreTrainedModel
+from transformers.models.mt5.modeling_mt5 import MT5Stack
+
+from scorekit.errors import UserError
+
+#: `<extra_id_10>` of mT5's vocabulary, whose logit upstream reads as the score. A checkpoint with
+#: a vocabulary of its own names another row in its config (`score_token_id`).
+SCORE_TOKEN_ID = 250089
+_TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+class MT5ForRegression(MT5PreTrainedModel):
+    """Encoder, one decoder step from id 0, one logit.
+
+    Of the output matrix [V, D] only the score's row [D] is kept.
+    """
+
+    def __init__(self, config: MT5Config) -> None:
+        super().__init__(config)
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = MT5Stack(_stack_config(config, decoder=False), self.shared)
+        self.decoder = MT5Stack(_stack_config(config, decoder=True), self.shared)
+        self.score_row = nn.Parameter(torch.empty(config.d_model))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Raw scores [B] in float32 (not clamped) of ids [B, L] with their mask [B, L]."""
+        states_BLD = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+        start_B1 = torch.zeros_like(input_ids[:, :1])
+        decoded_B1D = self.decoder(
+            input_ids=start_B1,
+            encoder_hidden_states=states_BLD,
+            encoder_attention_mask=attention_mask,
+            use_cache=False,
+        )[0]
+        out_BD = decoded_B1D[:, 0].float()
+        if self.config.tie_word_embeddings:
+            out_BD = out_BD * self.config.d_model**-0.5
+        # In float32, where upstream's bf16 would round a score near 20 to steps of 0.125.
+        scores_B: torch.Tensor = out_BD @ self.score_row.float()
+        return scores_B
+
+
+def _stack_config(config: MT5Config, *, decoder: bool) -> MT5Config:
+    stack = copy.deepcopy(config)
+    stack.is_decoder = decoder
+    stack.is_encoder_decoder = False
+    stack.use_cache = False
+    if decoder:
+        stack.num_layers = config.num_decoder_layers
+    return stack
+
+
+def empty_regression(config: MT5Config) -> MT5ForRegression:
+    """The network without memory for its weights (meta device)."""
+    with torch.device("meta"):
+        return MT5ForRegression(config).eval()
+
+
+def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> MT5ForRegression:
+    """The network with the weights of a folder. Raises UserError where they do not fit."""
+    config = MT5Config.from_pretrained(folder)
+    model = empty_regression(config)
+    row = getattr(config, "score_token_id", SCORE_TOKEN_ID)
+    if not 0 <= row < config.vocab_size:
+        raise UserError(
+            f"{folder}/config.json: score_token_id {row} is outside the vocabulary "
+            f"of {config.vocab_size}"
+        )
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in _tensors(folder):
+        if name == "lm_head.weight":
+            name, tensor = "score_row", tensor[row]
+        if name not in _TIED:
+            weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
+    if config.tie_word_embeddings:
+        weights.setdefault("score_row", weights["shared.weight"][row].clone())
+    _check_fit(folder, model, weights)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
+    return model.requires_grad_(False)
+
+
+def _check_fit(folder: Path, model: MT5ForRegression, weights: dict[str, torch.Tensor]) -> None:
+    expected = {k: v.shape for k, v in model.state_dict().items() if k not in _TIED}
+    for name, shape in expected.items():
+        if name not in weights:
+            wanted = "lm_head.weight" if name == "score_row" else name
+            raise UserError(f"{folder}: not a MetricX checkpoint, its weights have no {wanted}")
+        if weights[name].shape != shape:
+            raise UserError(
+                f"{folder}: {name} has the shape {tuple(weights[name].shape)}, "
+                f"its config.json asks for {tuple(shape)}"
+            )
+    unknown = sorted(set(weights) - set(expected))
+    if unknown:
+        raise UserError(f"{folder}: not a MetricX checkpoint, it has an unknown {unknown[0]}")
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of all weight files; safetensors are preferred. No pickle is executed."""
+    try:
+        if any(folder.glob("model*.safetensors")):
+            for path in _shards(folder, "model", "safetensors"):
+                with safe_open(path, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118 (not a dict)
+                        yield name, file.get_tensor(name)
+        else:
+            for path in _shards(folder, "pytorch_model", "bin"):
+                yield from torch.load(
+                    path, map_location="cpu", weights_only=True, mmap=True
+                ).items()
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"{folder}: its weights cannot be read: {reason}") from None
+
+
+def _shards(folder: Path, stem: str, suffix: str) -> list[Path]:
+    index = folder / f"{stem}.{suffix}.index.json"
+    if not index.exists():
+        return [folder / f"{stem}.{suffix}"]
+    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(files))]

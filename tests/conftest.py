@@ -1,0 +1,46 @@
+"""Fixtures and the marks that a test gets from its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+# Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """unit, integration, golden, e2e: the folder is the mark."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(getattr(pytest.mark, folder))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's cache folder of this run: tests never read or write the real one."""
+    home = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def metricx_golden() -> dict:
+    """Scores by upstream's code; see tests/golden/metricx_tiny/README.md."""
+    return json.loads((TESTS / "golden/metricx_tiny/golden.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def metricx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden checkpoint, expanded: an ordinary MetricX folder."""
+    from tests.metricx_checkpoints import expand_golden
+
+    folder = tmp_path_factory.mktemp("metricx")
+    expand_golden(TESTS / "golden/metricx_tiny", folder)
+    return folder

@@ -1,0 +1,222 @@
+"""The client against real servers, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
+from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.schemas import TranslationSample
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.settings import Secrets, ServiceSettings
+from tests.servers import free_port, running_app, running_service
+
+SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(100)]
+
+
+def _right(results, samples=SAMPLES):
+    return [r.score for r in results] == [
+        fake_score(TranslationSample(**sample), 25.0) for sample in samples
+    ]
+
+
+def test_a_long_list_is_cut_to_the_service_s_limits_and_keeps_its_order():
+    backend = FakeBackend()
+    with running_service(backend, max_samples=7, max_body_bytes=2048) as url:
+        with SyncScoringClient(url) as client:
+            assert _right(client.score(SAMPLES))
+            long = [{"src": "x" * 500, "mt": str(i)} for i in range(9)]
+            assert _right(client.score(long), long)
+
+
+def test_nothing_to_score_asks_nothing():
+    with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as client:
+        assert client.score([]) == []
+
+
+class Flaky:
+    """Passes to a service, but answers every other request to /v1/score with `status`."""
+
+    def __init__(self, app, status):
+        self.app, self.status, self.asked, self.refused = app, status, 0, 0
+
+    async def __call__(self, scope, receive, send):
+        if scope.get("path") == "/v1/score":
+            self.asked += 1
+            if self.asked % 2:
+                self.refused += 1
+                headers = [(b"retry-after", b"0")]
+                if self.status == "cut":  # an answer that breaks off
+                    headers = [(b"content-length", b"9999")]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+                    return
+                await send(
+                    {"type": "http.response.start", "status": self.status, "headers": headers}
+                )
+                await send({"type": "http.response.body", "body": b"<html>from a proxy</html>"})
+                return
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504, "cut"])
+def test_passing_troubles_are_asked_again(status):
+    flaky = Flaky(create_app(FakeBackend(), ServiceSettings(cache="memory")), status)
+    with running_app(flaky) as url, SyncScoringClient(url, batch_size=10) as client:
+        assert _right(client.score(SAMPLES))
+        assert flaky.refused >= 5
+
+
+def test_retry_after_is_honoured():
+    asked = []
+    app = FastAPI()
+
+    @app.get("/v1/info")
+    def info(request: Request):
+        asked.append(time.monotonic())
+        return Response(status_code=503, headers={"Retry-After": "1"})
+
+    with running_app(app) as url, SyncScoringClient(url, deadline_s=1.5) as client:
+        with pytest.raises(RequestError):
+            client.score(SAMPLES)
+    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(asked))
+    assert len(asked) >= 2
+
+
+def test_a_mistake_of_ours_is_not_asked_again():
+    backend = FakeBackend()
+    with running_service(backend) as url, SyncScoringClient(url) as client:
+        with pytest.raises(RequestError, match=r"options\.speed") as refused:
+            client.score(SAMPLES, options={"speed": "fast"}, batch_size=10)
+        assert refused.value.status == 422 and refused.value.request_id
+
+
+def test_a_service_that_is_not_there_is_named():
+    url = f"http://127.0.0.1:{free_port()}"
+    with SyncScoringClient(url, deadline_s=0.5) as client:
+        with pytest.raises(ServiceUnreachable, match=url):
+            client.score(SAMPLES)
+        with pytest.raises(ServiceUnreachable, match=url):
+            client.info()
+
+
+def test_something_else_at_the_url_is_named():
+    app = FastAPI()
+    with running_app(app) as url, SyncScoringClient(url, deadline_s=0.3) as client:
+        with pytest.raises(ServiceUnreachable, match="not a scoring service"):
+            client.info()
+
+
+def test_a_dead_url_rests_while_the_other_answers():
+    with running_service(FakeBackend()) as url:
+        dead = f"http://127.0.0.1:{free_port()}"
+        with SyncScoringClient([dead, url], batch_size=5) as client:
+            assert _right(client.score(SAMPLES))
+
+
+def test_work_is_spread_over_urls():
+    one, two = FakeBackend(seconds_per_batch=0.02), FakeBackend(seconds_per_batch=0.02)
+    with running_service(one) as a, running_service(two) as b:
+        with SyncScoringClient([a, b], batch_size=5) as client:
+            assert _right(client.score(SAMPLES))
+    assert min(sum(one.batches), sum(two.batches)) >= 20
+
+
+def test_text_that_is_not_unicode_fails_alone():
+    with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
+        good, bad, again = client.score([SAMPLES[0], {"src": "a\ud800", "mt": "b"}, SAMPLES[0]])
+    assert good.ok and again.ok
+    assert not bad.ok and bad.error.type == "invalid_input"
+
+
+def test_a_key_is_sent():
+    from pydantic import SecretStr
+
+    with running_service(FakeBackend(), Secrets(api_keys=SecretStr("k"))) as url:
+        with SyncScoringClient(url, api_key="k") as client:
+            assert _right(client.score(SAMPLES))
+        with SyncScoringClient(url, api_key="wrong") as client, pytest.raises(RequestError) as no:
+            client.info()
+        assert no.value.type == "unauthorized"
+
+
+def test_a_stream_gives_results_as_they_come():
+    async def run(url):
+        async with ScoringClient(url, batch_size=30) as client:
+            got = {i: r async for i, r in client.stream([*SAMPLES, {"src": "a\0", "mt": "b"}])}
+        assert _right([got[i] for i in range(100)])
+        assert not got[100].ok
+
+    with running_service(FakeBackend()) as url:
+        asyncio.run(run(url))
+
+
+def test_a_stream_that_breaks_off_is_asked_again_for_what_is_missing():
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+    asked = []
+
+    async def cutting(scope, receive, send):
+        if scope.get("path") != "/v1/score/stream":
+            return await service(scope, receive, send)
+        asked.append(1)
+        lines = 0
+
+        async def send_some(message):
+            nonlocal lines
+            lines += message.get("body", b"").count(b"\n")
+            if len(asked) == 1 and lines > 40:
+                raise OSError("the line is cut")
+            await send(message)
+
+        await service(scope, receive, send_some)
+
+    async def run(url):
+        async with ScoringClient(url) as client:
+            pairs = [pair async for pair in client.stream(SAMPLES)]
+        assert sorted(i for i, _ in pairs) == list(range(100))
+        assert _right([r for _, r in sorted(pairs, key=lambda p: p[0])])
+
+    with running_app(cutting) as url:
+        asyncio.run(run(url))
+    assert len(asked) == 2
+
+
+def test_the_sync_client_works_inside_a_running_loop_and_from_threads():
+    with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
+
+        async def notebook():
+            return client.score(SAMPLES)
+
+        assert _right(asyncio.run(notebook()))
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(client.score(SAMPLES))) for _ in range(4)
+        ]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert all(map(_right, answers)) and len(answers) == 4
+
+
+def test_the_remote_scorer_never_turns_a_failure_into_a_score():
+    samples = [
+        SampleForScoring("a", "good"),
+        SampleForScoring("a", "nan"),
+        SampleForScoring("a", "b"),
+    ]
+    with running_service(FakeBackend()) as url:
+        scorer = RemoteScorer(url)
+        output = scorer.score_batch(samples, ScoringConfig(batch_size=1))
+        again = asyncio.run(scorer.score_batch_async(samples))
+        scorer.close()
+    first, failed, last = output.sequence_scores
+    assert failed is None and output.metadata[1].error.type == "non_finite"
+    assert isinstance(first, float) and isinstance(last, float)
+    assert again.sequence_scores == output.sequence_scores

@@ -1,0 +1,283 @@
+"""The contract over real HTTP: routes, shapes, limits, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+
+from scorekit.schemas import ScoreResponse, TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.settings import Secrets
+from tests.servers import running_service
+
+PAIR = {"src": "Hello.", "mt": "안녕하세요."}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_service(FakeBackend("metricx"), max_samples=500, max_body_bytes=2**20) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def xcomet_url():
+    with running_service(FakeBackend("xcomet")) as url:
+        yield url
+
+
+def _score(url, *samples, status=200, **rest):
+    response = httpx.post(f"{url}/v1/score", json={"samples": list(samples), **rest})
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def _expected(src, mt, ref=None):
+    return fake_score(TranslationSample(src=src, mt=mt, ref=ref), 25.0)
+
+
+def test_result_k_answers_sample_k(url):
+    samples = [{"id": f"n{i}", "src": f"s{i}", "mt": f"m{i * 7 % 13}"} for i in range(300)]
+    answer = _score(url, *samples)
+    ScoreResponse.model_validate(answer)
+    assert answer["model"] == {"service": "metricx", "id": "fake-metricx", "revision": "fake"}
+    for sample, result in zip(samples, answer["results"], strict=True):
+        assert result["id"] == sample["id"]
+        assert result["score"] == _expected(sample["src"], sample["mt"])
+
+
+def test_ids_may_be_absent_null_or_repeated(url):
+    answer = _score(url, PAIR, PAIR | {"id": None}, PAIR | {"id": "a"}, PAIR | {"id": "a"})
+    assert [r["id"] for r in answer["results"]] == [None, None, "a", "a"]
+
+
+def test_an_empty_reference_means_none_and_modes_mix(url):
+    answer = _score(url, PAIR, PAIR | {"ref": ""}, PAIR | {"ref": None}, PAIR | {"ref": "안녕."})
+    a, b, c, with_ref = (r["score"] for r in answer["results"])
+    assert a == b == c == _expected(**PAIR)
+    assert with_ref == _expected(**PAIR, ref="안녕.")
+
+
+def test_an_empty_translation_is_scored_like_any_other(url):
+    assert _score(url, {"src": "a", "mt": ""})["results"][0]["score"] == _expected("a", "")
+
+
+def test_spans_are_code_points_of_the_translation(xcomet_url):
+    mt = "😀 안녕 wrong 끝"
+    (result,) = _score(xcomet_url, {"src": "a", "mt": mt})["results"]
+    (span,) = result["error_spans"]
+    assert mt[span["start"] : span["end"]] == span["text"] == "wrong"
+    assert span["severity"] == "MAJOR"
+
+
+def test_metricx_answers_carry_no_spans(url):
+    assert "error_spans" not in _score(url, PAIR)["results"][0]
+
+
+def test_a_second_request_is_answered_from_the_cache(url):
+    sample = {"src": "cached", "mt": "한 번"}
+    first, second = (_score(url, sample)["results"][0] for _ in range(2))
+    assert (first["cached"], second["cached"]) == (False, True)
+    assert first["score"] == second["score"]
+    third = _score(url, sample, options={"cache": False})["results"][0]
+    assert not third["cached"]
+
+
+def test_options_are_part_of_the_cache_key(url):
+    sample = {"src": "word " * 30, "mt": "길다"}
+    assert not _score(url, sample)["results"][0]["truncated"]["src"]
+    assert _score(url, sample, options={"max_input_length": 20})["results"][0]["truncated"]["src"]
+    failed = _score(url, sample, options={"max_input_length": 20, "overlong": "error"})
+    assert failed["results"][0]["error"]["type"] == "overlong"
+
+
+def test_failed_samples_stand_beside_good_ones(url):
+    answer = _score(
+        url, PAIR, {"src": "a\0b", "mt": "x"}, {"src": "a", "mt": "nan", "id": "n"}, PAIR
+    )
+    good, nul, nan, again = answer["results"]
+    assert good["ok"] and again["ok"]
+    assert nul["error"] == {
+        "type": "invalid_input",
+        "message": "src: NUL character at position 1",
+        "retryable": False,
+    }
+    assert nan["error"]["type"] == "non_finite" and nan["id"] == "n"
+    assert "score" not in nul and "score" not in nan
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"not json", "body: Invalid JSON"),
+        (b"[]", "body: "),
+        (b"{}", "samples: Field required"),
+        (b'{"samples": []}', "samples: List should have at least 1 item"),
+        (b'{"samples": [{"src": "a"}]}', "samples.0.mt: Field required"),
+        (b'{"samples": [{"src": 1, "mt": "b"}]}', "samples.0.src: Input should be a valid string"),
+        (b'{"samples": [{"src": "a", "mt": null}]}', "samples.0.mt: Input should be a valid"),
+        (b'{"samples": [{"src": "a", "mt": "b", "x": 1}]}', "samples.0.x: Extra inputs"),
+        (b'{"samples": [{"src": "a", "mt": "b", "id": 3}]}', "samples.0.id: "),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "batch_size": 3}', "batch_size: Extra inputs"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"x": 1}}', "options.x: Extra"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 9999}}',
+         "options.max_input_length: 9999, the model reads 512"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "priority": "urgent"}', "priority: "),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": 0}', "timeout_s: "),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": NaN}', "timeout_s: "),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": 1e999}', "timeout_s: "),
+        (b'{"samples": [{"src": "\\ud800", "mt": "b"}]}', "body: Invalid JSON"),
+        (b'{"samples": [{"src": "\xff", "mt": "b"}]}', "body: Invalid JSON"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
+def test_a_request_of_the_wrong_shape_is_422_and_names_the_field(url, route, body, fault):
+    response = httpx.post(url + route, content=body)
+    assert response.status_code == 422
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request" and not error["retryable"]
+    assert fault in error["message"]
+
+
+def test_a_refusal_names_ten_faults_and_echoes_no_input(url):
+    samples = [{"src": "SECRET TEXT", "mt": 5}] * 400
+    error = _score(url, *samples, status=422)["error"]["message"]
+    assert error.count("Input should be") == 10 and "(and 390 more)" in error
+    assert "SECRET" not in error
+
+
+def test_one_sample_too_many_is_413(url):
+    assert "501 samples, at most 500" in _score(url, *[PAIR] * 501, status=413)["error"]["message"]
+    assert len(_score(url, *[PAIR] * 500)["results"]) == 500
+
+
+def test_the_default_limit_is_ten_thousand_samples(xcomet_url):
+    assert httpx.get(f"{xcomet_url}/v1/info").json()["max_samples"] == 10_000
+    assert len(_score(xcomet_url, *[PAIR] * 10_000)["results"]) == 10_000
+    _score(xcomet_url, *[PAIR] * 10_001, status=413)
+
+
+def test_a_twenty_megabyte_body_is_413_declared_or_not(url):
+    body = b'{"samples": [{"src": "' + b"a" * 20 * 2**20 + b'", "mt": "b"}]}'
+    declared = httpx.post(f"{url}/v1/score", content=body)
+    chunked = httpx.post(f"{url}/v1/score", content=iter([body[i::20] for i in range(20)]))
+    for response in (declared, chunked):
+        assert response.status_code == 413
+        assert response.json()["error"]["message"] == "body: more than 1048576 bytes"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "type"),
+    [("GET", "/nowhere", 404, "not_found"), ("GET", "/v1/score", 405, "method_not_allowed")],
+)
+def test_unknown_routes_answer_in_the_same_form(url, method, path, status, type):
+    response = httpx.request(method, url + path)
+    assert (response.status_code, response.json()["error"]["type"]) == (status, type)
+
+
+def test_a_stream_gives_each_index_once_and_says_when_it_is_done(url):
+    samples = [{"src": f"stream {i}", "mt": "m"} for i in range(50)] + [{"src": "\0", "mt": "m"}]
+    with httpx.stream("POST", f"{url}/v1/score/stream", json={"samples": samples}) as response:
+        assert response.headers["content-type"].startswith("application/x-ndjson")
+        *lines, last = [json.loads(line) for line in response.iter_lines()]
+    assert last == {"done": True, "ok": 50, "failed": 1}
+    assert sorted(line["index"] for line in lines) == list(range(51))
+    for line in lines:
+        if line["ok"]:
+            assert line["score"] == _expected(f"stream {line['index']}", "m")
+
+
+def test_info_tells_what_a_caller_must_know(url):
+    info = httpx.get(f"{url}/v1/info").json()
+    assert info["service"] == "metricx" and info["higher_is_better"] is False
+    assert info["score_range"] == {"min": 0.0, "max": 25.0}
+    assert (info["max_samples"], info["max_body_bytes"]) == (500, 2**20)
+    assert info["versions"]["scorekit"]
+
+
+def test_metrics_count_requests_samples_and_batches(url):
+    _score(url, {"src": "metrics", "mt": "m"})
+    text = httpx.get(f"{url}/metrics").text
+    assert 'scorekit_requests_total{route="/v1/score",status="200"}' in text
+    assert 'scorekit_samples_total{outcome="ok"}' in text
+    assert "scorekit_batch_samples_count" in text
+
+
+def test_a_request_id_comes_back_and_a_strange_one_is_replaced(url):
+    asked = httpx.get(f"{url}/health/live", headers={"X-Request-Id": "run-7.step_3"})
+    assert asked.headers["x-request-id"] == "run-7.step_3"
+    for strange in ("a" * 65, "a b", "<x>"):
+        given = httpx.get(f"{url}/health/live", headers={"X-Request-Id": strange})
+        assert given.headers["x-request-id"] != strange
+
+
+def test_with_keys_everything_but_health_is_closed():
+    from pydantic import SecretStr
+
+    with running_service(FakeBackend(), Secrets(api_keys=SecretStr("one, two"))) as url:
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        for path in ("/v1/info", "/metrics", "/docs", "/openapi.json"):
+            refused = httpx.get(url + path)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["type"] == "unauthorized"
+            for header in ("Bearer three", "Basic one", "one", "Bearer"):
+                assert httpx.get(url + path, headers={"Authorization": header}).status_code == 401
+            for key in ("one", "two"):
+                open_ = httpx.get(url + path, headers={"Authorization": f"Bearer {key}"})
+                assert open_.status_code == 200
+
+
+def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
+    backend = FakeBackend(seconds_per_batch=0.5)
+    with running_service(backend, max_queue_items=10) as url:
+        answers = []
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                _score(url, *[{"src": str(i), "mt": "m"} for i in range(9)])
+            )
+        )
+        thread.start()
+        while "scorekit_queue_items 9.0" not in httpx.get(f"{url}/metrics").text:
+            pass
+        refused = httpx.post(f"{url}/v1/score", json={"samples": [PAIR, {"src": "b", "mt": "m"}]})
+        assert refused.status_code == 429
+        assert refused.json()["error"] == {
+            "type": "overloaded", "message": "the queue is full", "retryable": True,
+        }  # fmt: skip
+        assert int(refused.headers["retry-after"]) >= 1
+        never = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
+        assert "the queue holds 10" in never["error"]["message"]
+        thread.join()
+        assert all(r["ok"] for r in answers[0]["results"])
+
+
+def test_nothing_in_time_is_504_and_part_of_it_is_200_with_timeouts():
+    backend = FakeBackend(seconds_per_batch=0.6)
+    with running_service(backend) as url:
+        error = _score(url, {"src": "slow", "mt": "m"}, status=504, timeout_s=0.1)["error"]
+        assert error["type"] == "timeout" and error["retryable"]
+        _score(url, PAIR)  # now it is cached
+        answer = _score(url, PAIR, {"src": "new", "mt": "m"}, timeout_s=0.1)
+        good, late = answer["results"]
+        assert good["ok"] and late["error"]["type"] == "timeout"
+
+
+def test_the_work_of_a_client_that_leaves_is_dropped():
+    backend = FakeBackend(seconds_per_batch=0.4)
+    with running_service(backend) as url:
+
+        async def leave():
+            async with httpx.AsyncClient(timeout=0.15) as client:
+                first = asyncio.ensure_future(
+                    client.post(f"{url}/v1/score", json={"samples": [PAIR]})
+                )
+                await asyncio.sleep(0.05)
+                second = client.post(f"{url}/v1/score", json={"samples": [{"src": "b", "mt": "m"}]})
+                await asyncio.gather(first, second, return_exceptions=True)
+
+        asyncio.run(leave())
+        assert _score(url, {"src": "c", "mt": "m"})["results"][0]["ok"]
+        assert backend.batches == [1, 1]  # the second client's sample was never scored

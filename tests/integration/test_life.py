@@ -1,0 +1,193 @@
+"""A service as a process: start, refuse, drain, exit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.servers import free_port, wait_ready, wait_until
+
+ROOT = Path(__file__).parents[2]
+#: A service with a slow fake in place of a model, run the way the real ones are.
+FAKE = """
+import time
+from scorekit.server.fake import FakeBackend
+from scorekit.server.run import main
+from scorekit.server.settings import ServiceSettings
+
+class Slow(FakeBackend):
+    def load(self):
+        time.sleep({load_s})
+        {load_extra}
+        return super().load()
+
+main(ServiceSettings, lambda s: Slow(seconds_per_batch={batch_s}))
+"""
+
+
+@contextlib.contextmanager
+def fake_service(*flags, load_s=0.0, batch_s=0.0, load_extra="pass"):
+    port = free_port()
+    code = FAKE.format(load_s=load_s, batch_s=batch_s, load_extra=load_extra)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--port", str(port), "--cache", "memory", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _post(url, i, **kwargs):
+    return httpx.post(f"{url}/v1/score", json={"samples": [{"src": str(i), "mt": "m"}]}, **kwargs)
+
+
+def _up(url):
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health/live").status_code == 200
+    return False
+
+
+def test_sigterm_answers_what_was_accepted_refuses_what_is_new_and_exits_0():
+    with fake_service(batch_s=1.0) as (process, url):
+        wait_ready(url)
+        accepted = []
+        threads = [
+            threading.Thread(target=lambda i=i: accepted.append(_post(url, i, timeout=20)))
+            for i in range(3)
+        ]
+        [t.start() for t in threads]
+        wait_until(lambda: "scorekit_queue_items 3.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+        refused = _post(url, "new")
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+        assert refused.json()["error"]["type"] == "unavailable"
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        [t.join() for t in threads]
+        assert [r.json()["results"][0]["ok"] for r in accepted] == [True] * 3
+        assert process.wait(10) == 0
+
+
+def test_an_idle_service_ends_at_once():
+    with fake_service() as (process, url):
+        wait_ready(url)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert time.monotonic() - started < 5
+
+
+def test_accepted_work_may_not_hold_the_end_for_ever():
+    with fake_service("--drain-s", "0.3", batch_s=60) as (process, url):
+        wait_ready(url)
+        thread = threading.Thread(target=lambda: _suppressed(lambda: _post(url, 1, timeout=30)))
+        thread.start()
+        wait_until(lambda: "scorekit_queue_items 1.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        thread.join()
+
+
+def _suppressed(call):
+    with contextlib.suppress(httpx.HTTPError):
+        call()
+
+
+def test_while_loading_the_service_lives_but_is_not_ready():
+    with fake_service(load_s=1.5) as (_, url):
+        wait_until(lambda: _up(url))
+        assert httpx.get(f"{url}/health/ready").status_code == 503
+        for refused in (_post(url, 1), httpx.get(f"{url}/v1/info")):
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert refused.json()["error"]["message"] == "the model is loading"
+        wait_ready(url)
+        assert _post(url, 1).status_code == 200
+
+
+def test_a_model_that_does_not_load_ends_the_process():
+    error = "from scorekit.errors import UserError; raise UserError('x.ckpt: no weights')"
+    with fake_service(load_extra=error) as (process, _):
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert "error: x.ckpt: no weights" in stderr.splitlines()
+        assert "Traceback" not in stderr
+    with fake_service(load_extra="raise KeyError('a bug')") as (process, _):
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "loading_failed" in stderr and "KeyError" in stderr
+
+
+def test_logs_are_json_lines_with_the_request_id_and_without_the_text():
+    with fake_service() as (process, url):
+        wait_ready(url)
+        httpx.post(
+            f"{url}/v1/score",
+            json={"samples": [{"src": "VERY SECRET", "mt": "m"}]},
+            headers={"X-Request-Id": "abc"},
+        )
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=20)
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert any(line.get("id") == "abc" and line["status"] == 200 for line in lines)
+    assert "SECRET" not in stderr
+
+
+def _refusal(module, *flags, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", module, *flags],
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("module", ["services.metricx", "services.xcomet"])
+def test_a_missing_model_folder_is_one_line(module):
+    assert _refusal(module, "--model", "/no/such/model") == (
+        "error: --model /no/such/model: no such folder\n"
+    )
+
+
+def test_a_checkpoint_of_another_architecture_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    stderr = _refusal("services.metricx", "--model", str(tmp_path))
+    assert stderr.count("\n") == 1
+    assert "model_type is 'bert'; MetricX-24 is an 'mt5' checkpoint" in stderr
+
+
+def test_settings_from_flags_environment_and_their_faults(tmp_path):
+    assert "--port (METRICX_PORT): Input should be" in _refusal(
+        "services.metricx", METRICX_PORT="x"
+    )
+    assert "unrecognized arguments: --modle" in _refusal("services.metricx", "--modle", "x")
+    assert "overflow float16" in _refusal("services.metricx", "--dtype", "float16")
+    golden = str(ROOT / "tests/golden/metricx_tiny")
+    assert "can be reached by others" in _refusal(
+        "services.metricx", "--host", "0.0.0.0", "--model", golden
+    )
+
+
+def test_a_port_in_use_is_one_line():
+    with fake_service() as (_, url):
+        wait_ready(url)
+        port = url.rsplit(":", 1)[1]
+        golden = str(ROOT / "tests/golden/metricx_tiny")
+        stderr = _refusal("services.metricx", "--port", port, "--model", golden)
+        assert f"--port {port}: Address already in use" in stderr

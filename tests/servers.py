@@ -1,0 +1,71 @@
+"""Real services on real ports, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+
+from scorekit.server.app import create_app
+from scorekit.server.backend import Backend
+from scorekit.server.settings import Secrets, ServiceSettings
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_app(app: Any) -> Iterator[str]:
+    """Serve an ASGI app under uvicorn in a thread; gives its URL."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on")
+    server = uvicorn.Server(config)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@contextlib.contextmanager
+def running_service(
+    backend: Backend, secrets: Secrets | None = None, **settings: Any
+) -> Iterator[str]:
+    """Serve a backend until the block ends; gives its URL once it is ready."""
+    settings.setdefault("cache", "memory")
+    with running_app(create_app(backend, ServiceSettings(**settings), secrets)) as url:
+        wait_ready(url)
+        yield url
+
+
+def wait_ready(url: str, timeout_s: float = 60.0) -> None:
+    """Return when the service at `url` is ready."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"{url} did not become ready")
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Return when `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.01)

@@ -1,0 +1,66 @@
+"""YAML and overrides become a checked config; every fault is one clear line."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from scorekit.config import Config, load_config, save_config
+from scorekit.errors import UserError
+
+
+class Inner(Config):
+    lr: float = 1e-6
+
+
+class Outer(Config):
+    rl: Inner = Inner()
+    name: str = "x"
+
+
+def _write(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_file_then_overrides(tmp_path):
+    path = _write(tmp_path, "name: 한국어\nrl:\n  lr: 0.5\n")
+    cfg = load_config(Outer, path, ["rl.lr=1.0e-4"])
+    assert (cfg.name, cfg.rl.lr) == ("한국어", 1e-4)
+
+
+def test_an_empty_file_is_all_defaults(tmp_path):
+    assert load_config(Outer, _write(tmp_path, "")) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("rl:\n  lrr: 1", "rl.lrr: Extra inputs are not permitted"),
+        ("rl:\n  lr: fast", "rl.lr: Input should be a valid number"),
+        ("- a", "a config is a mapping of keys, not a list"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_fault_names_file_and_key(tmp_path, text, fault):
+    path = _write(tmp_path, text)
+    with pytest.raises(UserError, match="c.yaml.*" + fault.replace(".", r"\.")):
+        load_config(Outer, path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.yaml: cannot read the config: No such file"):
+        load_config(Outer, tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize("override", ["rl.lr", "=3", "name.x=1"])
+def test_a_malformed_override_is_refused(tmp_path, override):
+    with pytest.raises(UserError, match="override"):
+        load_config(Outer, _write(tmp_path, "name: a"), [override])
+
+
+def test_a_saved_config_loads_again(tmp_path):
+    save_config(Outer(name="번역"), tmp_path / "r.yaml")
+    assert load_config(Outer, tmp_path / "r.yaml") == Outer(name="번역")
+    assert yaml.safe_load((tmp_path / "r.yaml").read_text())["rl"] == {"lr": 1e-6}

@@ -1,0 +1,102 @@
+"""The rules of the house: who may import whom, what stays light, whose names they are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("scorekit", "services", "trainer", "synth")
+HEAVY = ("torch", "transformers", "comet", "fastapi", "uvicorn", "redis", "datasets", "trl", "ray")
+
+
+def _room(path: Path) -> str:
+    """The unit that the rules speak of: a service is a leaf of its own, the server half too."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    deep = parts[0] == "services" or parts[:2] == ("scorekit", "server")
+    return ".".join(parts[:2] if deep else parts[:1])
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+    return {name for name in found if name.split(".")[0] in PACKAGES}
+
+
+def _allowed(room: str, imported: str) -> bool:
+    top = imported.split(".")[0]
+    if room == "scorekit":
+        return top == "scorekit" and not imported.startswith("scorekit.server")
+    if room == "scorekit.server":
+        return top == "scorekit"
+    if room.startswith("services"):
+        return top == "scorekit" or imported == room or imported.startswith(room + ".")
+    own = top == room
+    return own or (top == "scorekit" and not imported.startswith("scorekit.server"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for package in PACKAGES for p in sorted((ROOT / package).rglob("*.py"))],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_arrows_point_one_way(path):
+    wrong = [name for name in _imports(path) if not _allowed(_room(path), name)]
+    assert not wrong, f"{path} must not import {wrong}"
+
+
+LIGHT_MODULES = sorted(
+    f"scorekit.{p.stem}" for p in (ROOT / "scorekit").glob("*.py") if p.stem != "__init__"
+)
+
+
+def test_the_contract_half_loads_nothing_heavy():
+    code = (
+        f"import {', '.join(LIGHT_MODULES)}, sys\nprint([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["services.metricx", "services.xcomet", "trainer"])
+def test_help_answers_without_torch(module):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{module!r}, '--help']\n"
+        f"try: runpy.run_module({module!r}, run_name='__main__')\n"
+        "except SystemExit as e: assert not e.code\n"
+        "loaded = [m for m in ('torch', 'transformers', 'comet') if m in sys.modules]\n"
+        "print('loaded:', loaded)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("loaded: []")
+
+
+def test_no_other_distribution_claims_our_package_names():
+    owners = packages_distributions()
+    for package in PACKAGES:
+        assert set(owners.get(package, ["scorekit"])) == {"scorekit"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for folder in (*PACKAGES, "demo", "tools", "bench") for p in (ROOT / folder).rglob("*.py")],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_files_and_functions_stay_small(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            limit = 150 if node.name == "run_toy_rl" else 60
+            assert lines <= limit, f"{node.name} has {lines} lines"
