@@ -1,0 +1,25 @@
+"""`python -m services.xcomet`. torch is imported after the settings are checked."""
+
+from __future__ import annotations
+
+from scorekit.server.run import main
+from services.xcomet.model import XCometBackend
+from services.xcomet.settings import XCometSettings
+
+
+def make_backend(settings: XCometSettings) -> XCometBackend:
+    """The backend that the settings describe; its files are checked, not yet loaded."""
+    backend = XCometBackend(
+        settings.model,
+        settings.encoder,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+    )
+    backend.check()
+    return backend
+
+
+if __name__ == "__main__":
+    main(XCometSettings, make_backend)
