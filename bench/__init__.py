@@ -1,0 +1,1 @@
+"""Benchmarks: one script a question; prints a table and writes JSON under bench/results/."""

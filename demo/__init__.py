@@ -1,0 +1,1 @@
+"""The main job on small real models: `make demo`."""

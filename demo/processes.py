@@ -1,0 +1,96 @@
+"""Child processes that never outlive the demo: they end on success, on failure and on Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scorekit.errors import ServiceUnreachable, UserError
+
+STOP_S = 15.0  # seconds that a child may take to end by itself
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def child_environment() -> dict[str, str]:
+    """One thread a process: three torch processes with two threads each run six times slower."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@contextlib.contextmanager
+def running(*args: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m ARGS` in a session of its own (so that Ctrl-C reaches only the demo, which ends
+    its children in order); its output goes to `log`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *args],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(),
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to whatever is left of its session."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
+    """A scoring service on a free port, ready; gives its URL. Log and cache stand in `folder`."""
+    from scorekit.client import SyncScoringClient
+
+    port = free_port()
+    log = folder / f"{name}.log"
+    cache = f"sqlite:///{(folder / f'{name}.sqlite').resolve()}"
+    args = (f"services.{name}", "--port", str(port), "--threads", "1", "--cache", cache, *flags)
+    with running(*args, log=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        with SyncScoringClient(url) as client:
+            while True:
+                try:
+                    client.wait_ready(0.2)
+                    break
+                except ServiceUnreachable:
+                    if process.poll() is not None:
+                        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                        raise UserError(f"{name} ended; the end of {log}:\n{tail}") from None
+        yield url
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that every `finally` runs."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,66 @@
+"""The demo as a user starts it, cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+def _start(run_dir, *flags):
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", "--run-dir", str(run_dir), *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"COLUMNS": "160"},
+    )
+
+
+def _services_of(run_dir) -> list[int]:
+    """Processes whose command line names the run's folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(run_dir).encode() in entry.read_bytes() and b"services." in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_the_demo_scores_trains_compares_and_leaves_nothing_running(tmp_path):
+    process = _start(tmp_path, "--updates", "2", "--limit", "40")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    for shown in ("200 of 200 scored", "before", "after", "chrF (never a reward)", "report.html"):
+        assert shown in output
+    evals = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    assert evals[0]["update"] == 0 and evals[-1]["update"] == 2
+    assert all(line["metricx_coverage"] == line["xcomet_coverage"] == 1.0 for line in evals)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<mark" in page and "<svg" in page
+    assert not _services_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
+    process = _start(tmp_path, "--updates", "50", "--limit", "40")
+    wait_until(lambda: (tmp_path / "log.jsonl").exists() or process.poll() is not None, 300)
+    assert len(_services_of(tmp_path)) == 2
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped" in output and "Traceback" not in output
+    assert not _services_of(tmp_path)
