@@ -54,8 +54,16 @@ class Backend(Protocol):
     """A model behind a service. `encode` and `forward` run in two different threads."""
 
     service: str
-    sample_type: type[Wire]
-    options_type: type[ScoreOptions]
+
+    @property
+    def sample_type(self) -> type[Wire]:
+        """The type of one sample on the wire."""
+        ...
+
+    @property
+    def options_type(self) -> type[ScoreOptions]:
+        """The type of a request's options."""
+        ...
 
     def load(self) -> Description:
         """Load tokenizer and weights; called once, before anything else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     import torch
 
     # With a cgroup limit torch counts the host's cores; too many threads cost more than they give.
-    torch.set_num_threads(threads or usable_cpus())
+    threads = threads or usable_cpus()
+    torch.set_num_threads(threads)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # of the tokenizers
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -57,9 +60,14 @@ def fetch_model(model: str, revision: str | None, patterns: list[str], flag: str
             raise UserError(f"{flag} {model}: no such folder")
         return path
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError
 
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except GatedRepoError:
+        raise UserError(
+            f"{flag} {model}: its licence has to be accepted on the hub first, and HF_TOKEN set"
+        ) from None
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise UserError(

@@ -1,0 +1,1 @@
+"""xCOMET as a service: sentence scores and error spans."""

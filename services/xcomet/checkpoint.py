@@ -1,0 +1,232 @@
+"""Finding an xCOMET checkpoint, and checking it before its weights are read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scorekit.errors import UserError
+
+log = logging.getLogger(__name__)
+
+#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json.
+ENCODERS = {"XLM-RoBERTa": "xlm-roberta", "XLM-RoBERTa-XL": "xlm-roberta-xl"}
+#: Of `XCOMETMetric.__init__`.
+_CLASS_DEFAULTS = {
+    "encoder_model": "XLM-RoBERTa-XL",
+    "pretrained_model": "facebook/xlm-roberta-xl",
+    "layer_transformation": "sparsemax",
+}
+_TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that passed the checks.
+
+    name: hub id or folder name. revision: hub commit, None for local files.
+    encoder: local folder or hub id of the encoder's config and tokenizer.
+    layer_transformation: softmax or sparsemax. keys: names of the stored weights.
+    """
+
+    name: str
+    revision: str | None
+    file: Path
+    hparams_file: Path
+    encoder: str
+    layer_transformation: str
+    keys: frozenset[str]
+
+    @property
+    def encoder_is_local(self) -> bool:
+        """Whether the encoder's files lie in a folder of this machine."""
+        return Path(self.encoder).is_dir()
+
+    def scoring_files(self) -> list[Path]:
+        """Every local file that decides a score."""
+        files = [self.file, self.hparams_file]
+        if self.encoder_is_local:
+            names = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
+            folder = Path(self.encoder)
+            files += [folder / n for n in (*names, *_TOKENIZER_FILES) if (folder / n).is_file()]
+        return files
+
+
+def find_file(path: Path) -> Path:
+    """The `.ckpt` of a local model, given that file or the folder above `checkpoints/`."""
+    file = path / "checkpoints" / "model.ckpt" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"--model {path}: no checkpoints/model.ckpt there; give a hub id, a folder with "
+            "hparams.yaml and checkpoints/model.ckpt, or the .ckpt in it"
+        )
+    return file.absolute()  # not resolved: a file of the hub's cache is a link out of its folder
+
+
+def inspect(
+    file: Path, encoder: str | None = None, *, name: str | None = None, revision: str | None = None
+) -> Checkpoint:
+    """Check the checkpoint `file` and its encoder's files, without reading the weights.
+
+    encoder: overrides the stored path. Raises UserError with one line on what is wrong.
+    """
+    folder = file.parents[1]
+    hparams_file = folder / "hparams.yaml"
+    hparams = _read_hparams(hparams_file)
+    stored = read_checkpoint(file)
+    weights = stored["state_dict"]
+    # As upstream: the class comes from hparams.yaml, all else from the checkpoint itself.
+    arguments = {**_CLASS_DEFAULTS, **stored.get("hyper_parameters", {})}
+    encoder_model = arguments["encoder_model"]
+    if encoder_model not in ENCODERS:
+        raise UserError(
+            f"{file}: encoder_model {encoder_model!r} is not served, only {', '.join(ENCODERS)}"
+        )
+    found = resolve_encoder(encoder or str(arguments["pretrained_model"]), folder)
+    if Path(found).is_dir():
+        _check_encoder(Path(found), ENCODERS[encoder_model], weights, file)
+    return Checkpoint(
+        name=name or folder.name,
+        revision=revision,
+        file=file,
+        hparams_file=hparams_file,
+        encoder=found,
+        layer_transformation=decide_layer_transformation(hparams, arguments),
+        keys=frozenset(weights),
+    )
+
+
+def resolve_encoder(encoder: str, folder: Path) -> str:
+    """A local folder, beside the checkpoint if it exists there, or else the name of a hub model."""
+    for candidate in (folder / encoder, Path(encoder).expanduser()):
+        if candidate.is_dir():
+            return str(candidate.absolute())
+    if _HUB_ID.fullmatch(encoder):
+        return encoder
+    raise UserError(
+        f"encoder {encoder}: no such folder, nor is it in {folder}; give --encoder a folder with "
+        "the encoder's config.json and tokenizer, or its hub id"
+    )
+
+
+def decide_layer_transformation(hparams: dict[str, Any], arguments: dict[str, Any]) -> str:
+    """Softmax or sparsemax over the layers, by the rule of unbabel-comet 2.2.4 and later.
+
+    `sparsemax_patch` in hparams.yaml means: trained under the name sparsemax, really with softmax.
+    Upstream asks pkg_resources for its own version first, and in silence keeps sparsemax where
+    that module is missing; the answer must not depend on it.
+    """
+    stored = arguments["layer_transformation"]
+    patched = hparams.get("layer_transformation") == "sparsemax_patch"
+    decided = "sparsemax" if stored == "sparsemax" and not patched else "softmax"
+    log.info(
+        "layer transformation: %s (stored %s, hparams.yaml %s)",
+        decided,
+        stored,
+        hparams.get("layer_transformation"),
+    )
+    return decided
+
+
+def read_checkpoint(file: Path) -> dict[str, Any]:
+    """Structure, hyper-parameters and weights (mapped, not read), safely unpickled."""
+    import torch
+
+    try:
+        with safe_unpickling():
+            stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        with safe_unpickling():
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        what = ", ".join(sorted(unsafe)) or str(error).strip().split("\n")[-1]
+        raise UserError(
+            f"{file}: refused, for reading it could run code ({what}); save it again with weights "
+            "and plain hyper-parameters only"
+        ) from None
+    except Exception as error:  # not a zip archive, cut short, ...
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{file}: not a checkpoint that torch can load: {reason}") from None
+    if not isinstance(stored, dict) or not isinstance(stored.get("state_dict"), dict):
+        raise UserError(f"{file}: not a Lightning checkpoint (it has no state_dict)")
+    return stored
+
+
+@contextmanager
+def safe_unpickling() -> Iterator[None]:
+    """Lets `torch.load(weights_only=True)` build, besides tensors, what hyper-parameters hold."""
+    import argparse
+    import collections
+    import pathlib
+
+    import numpy as np
+    import torch
+
+    numbers = [type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "bool")]
+    harmless = [
+        argparse.Namespace,
+        collections.defaultdict,
+        dict,
+        list,
+        pathlib.PosixPath,
+        np.core.multiarray.scalar,  # type: ignore[attr-defined]
+        np.dtype,
+        *numbers,
+    ]
+    with torch.serialization.safe_globals(harmless):
+        yield
+
+
+def _read_hparams(path: Path) -> dict[str, Any]:
+    try:
+        # FullLoader, as upstream: it also reads the tuples that Lightning may write.
+        hparams = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.FullLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; it must lie in the folder above the .ckpt's") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"{path}: cannot be read: {reason}") from None
+    found = hparams.get("class_identifier") if isinstance(hparams, dict) else None
+    if found != "xcomet_metric":
+        raise UserError(
+            f"{path}: class_identifier is {found!r}; this service needs an xcomet_metric checkpoint"
+        )
+    return dict(hparams)
+
+
+def _check_encoder(folder: Path, model_type: str, weights: dict[str, Any], file: Path) -> None:
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise UserError(f"encoder {folder}: config.json is missing; give --encoder another folder")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"encoder {folder}: no tokenizer ({' or '.join(_TOKENIZER_FILES)}); give --encoder "
+            "a folder that has one"
+        )
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{config_file}: not JSON: {error}") from None
+    if config.get("model_type") != model_type:
+        raise UserError(
+            f"{config_file}: model_type is {config.get('model_type')!r}, "
+            f"the checkpoint needs {model_type!r}"
+        )
+    table = weights.get("encoder.model.embeddings.word_embeddings.weight")
+    layers = {k.split(".")[4] for k in weights if k.startswith("encoder.model.encoder.layer.")}
+    stored = (*(table.shape if table is not None else (0, 0)), len(layers))
+    wanted = tuple(config.get(k) for k in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    if stored != wanted:
+        raise UserError(
+            f"encoder {folder}: its config says vocabulary, width and layers are {wanted}, "
+            f"the weights in {file} have {stored}; give --encoder the right folder"
+        )
