@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,17 +18,25 @@ from typing import Any, TypeVar
 import httpx
 from pydantic_core import PydanticSerializationError, from_json, to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay
-from tenacity.wait import wait_random_exponential
 
-from scorekit.errors import REQUEST_ERRORS, RequestError, SampleError, ServiceUnreachable
+from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Priority, Scored, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
+from scorekit.transport import (
+    attempts,
+    checked_url,
+    is_retryable,
+    raise_refusal,
+    reason_of,
+    request_body,
+    request_tail,
+    understood,
+)
 
 T = TypeVar("T")
 Sample = SampleForScoring | Mapping[str, Any]
-#: Answers of a service that may succeed when asked again: 429, 502, 503, 504.
-_RETRY_STATUS = frozenset({429, 502, 503, 504})
+#: Bytes of a request beside its samples, at most.
+_ENVELOPE = 1024
 #: Seconds that a URL which failed is used only if every other one failed too.
 _REST_S = 5.0
 
@@ -49,8 +58,10 @@ class ScoringClient:
 
     api_key: default from SCOREKIT_API_KEY.
     timeout_s: seconds the service may take for one request.
-    deadline_s: seconds for a call including its retries of connection errors, 429, 502-504.
+    deadline_s: seconds for one request including its retries of connection errors, 429, 502-504.
     max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
+
+    Raises UserError for what is no http URL.
     """
 
     def __init__(
@@ -64,16 +75,16 @@ class ScoringClient:
         batch_size: int = 256,
     ) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
-        self._endpoints = [_Endpoint(url.rstrip("/")) for url in urls]
-        if not self._endpoints:
-            raise ValueError("a client needs at least one URL")
+        if not urls:
+            raise UserError("a client needs at least one URL")
+        self._endpoints = [_Endpoint(checked_url(url)) for url in urls]
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
         self.batch_size = batch_size
         key = api_key or _Environment().api_key
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(timeout_s + 10.0, connect=5.0),
+            timeout=httpx.Timeout(min(timeout_s + 10.0, deadline_s), connect=5.0),
             limits=httpx.Limits(max_connections=max_in_flight),
         )
         self._slots = asyncio.Semaphore(max_in_flight)
@@ -92,8 +103,9 @@ class ScoringClient:
     async def info(self) -> Info:
         """`GET /v1/info`, asked once, without retries. Raises ServiceUnreachable, RequestError."""
         async with self._endpoint() as endpoint:
-            response = await self._send(endpoint, "GET", "/v1/info")
-        self._limits = Info.model_validate(response)
+            answer = await self._send(endpoint, "GET", "/v1/info")
+            with understood(endpoint.url):
+                self._limits = Info.model_validate(answer)
         return self._limits
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
@@ -123,16 +135,18 @@ class ScoringClient:
         answered within the deadline.
         """
         results: list[Scored | Failed | None] = [None] * len(samples)
-        encoded = self._encode(samples, results)
-        tail = _tail(options, priority, self.timeout_s)
-        parts = await self._cut(encoded, batch_size or self.batch_size) if encoded else []
+        if not samples:
+            return []
+        tail = request_tail(options, priority, self.timeout_s)
+        encoded = await self._encode(samples, results)
+        parts = await self._cut(encoded, batch_size or self.batch_size)
         try:
             async with asyncio.TaskGroup() as group:
                 for part in parts:
                     group.create_task(self._score_part(part, tail, results))
         except ExceptionGroup as failed:  # the first one ended the others
             raise failed.exceptions[0] from None
-        return [result for result in results if result is not None]
+        return [_present(result) for result in results]
 
     async def stream(
         self,
@@ -144,16 +158,17 @@ class ScoringClient:
         """(index, result) in order of completion; a stream that breaks off is asked again for
         what is missing."""
         results: list[Scored | Failed | None] = [None] * len(samples)
-        encoded = dict(self._encode(samples, results))
+        tail = request_tail(options, priority, self.timeout_s)
+        encoded = await self._encode(samples, results)
         for index, result in enumerate(results):
             if result is not None:
                 yield index, result
-        tail = _tail(options, priority, self.timeout_s)
-        async for attempt in self._attempts():
-            with attempt:
-                for part in await self._cut(list(encoded.items()), self.batch_size):
-                    async for index, result in self._stream_part(part, tail):
-                        del encoded[index]
+        for part in await self._cut(encoded, self.batch_size):
+            missing = dict(part)
+            async for attempt in attempts(self.deadline_s):
+                with attempt:
+                    async for index, result in self._stream_part(list(missing.items()), tail):
+                        del missing[index]
                         yield index, result
 
     # -- one request ----------------------------------------------------------------------------
@@ -161,16 +176,16 @@ class ScoringClient:
     async def _score_part(
         self, part: list[tuple[int, bytes]], tail: bytes, results: list[Scored | Failed | None]
     ) -> None:
-        body = _body(part, tail)
-        async for attempt in self._attempts():
-            with attempt:
-                async with self._slots, self._endpoint() as endpoint:
-                    answer = await self._send(endpoint, "POST", "/v1/score", body)
-        answers = answer["results"]
-        if len(answers) != len(part):
-            raise ServiceUnreachable(endpoint.url, f"{len(answers)} results for {len(part)}")
-        for (index, _), result in zip(part, answers, strict=True):
-            results[index] = score_result.validate_python(result)
+        async with self._slots:  # the wait for a slot does not count against the deadline
+            body = request_body(part, tail)
+            async for attempt in attempts(self.deadline_s):
+                with attempt:
+                    async with self._endpoint() as endpoint:
+                        answer = await self._send(endpoint, "POST", "/v1/score", body)
+                        with understood(endpoint.url):
+                            scored = [score_result.validate_python(r) for r in answer["results"]]
+                            for (index, _), result in zip(part, scored, strict=True):
+                                results[index] = result
 
     async def _stream_part(
         self, part: list[tuple[int, bytes]], tail: bytes
@@ -179,18 +194,22 @@ class ScoringClient:
         async with self._slots, self._endpoint() as endpoint:
             url = f"{endpoint.url}/v1/score/stream"
             try:
-                async with self._http.stream("POST", url, content=_body(part, tail)) as response:
+                async with self._http.stream(
+                    "POST", url, content=request_body(part, tail)
+                ) as response:
                     if response.status_code != 200:
                         await response.aread()
-                        _raise_refusal(endpoint.url, response)
+                        raise_refusal(endpoint.url, response)
                     async for line in response.aiter_lines():
-                        result = from_json(line)
-                        if "done" in result:
-                            return
-                        index = indexes[result.pop("index")]
-                        yield index, score_result.validate_python(result)
-            except (httpx.HTTPError, ValueError) as error:
-                raise ServiceUnreachable(endpoint.url, _reason(error)) from error
+                        with understood(endpoint.url):
+                            result = from_json(line)
+                            if "done" in result:
+                                return
+                            index = indexes[result.pop("index")]
+                            scored = score_result.validate_python(result)
+                        yield index, scored
+            except httpx.HTTPError as error:
+                raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
         raise ServiceUnreachable(endpoint.url, "the stream broke off")
 
     async def _send(
@@ -201,11 +220,12 @@ class ScoringClient:
             response = await self._http.request(
                 method, endpoint.url + path, content=body, headers=headers
             )
-            if response.status_code != 200:
-                _raise_refusal(endpoint.url, response)
+        except httpx.HTTPError as error:
+            raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
+        if response.status_code != 200:
+            raise_refusal(endpoint.url, response)
+        with understood(endpoint.url):
             return from_json(response.content)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise ServiceUnreachable(endpoint.url, _reason(error)) from error
 
     @asynccontextmanager
     async def _endpoint(self) -> AsyncIterator[_Endpoint]:
@@ -216,34 +236,35 @@ class ScoringClient:
         try:
             yield endpoint
         except (ServiceUnreachable, RequestError) as error:
-            if _retryable(error):
+            if is_retryable(error):
                 endpoint.resting_until = time.monotonic() + _REST_S
             raise
         finally:
             endpoint.outstanding -= 1
 
-    def _attempts(self) -> AsyncRetrying:
-        return AsyncRetrying(
-            retry=retry_if_exception(_retryable),
-            stop=stop_after_delay(self.deadline_s),
-            wait=_wait,
-            reraise=True,
-        )
-
     # -- cutting a list into requests -------------------------------------------------------------
 
-    def _encode(
+    async def _encode(
         self, samples: Sequence[Sample], results: list[Scored | Failed | None]
     ) -> list[tuple[int, bytes]]:
-        """(index, JSON) of each sample; one that is no Unicode text fails here, alone."""
+        """(index, JSON) of each sample; one that could never be sent fails here, alone."""
+        most = (self._limits or await self._ask_limits()).max_body_bytes - _ENVELOPE
         encoded = []
         for index, sample in enumerate(samples):
             wire = sample.wire() if isinstance(sample, SampleForScoring) else sample
+            fault = None
             try:
-                encoded.append((index, to_json(wire)))
+                body = to_json(wire)
             except (PydanticSerializationError, UnicodeEncodeError):
-                fault = SampleError("invalid_input", "not Unicode text (a lone surrogate?)")
-                failed = {"id": None, "ok": False, "error": fault.wire()}
+                fault = "not Unicode text (a lone surrogate?)"
+            else:
+                if len(body) > most:
+                    fault = f"{len(body)} bytes, a request of the service holds {most}"
+            if fault is None:
+                encoded.append((index, body))
+            else:
+                error = SampleError("invalid_input", fault).wire()
+                failed = {"id": wire.get("id"), "ok": False, "error": error}
                 results[index] = score_result.validate_python(failed)
         return encoded
 
@@ -253,7 +274,7 @@ class ScoringClient:
         """Requests within the service's own limits on samples and bytes."""
         limits = self._limits or await self._ask_limits()
         most = min(batch_size, limits.max_samples)
-        room = limits.max_body_bytes - 1024
+        room = limits.max_body_bytes - _ENVELOPE
         parts: list[list[tuple[int, bytes]]] = []
         size = 0
         for index, sample in encoded:
@@ -265,63 +286,15 @@ class ScoringClient:
         return parts
 
     async def _ask_limits(self) -> Info:
-        async for attempt in self._attempts():
+        async for attempt in attempts(self.deadline_s):
             with attempt:
                 info = await self.info()
         return info
 
 
-def _tail(options: Mapping[str, Any] | None, priority: Priority, timeout_s: float) -> bytes:
-    rest = {"options": dict(options or {}), "priority": priority, "timeout_s": timeout_s}
-    return b"]," + to_json(rest)[1:]
-
-
-def _body(part: list[tuple[int, bytes]], tail: bytes) -> bytes:
-    return b'{"samples":[' + b",".join(sample for _, sample in part) + tail
-
-
-def _raise_refusal(url: str, response: httpx.Response) -> None:
-    """The typed error of an answer that is not 200."""
-    try:
-        error = from_json(response.content)["error"]
-        type, message = error["type"], error["message"]
-    except (ValueError, KeyError, TypeError):
-        type, message = None, f"HTTP {response.status_code}"
-    if type not in REQUEST_ERRORS:
-        if response.status_code not in _RETRY_STATUS:
-            raise ServiceUnreachable(url, f"HTTP {response.status_code}: not a scoring service?")
-        type = "unavailable"
-    try:
-        retry_after = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        retry_after = None
-    raise RequestError(
-        type,
-        f"{url}: {message}",
-        retry_after=retry_after,
-        status=response.status_code,
-        request_id=response.headers.get("x-request-id"),
-    )
-
-
-def _retryable(error: BaseException) -> bool:
-    if isinstance(error, RequestError):
-        return error.status in _RETRY_STATUS
-    return isinstance(error, ServiceUnreachable)
-
-
-_backoff = wait_random_exponential(multiplier=0.2, max=10.0)
-
-
-def _wait(state: RetryCallState) -> float:
-    """Jittered; never sooner than the service's Retry-After."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = getattr(error, "retry_after", None) or 0.0
-    return float(max(asked, _backoff(state)))
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _present(result: Scored | Failed | None) -> Scored | Failed:
+    assert result is not None  # every request either filled its results or raised
+    return result
 
 
 class _LoopThread:
@@ -329,16 +302,26 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="scorekit-client", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="scorekit-client", daemon=True
+        )
+        self._thread.start()
+        self.stopped = False
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self.stopped:
+            work.close()
+            raise RuntimeError("the client is closed")
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    async def run_async(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+        return self.submit(work).result()
 
     def stop(self) -> None:
+        self.stopped = True
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 class SyncScoringClient:
@@ -365,9 +348,10 @@ class SyncScoringClient:
         return self._thread.run(self._client.score(samples, **kwargs))
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
-        self._thread.run(self._client.close())
-        self._thread.stop()
+        """Close the connections and end the thread; a second call does nothing."""
+        if not self._thread.stopped:
+            self._thread.run(self._client.close())
+            self._thread.stop()
 
     def __enter__(self) -> SyncScoringClient:
         return self
@@ -389,7 +373,8 @@ class RemoteScorer(SyncScoringClient):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """The same, awaited on any event loop."""
-        return await self._thread.run_async(self._score(samples, cfg or ScoringConfig()))
+        work = self._thread.submit(self._score(samples, cfg or ScoringConfig()))
+        return await asyncio.wrap_future(work)
 
     async def _score(self, samples: Sequence[SampleForScoring], cfg: ScoringConfig) -> RewardOutput:
         results = await self._client.score(samples, cfg.options(), batch_size=cfg.batch_size)

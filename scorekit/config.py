@@ -5,11 +5,13 @@ An unknown key is an error; the resolved copy is saved beside every run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from scorekit.errors import UserError
 
@@ -54,17 +56,33 @@ def describe_faults(error: ValidationError, whole: str = "config", limit: int = 
 
     whole: the name of what was checked, for a fault that lies in no single field.
     """
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    return describe_errors(errors, whole, limit)
+
+
+def describe_errors(errors: Sequence[ErrorDetails], whole: str, limit: int) -> str:
+    """The same for a list of faults."""
     faults = [
         f"{'.'.join(str(part)[:40] for part in fault['loc']) or whole}: {fault['msg']}"
-        for fault in error.errors(include_input=False, include_url=False, include_context=False)
+        for fault in errors[:limit]
     ]
-    more = f" (and {len(faults) - limit} more)" if len(faults) > limit else ""
-    return "; ".join(faults[:limit]) + more
+    return "; ".join(faults) + ("; and more" if len(errors) > limit else "")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A key that stands twice in a mapping is an error, not the later one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"the key {twice!r} stands twice")
+        return super().construct_mapping(node, deep)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -82,7 +100,9 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise UserError(f"override {override!r}: write it as section.key=value")
     *sections, last = key.split(".")
     for section in sections:
-        data = data.setdefault(section, {})
+        if data.get(section) is None:  # absent, or left blank
+            data[section] = {}
+        data = data[section]
         if not isinstance(data, dict):
             raise UserError(f"override {override!r}: {section} is a value, not a section")
     try:

@@ -51,12 +51,16 @@ class UserError(ScorekitError):
 
 
 class ServiceUnreachable(ScorekitError):
-    """A service gave no answer that could be understood."""
+    """A service gave no answer that could be understood.
 
-    def __init__(self, url: str, reason: str) -> None:
+    retryable: whether asking again may help (not for a wrong URL, or something else behind it).
+    """
+
+    def __init__(self, url: str, reason: str, *, retryable: bool = True) -> None:
         super().__init__(url, reason)
         self.url = url
         self.reason = reason
+        self.retryable = retryable
 
     def __str__(self) -> str:
         return f"{self.url} cannot be reached: {self.reason}"
@@ -80,16 +84,12 @@ class ServiceError(ScorekitError):
 
 
 class SampleError(ServiceError):
-    """One sample could not be scored.
+    """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`."""
 
-    `type` is one of `SAMPLE_ERROR_TYPES`; `sample_id` is the caller's id where it gave one.
-    """
-
-    def __init__(self, type: str, message: str, *, sample_id: str | None = None) -> None:
+    def __init__(self, type: str, message: str) -> None:
         if type not in SAMPLE_ERROR_TYPES:
             raise ValueError(f"unknown sample error type {type!r}")
         super().__init__(type, message, retryable=type in _RETRYABLE_SAMPLE_TYPES)
-        self.sample_id = sample_id
 
 
 class RequestError(ServiceError):

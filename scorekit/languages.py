@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -35,6 +36,7 @@ LANGUAGES = tuple(
 #: Other codes in use for a language of the table.
 _ALIASES = {"he": "iw", "nb": "no", "nob": "no", "tl": "fil", "cmn": "zh", "pes": "fa", "swh": "sw",
             "persian": "fa", "hebrew": "iw", "mandarin": "zh"}  # fmt: skip
+_TAG = re.compile(r"[a-z]{2,3}(-[a-z]{4})?(-([a-z]{2}|\d{3}))?")
 _BY_KEY = {key.lower(): lang for lang in LANGUAGES for key in lang}
 _BY_KEY |= {alias: _BY_KEY[madlad] for alias, madlad in _ALIASES.items()}
 
@@ -42,7 +44,9 @@ _BY_KEY |= {alias: _BY_KEY[madlad] for alias, madlad in _ALIASES.items()}
 def find_language(key: str) -> Language | None:
     """The language of an id, code, tag or English name in any case; None where none is known.
 
-    A tag of another region ("en-GB") finds its language.
+    A tag of another region or script ("en-GB", "zh-TW") finds its language; the entry's own `tag`
+    is that of the table, so keep the caller's where there is one.
     """
     key = key.strip().lower().replace("_", "-")
-    return _BY_KEY.get(key) or _BY_KEY.get(key.split("-")[0])
+    primary = key.split("-")[0] if _TAG.fullmatch(key) else key
+    return _BY_KEY.get(key) or _BY_KEY.get(primary)

@@ -45,7 +45,10 @@ def load_template(name: str) -> str:
     if not path.is_file():
         known = ", ".join(sorted(TEMPLATES))
         raise UserError(f"prompt template {name!r}: neither one of {known} nor a file")
-    template = path.read_text(encoding="utf-8")
+    try:
+        template = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: the template is not UTF-8") from None
     unknown = sorted(set(_FIELD.findall(template)) - FIELDS)
     if unknown:
         known = ", ".join(sorted(FIELDS))
@@ -58,6 +61,10 @@ def load_template(name: str) -> str:
 def fill(template: str, fields: Mapping[str, str]) -> str:
     """Replace each `{field}` of the template by its value, in one pass over the template.
 
-    Values are inserted as they are: braces in a source text stay braces.
+    Values are inserted as they are: braces in a source text stay braces. Other braces of the
+    template stay too. Raises KeyError for a field of FIELDS that has no value.
     """
-    return _FIELD.sub(lambda match: fields.get(match.group(1), match.group()), template)
+    return _FIELD.sub(
+        lambda match: fields[match.group(1)] if match.group(1) in FIELDS else match.group(),
+        template,
+    )

@@ -1,14 +1,15 @@
 """The wire types of every service: what a caller sends and what it gets back.
 
-docs/protocol.md says in words what these types say in code. Unknown fields are refused everywhere,
-so that a misspelt option is never ignored in silence.
+docs/protocol.md says in words what these types say in code. An unknown field of a request is
+refused, so that a misspelt option is never ignored in silence; one of an answer is ignored, so
+that a service may grow.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
 SCHEMA_VERSION = 1
@@ -18,9 +19,15 @@ Priority = Literal["interactive", "bulk"]
 
 
 class Wire(BaseModel):
-    """Base of all wire types: unknown fields, NaN and infinities are refused; no type coercion."""
+    """Base of what a caller sends: unknown fields, NaN and infinities are refused; no coercion."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class Answer(Wire):
+    """Base of what a service answers: a client ignores fields that a newer service adds."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
 
 
 def _empty_is_absent(value: Any) -> Any:
@@ -66,7 +73,7 @@ class XCometOptions(ScoreOptions):
     )
 
 
-class ErrorSpan(Wire):
+class ErrorSpan(Answer):
     """A stretch of `mt` that the model marks as an error."""
 
     start: int = Field(description="First character, in Unicode code points of `mt`.")
@@ -76,7 +83,7 @@ class ErrorSpan(Wire):
     text: str = Field(description="With exact offsets, `mt[start:end]`.")
 
 
-class WireError(Wire):
+class WireError(Answer):
     """Why a sample or a request failed."""
 
     type: str
@@ -84,7 +91,7 @@ class WireError(Wire):
     retryable: bool = Field(description="Whether the same request may succeed later.")
 
 
-class Truncated(Wire):
+class Truncated(Answer):
     """Which fields the model could not read to the end."""
 
     src: bool
@@ -92,7 +99,7 @@ class Truncated(Wire):
     ref: bool = False
 
 
-class Scored(Wire):
+class Scored(Answer):
     """A sample that was scored."""
 
     id: str | None
@@ -105,7 +112,7 @@ class Scored(Wire):
     error_spans: list[ErrorSpan] | None = Field(None, description="xCOMET only.")
 
 
-class Failed(Wire):
+class Failed(Answer):
     """A sample that has no score."""
 
     id: str | None
@@ -117,7 +124,7 @@ ScoreResult = Annotated[Scored | Failed, Field(discriminator="ok")]
 score_result = TypeAdapter[Scored | Failed](ScoreResult)
 
 
-class ModelRef(Wire):
+class ModelRef(Answer):
     """Which model answered."""
 
     service: str
@@ -125,27 +132,27 @@ class ModelRef(Wire):
     revision: str
 
 
-class ScoreResponse(Wire):
+class ScoreResponse(Answer):
     """The answer to `POST /v1/score`: result k answers sample k."""
 
     model: ModelRef
     results: list[ScoreResult]
 
 
-class ErrorResponse(Wire):
+class ErrorResponse(Answer):
     """The body of every refused request."""
 
     error: WireError
 
 
-class ScoreRange(Wire):
+class ScoreRange(Answer):
     """The values that a score can take; null where the model has no bound."""
 
     min: float | None
     max: float | None
 
 
-class Info(Wire):
+class Info(Answer):
     """The answer to `GET /v1/info`."""
 
     service: str
@@ -168,11 +175,16 @@ class Info(Wire):
     )
 
 
-def score_request(sample_type: type[Wire], options_type: type[ScoreOptions]) -> type[Wire]:
+def score_request(
+    sample_type: type[Wire], options_type: type[ScoreOptions], max_samples: int
+) -> type[Wire]:
     """The request type of a service whose samples and options are of these types."""
 
     class ScoreRequest(Wire):
-        samples: list[sample_type] = Field(min_length=1)  # type: ignore[valid-type]
+        # FailFast: a body full of faults must not cost a list of all of them.
+        samples: Annotated[list[sample_type], FailFast()] = Field(  # type: ignore[valid-type]
+            min_length=1, max_length=max_samples
+        )
         options: options_type = Field(default_factory=options_type)  # type: ignore[valid-type]
         priority: Priority = Field(
             "interactive", description="`interactive` is scored before `bulk`."

@@ -8,6 +8,7 @@ backend, whose scores are a function of the texts.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def answers() -> list[dict[str, Any]]:
     found = []
     for service in SERVICES:
         with open_service(service) as client:
-            while client.get("/health/ready").status_code != 200:
-                pass
+            for _ in range(1000):
+                if client.get("/health/ready").status_code == 200:
+                    break
+                time.sleep(0.01)
             for name, method, path, body in ASKED:
                 if name == service:
                     response = client.request(method, path, json=body)
@@ -82,6 +85,9 @@ def answers() -> list[dict[str, Any]]:
 
 def _answer(text: str) -> Any:
     lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        if "versions" in line:  # a release is no change of the contract
+            line |= {"versions": dict.fromkeys(line["versions"], "..."), "commit": "..."}
     return lines[0] if len(lines) == 1 else lines
 
 

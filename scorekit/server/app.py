@@ -11,14 +11,15 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import scorekit
-from scorekit.config import describe_faults
 from scorekit.errors import RequestError
 from scorekit.schemas import (
+    SCHEMA_VERSION,
     ErrorResponse,
     Failed,
     Info,
@@ -28,12 +29,10 @@ from scorekit.schemas import (
     score_request,
 )
 from scorekit.server.backend import Backend
+from scorekit.server.body import read_request
 from scorekit.server.gate import Gate
-from scorekit.server.service import ScoringService
+from scorekit.server.service import Job, ScoringService
 from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
-
-#: Bodies over this size are parsed in a thread: 7 MB would hold the event loop for 130 ms.
-LARGE_BODY = 256 * 1024
 
 
 def create_app(
@@ -50,14 +49,13 @@ def create_app(
         app.state.loading.cancel()
         await service.close()
 
-    app = FastAPI(title=f"scorekit {backend.service}", version=scorekit.__version__,
+    app = FastAPI(title=f"scorekit {backend.service}", version=str(SCHEMA_VERSION),
                   lifespan=lifespan)  # fmt: skip
     app.state.service = service
     app.add_middleware(Gate, keys=load_api_keys(settings, secrets), metrics=service.metrics)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(Exception, _answer_bug)
-    request_type = score_request(backend.sample_type, backend.options_type)
+    request_type = score_request(backend.sample_type, backend.options_type, settings.max_samples)
     _add_score_routes(app, service, request_type)
     _add_other_routes(app, service)
     _describe_requests(app, request_type)
@@ -72,7 +70,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     @app.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
-        asked = await _read(request, request_type, service.settings.max_body_bytes)
+        asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
         try:
             results = await _unless_gone(request, service.results(job, asked.timeout_s))
@@ -95,20 +93,35 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
-        asked = await _read(request, request_type, service.settings.max_body_bytes)
+        asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
-        lines = _lines(service, job, asked.timeout_s)
+        pairs = service.stream(job, asked.timeout_s)
+        try:
+            # The first result comes before the header: nothing in time is a 504.
+            first = await _unless_gone(request, anext(pairs))
+        except BaseException:
+            service.close_job(job)
+            raise
+        lines = _lines(service, job, first, pairs)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
+IndexedResult = tuple[int, dict[str, Any]]
+
+
 async def _lines(
-    service: ScoringService, job: Any, timeout_s: float | None
+    service: ScoringService, job: Job, first: IndexedResult, rest: AsyncIterator[IndexedResult]
 ) -> AsyncIterator[bytes]:
     counts = {True: 0, False: 0}
+
+    def line(pair: IndexedResult) -> bytes:
+        counts[pair[1]["ok"]] += 1
+        return to_json({"index": pair[0], **pair[1]}) + b"\n"
+
     try:
-        async for index, result in service.stream(job, timeout_s):
-            counts[result["ok"]] += 1
-            yield to_json({"index": index, **result}) + b"\n"
+        yield line(first)
+        async for pair in rest:
+            yield line(pair)
         yield to_json({"done": True, "ok": counts[True], "failed": counts[False]}) + b"\n"
     finally:
         service.close_job(job)
@@ -169,24 +182,6 @@ def _model_ref(service: ScoringService) -> dict[str, str]:
     ).model_dump()
 
 
-async def _read(request: Request, request_type: type[BaseModel], max_bytes: int) -> Any:
-    """The checked request. Raises RequestError: too large, or not of the right shape."""
-    too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
-    if int(request.headers.get("content-length", "0")) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
-    try:
-        if len(body) > LARGE_BODY:
-            return await asyncio.to_thread(request_type.model_validate_json, bytes(body))
-        return request_type.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise RequestError("invalid_request", describe_faults(error, "body")) from None
-
-
 async def _unless_gone(request: Request, work: Any) -> Any:
     """Await `work`, but give it up when the client leaves: nobody would read the answer."""
 
@@ -198,7 +193,7 @@ async def _unless_gone(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise RequestError("unavailable", "the client left")
+            raise ClientDisconnect
         return working.result()
     finally:
         working.cancel()
@@ -222,11 +217,6 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     type = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
     return _error_response(RequestError(type, error.detail, status=error.status_code))
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    request_id = request.scope.get("request_id", "")
-    return _error_response(RequestError("internal", f"a bug; see the log for request {request_id}"))
 
 
 def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:

@@ -27,6 +27,11 @@ from scorekit.server.metrics import Metrics
 
 log = structlog.get_logger()
 
+#: Seconds in one batch after which the model counts as hung; a full batch of the largest model
+#: takes minutes on a CPU.
+STALL_S = 900.0
+#: Batches in a row without a single good result after which the model counts as broken.
+MAX_FAILURES = 3
 #: Most samples among which neighbours in length are looked for: beyond a few thousand the padding
 #: saved is below a per cent, and sorting them costs the model thread a millisecond.
 WINDOW = 2048
@@ -61,6 +66,18 @@ def run_batch(backend: Backend, batch: Sequence[Encoded]) -> list[Outcome]:
     A batch that raises is halved until the culprit is alone, so that a bad sample fails alone.
     A score that is not finite is a failure of its sample.
     """
+    outcomes, fault = _try_forward(backend, batch)
+    if fault is None:
+        return [_finish(e, outcome) for e, outcome in zip(batch, outcomes, strict=True)]
+    # The exception is gone by now, and with it the memory that its frames held.
+    if len(batch) == 1:
+        return [SampleError("model_failure", f"the model failed: {fault}")]
+    half = len(batch) // 2
+    return run_batch(backend, batch[:half]) + run_batch(backend, batch[half:])
+
+
+def _try_forward(backend: Backend, batch: Sequence[Encoded]) -> tuple[list[Outcome], str | None]:
+    """Outcomes, or the name of what was raised."""
     try:
         outcomes = backend.forward(batch)
         if len(outcomes) != len(batch):
@@ -68,10 +85,8 @@ def run_batch(backend: Backend, batch: Sequence[Encoded]) -> list[Outcome]:
     except Exception as error:
         if len(batch) == 1:
             log.error("model_failure", exc_info=True)
-            return [SampleError("model_failure", f"the model failed: {type(error).__name__}")]
-        half = len(batch) // 2
-        return run_batch(backend, batch[:half]) + run_batch(backend, batch[half:])
-    return [_finish(e, outcome) for e, outcome in zip(batch, outcomes, strict=True)]
+        return [], type(error).__name__
+    return outcomes, None
 
 
 def _finish(encoded: Encoded, outcome: Outcome) -> Outcome:
@@ -94,6 +109,11 @@ class Flight:
     encoded: Encoded | None = None
     started: bool = False
     born: float = field(default_factory=time.monotonic)
+
+
+def _encoded(flight: Flight) -> Encoded:
+    assert flight.encoded is not None  # only encoded flights are queued
+    return flight.encoded
 
 
 class Batcher:
@@ -120,6 +140,7 @@ class Batcher:
         self._dead = False
         self._busy_since: float | None = None
         self._items_per_s = 0.0
+        self._failures_in_a_row = 0
         self._tokeniser = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self._thread = threading.Thread(target=self._model_loop, name="model", daemon=True)
 
@@ -135,11 +156,17 @@ class Batcher:
             self._wake.notify()
         self._tokeniser.shutdown(wait=False, cancel_futures=True)
 
-    def alive(self, stall_after: float = 300.0) -> bool:
-        """Whether the model thread runs and has not hung in one batch for `stall_after` seconds."""
+    @property
+    def dead(self) -> bool:
+        """Whether the model thread has ended by a fault: nothing will be scored any more."""
+        return self._dead
+
+    def alive(self) -> bool:
+        """Whether the model answers: its thread runs, does not hang, does not fail each batch."""
         busy_since = self._busy_since
-        stalled = busy_since is not None and time.monotonic() - busy_since > stall_after
-        return self._thread.is_alive() and not stalled
+        stalled = busy_since is not None and time.monotonic() - busy_since > STALL_S
+        failing = self._failures_in_a_row >= MAX_FAILURES
+        return self._thread.is_alive() and not stalled and not failing
 
     @property
     def in_flight(self) -> int:
@@ -199,12 +226,24 @@ class Batcher:
                 self._queues["interactive"].append(flight)
 
     def _encode(self, flights: list[Flight], samples: list[Any], options: Any) -> None:
-        job = self._loop.run_in_executor(self._tokeniser, self._encode_timed, samples, options)
+        job = self._loop.run_in_executor(
+            self._tokeniser, self._encode_wanted, flights, samples, options
+        )
         job.add_done_callback(lambda done: self._enqueue(flights, done))
 
-    def _encode_timed(self, samples: list[Any], options: Any) -> list[Encoded | SampleError]:
-        with self.metrics.tokenise_seconds.time():
-            return self.backend.encode(samples, options)
+    def _encode_wanted(
+        self, flights: list[Flight], samples: list[Any], options: Any
+    ) -> list[Encoded | SampleError]:
+        """Tokenise what somebody still waits for; the rest is marked as given up."""
+        wanted = [i for i, flight in enumerate(flights) if not flight.future.done()]
+        given_up = SampleError("cancelled", "nobody waits for it")
+        encoded: list[Encoded | SampleError] = [given_up] * len(flights)
+        if wanted:
+            with self.metrics.tokenise_seconds.time():
+                results = self.backend.encode([samples[i] for i in wanted], options)
+            for i, result in zip(wanted, results, strict=True):
+                encoded[i] = result
+        return encoded
 
     def _enqueue(
         self, flights: list[Flight], job: asyncio.Future[list[Encoded | SampleError]]
@@ -223,8 +262,15 @@ class Batcher:
                 else:
                     flight.encoded = encoded
                     self._queues[flight.priority].append(flight)
+            self._purge()
             self._wake.notify()
         self._deliver([f for f, _ in refused], [e for _, e in refused])
+
+    def _purge(self) -> None:
+        """Drop given-up flights when they outnumber the live ones; `_wake` is held."""
+        if sum(map(len, self._queues.values())) > 2 * len(self._flights) + WINDOW:
+            for priority, queue in self._queues.items():
+                self._queues[priority] = deque(f for f in queue if not f.future.done())
 
     def _deliver(self, flights: Sequence[Flight], outcomes: Sequence[Outcome]) -> None:
         good = {
@@ -256,16 +302,21 @@ class Batcher:
         try:
             while (batch := self._next_batch()) is not None:
                 self._busy_since = started = time.monotonic()
-                encoded = [flight.encoded for flight in batch if flight.encoded is not None]
+                encoded = [_encoded(flight) for flight in batch]
                 outcomes = run_batch(self.backend, encoded)
                 self._busy_since = None
+                self._note_health(outcomes)
                 self._observe(batch, encoded, started)
                 self._loop.call_soon_threadsafe(self._deliver, batch, outcomes)
         except BaseException:  # nobody must wait for a thread that is gone
-            log.critical("model_thread_died", exc_info=True)
             self._dead = True
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._fail_all)
+            log.critical("model_thread_died", exc_info=True)
+
+    def _note_health(self, outcomes: Sequence[Outcome]) -> None:
+        broken = all(isinstance(o, SampleError) and o.type == "model_failure" for o in outcomes)
+        self._failures_in_a_row = self._failures_in_a_row + 1 if broken else 0
 
     def _next_batch(self) -> list[Flight] | None:
         with self._wake:
@@ -288,7 +339,7 @@ class Batcher:
                 window.append(flight)
         if not window:
             return []
-        lengths = [(f.encoded.length, f.encoded.rows) for f in window if f.encoded]
+        lengths = [(e.length, e.rows) for e in map(_encoded, window)]
         batch = next(b for b in cut_batches(lengths, self.max_batch_tokens) if 0 in b)
         flights = [window[i] for i in batch]
         for flight in flights:

@@ -1,13 +1,15 @@
 """Scores that were paid for once: an LRU in this process, then Redis/Valkey or a SQLite file.
 
 A cache may lose values and may be slow to reach; it never makes a request fail. Failed samples
-are never stored. Each stored value starts with its own key, checked on reading, so that a reply
-meant for another call is a miss, not a wrong score.
+are never stored. Each stored value starts with its own key and a checksum, checked on reading, so
+that a damaged value, or a reply meant for another call, is a miss and not a wrong score.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
 import sqlite3
 import time
 from collections import OrderedDict
@@ -25,6 +27,10 @@ from scorekit.errors import UserError
 from scorekit.server.metrics import Metrics
 
 log = structlog.get_logger()
+
+#: Seconds that the second tier may take for one call.
+TIER_TIMEOUT_S = 1.0
+_CHECKSUM = 8  # bytes
 
 #: Seconds for which the second tier is left alone after a failure.
 REST_S = 5.0
@@ -71,7 +77,8 @@ class Cache:
         self._remember(results)
         if results and self._tier is not None and self._tier_ready():
             try:
-                await self._tier.set({key: key + to_json(value) for key, value in results.items()})
+                async with asyncio.timeout(TIER_TIMEOUT_S):
+                    await self._tier.set({k: _pack(k, value) for k, value in results.items()})
             except Exception as error:
                 self._rest(error)
 
@@ -83,17 +90,20 @@ class Cache:
     async def _get_from_tier(self, keys: list[bytes]) -> dict[bytes, dict[str, Any]]:
         assert self._tier is not None
         try:
-            values = await self._tier.get(keys)
+            async with asyncio.timeout(TIER_TIMEOUT_S):
+                values = await self._tier.get(keys)
         except Exception as error:
             self._rest(error)
             return {}
         stored = {}
         for key, value in zip(keys, values, strict=True):
-            if value is not None and value.startswith(key):
-                try:
-                    stored[key] = from_json(value[len(key) :])
-                except ValueError:
-                    log.warning("cache_value_damaged")
+            if value is None:
+                continue
+            result = _unpack(key, value)
+            if result is not None:
+                stored[key] = result
+            else:
+                self._metrics.cache_damaged.inc()
         return stored
 
     def _remember(self, results: Mapping[bytes, dict[str, Any]]) -> None:
@@ -108,6 +118,27 @@ class Cache:
         self._resting_until = time.monotonic() + REST_S
         self._metrics.cache_errors.inc()
         log.warning("cache_unavailable", error=type(error).__name__, rest_s=REST_S)
+
+
+def _pack(key: bytes, result: dict[str, Any]) -> bytes:
+    """key, checksum, JSON."""
+    payload = to_json(result)
+    return key + _checksum(payload) + payload
+
+
+def _unpack(key: bytes, value: bytes) -> dict[str, Any] | None:
+    """The stored result; None unless the value is whole, belongs to the key and holds a score."""
+    start = len(key) + _CHECKSUM
+    payload = value[start:]
+    if value[:start] != key + _checksum(payload):
+        return None
+    result = from_json(payload)
+    good = isinstance(result, dict) and isinstance(result.get("score"), float)
+    return result if good and math.isfinite(result["score"]) else None
+
+
+def _checksum(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_CHECKSUM).digest()
 
 
 class SQLiteTier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,9 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # of the tokenizers
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name}: give auto, cpu, cuda or cuda:N") from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name}: give auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
@@ -58,6 +58,8 @@ def fetch_model(model: str, revision: str | None, patterns: list[str], flag: str
         path = Path(model).expanduser()
         if not path.exists():
             raise UserError(f"{flag} {model}: no such folder")
+        if revision is not None:
+            raise UserError(f"--revision {revision}: {flag} {model} is a local folder")
         return path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError

@@ -9,6 +9,7 @@ import uuid
 
 import structlog
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError
@@ -55,7 +56,15 @@ class Gate:
             if self._allowed(scope["path"], headers):
                 await self.app(scope, receive, send_marked)
             else:
-                await _refuse(send_marked)
+                error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")
+                await _refuse(send_marked, error, [(b"www-authenticate", b"Bearer")])
+        except ClientDisconnect:
+            status = 499  # nobody reads an answer any more
+        except Exception:
+            log.error("bug", id=request_id, exc_info=True)
+            if not status:
+                message = f"a bug; see the log for request {request_id}"
+                await _refuse(send_marked, RequestError("internal", message), [])
         finally:
             self._note(scope, request_id, status, time.perf_counter() - started)
 
@@ -77,9 +86,8 @@ class Gate:
         )
 
 
-async def _refuse(send: Send) -> None:
-    error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")
+async def _refuse(send: Send, error: RequestError, more_headers: list[tuple[bytes, bytes]]) -> None:
     body = to_json({"error": error.wire()})
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    headers = [(b"content-type", b"application/json"), *more_headers]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

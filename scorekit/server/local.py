@@ -9,8 +9,9 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import Failed, Scored, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.server.backend import Backend, Encoded
+from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.batching import cut_batches, run_batch
+from scorekit.server.checks import resolve_options, text_fault
 
 
 class LocalScorer:
@@ -30,22 +31,32 @@ class LocalScorer:
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place and its error in the metadata."""
         cfg = cfg or ScoringConfig()
-        options = self.backend.options_type.model_validate(cfg.options())
-        checked = [TranslationSample(src=s.src, mt=s.mt, ref=s.ref) for s in samples]
-        results: list[Scored | Failed | None] = [None] * len(samples)
+        options = resolve_options(
+            self.backend.options_type.model_validate(cfg.options()), self.description
+        )
+        checked = [TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
+                   for s in samples]  # fmt: skip
+        outcomes: dict[int, Outcome] = {}
+        readable: list[int] = []
+        for index, sample in enumerate(checked):
+            fault = text_fault(sample)
+            if fault is None:
+                readable.append(index)
+            else:
+                outcomes[index] = fault
         with self._lock:
-            encoded = self.backend.encode(checked, options)
-            waiting = [i for i, e in enumerate(encoded) if isinstance(e, Encoded)]
-            for i, failure in enumerate(encoded):
-                if isinstance(failure, SampleError):
-                    results[i] = _result(failure)
-            lengths = [(encoded[i].length, encoded[i].rows) for i in waiting]  # type: ignore[union-attr]
+            encoded = self.backend.encode([checked[i] for i in readable], options)
+            waiting: list[tuple[int, Encoded]] = []
+            for index, one in zip(readable, encoded, strict=True):
+                if isinstance(one, SampleError):
+                    outcomes[index] = one
+                else:
+                    waiting.append((index, one))
+            lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
-                indexes = [waiting[k] for k in batch]
-                outcomes = run_batch(self.backend, [encoded[i] for i in indexes])  # type: ignore[misc]
-                for i, outcome in zip(indexes, outcomes, strict=True):
-                    results[i] = _result(outcome)
-        return reward_output([r for r in results if r is not None])
+                scored = run_batch(self.backend, [waiting[k][1] for k in batch])
+                outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
+        return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 
 
 def _result(outcome: dict[str, Any] | SampleError) -> Scored | Failed:

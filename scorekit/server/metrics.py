@@ -33,6 +33,10 @@ class Metrics:
             "scorekit_cache_errors", "Calls of the second cache tier that failed.",
             registry=registry,
         )  # fmt: skip
+        self.cache_damaged = Counter(
+            "scorekit_cache_damaged", "Stored values that did not pass the check on reading.",
+            registry=registry,
+        )  # fmt: skip
         self.joined = Counter(
             "scorekit_joined", "Samples that joined an equal one in flight.", registry=registry
         )

@@ -30,12 +30,12 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
         _configure_logs(settings.log_level)
         backend = make_backend(settings)
         listener = _listen(settings.host, settings.port)
-        app = create_app(backend, settings)
+        host, port = listener.getsockname()[:2]
+        app = create_app(backend, settings.model_copy(update={"port": port}))
     except UserError as error:
         sys.exit(_complain(error))
     # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
     sys.setswitchinterval(0.0005)
-    host, port = listener.getsockname()[:2]
     log.info("listening", service=backend.service, url=f"http://{host}:{port}")
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="on"
@@ -61,7 +61,7 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve; watch the loading of the model beside it."""
         self._loop = asyncio.get_running_loop()
-        watch = asyncio.create_task(self._watch_loading())
+        watch = asyncio.create_task(self._watch_model())
         await super().serve(sockets)
         watch.cancel()
 
@@ -70,11 +70,12 @@ class DrainingServer(uvicorn.Server):
         if self.service.draining:
             self.should_exit = self.force_exit = True
             return
+        # No log line here: the signal may have come while this thread holds the log's lock.
         self.service.draining = True
-        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
-        log.info("draining", signal=signal.Signals(sig).name)
+        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain(sig)))
 
-    async def _drain(self) -> None:
+    async def _drain(self, sig: int) -> None:
+        log.info("draining", signal=signal.Signals(sig).name)
         deadline = self._loop.time() + self.drain_s
         while self.server_state.tasks and self._loop.time() < deadline:
             await asyncio.sleep(0.02)
@@ -82,11 +83,16 @@ class DrainingServer(uvicorn.Server):
             log.warning("drain_deadline", unanswered_requests=len(self.server_state.tasks))
         self.should_exit = True
 
-    async def _watch_loading(self) -> None:
+    async def _watch_model(self) -> None:
+        """End the process with the model: whoever supervises it may start it again."""
         while not self.started:
             await asyncio.sleep(0.01)
         try:
             await self.config.app.state.loading  # type: ignore[union-attr]
+            while not self.service.batcher.dead:
+                await asyncio.sleep(0.5)
+            self.exit_code = 1
+            self.should_exit = True
         except UserError as error:
             self.exit_code = _complain(error)
             self.should_exit = True
@@ -114,6 +120,10 @@ def _complain(error: UserError) -> int:
 
 def _configure_logs(level: str) -> None:
     """One JSON object a line on stderr, for our own log and the libraries' alike."""
+    # Without the frames' locals: they hold keys and the texts of samples.
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
+    )
     shared: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
@@ -121,7 +131,7 @@ def _configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
             *shared,
-            structlog.processors.dict_tracebacks,
+            tracebacks,
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
@@ -132,7 +142,7 @@ def _configure_logs(level: str) -> None:
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.dict_tracebacks,
+                tracebacks,
                 structlog.processors.JSONRenderer(ensure_ascii=False),
             ],
             foreign_pre_chain=shared,

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import structlog
 from pydantic_core import to_json
 
-from scorekit.errors import RequestError, SampleError
+from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION
 from scorekit.server.backend import Backend, Outcome
 from scorekit.server.batching import Batcher, Flight
 from scorekit.server.cache import Cache, open_tier
+from scorekit.server.checks import resolve_options, text_fault
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import Secrets, ServiceSettings
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class ScoringService:
 
     async def start(self) -> None:
         """Load the model, then take work."""
-        self.description = await asyncio.to_thread(self.backend.load)
+        self.description = await _in_daemon_thread(self.backend.load)
         identity = self.description
         self._key_prefix = to_json(
             [SCHEMA_VERSION, self.backend.service, identity.revision, identity.tokenizer,
@@ -101,7 +105,7 @@ class ScoringService:
         for index, (key, sample) in enumerate(zip(keys, samples, strict=True)):
             if key in hits:
                 job.ready[index] = self._wire(job, index, hits[key], cached=True)
-            elif (fault := _text_fault(sample)) is not None:
+            elif (fault := text_fault(sample)) is not None:
                 job.ready[index] = self._wire(job, index, fault)
             else:
                 missing.append(index)
@@ -135,24 +139,33 @@ class ScoringService:
     async def stream(
         self, job: Job, timeout_s: float | None
     ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """(index, result) in order of completion."""
+        """(index, result) in order of completion. What is not done in time gets a `timeout`
+        failure; nothing done at all raises `timeout`."""
+        loop = asyncio.get_running_loop()
+        timeout = timeout_s or self.settings.timeout_s
+        deadline = loop.time() + timeout
+        nothing_yet = not job.ready
         for index, result in sorted(job.ready.items()):
             yield index, result
         arrived: asyncio.Queue[Flight] = asyncio.Queue()
         for flight in job.flights:
             flight.future.add_done_callback(functools.partial(_announce, arrived, flight))
         waiting = set(job.flights)
-        try:
-            async with asyncio.timeout(timeout_s or self.settings.timeout_s):
-                while waiting:
-                    flight = await arrived.get()
-                    waiting.discard(flight)
-                    for pair in self._collect(job, job.flights[flight], flight.future):
-                        yield pair
-        except TimeoutError:
-            for flight in waiting:
-                for pair in self._collect(job, job.flights[flight], flight.future):
-                    yield pair
+        # The clock runs around the waiting alone: a slow reader must not lose the end.
+        while waiting:
+            try:
+                flight = await asyncio.wait_for(arrived.get(), deadline - loop.time())
+            except TimeoutError:
+                break
+            nothing_yet = False
+            waiting.discard(flight)
+            for pair in self._collect(job, job.flights[flight], flight.future):
+                yield pair
+        if nothing_yet:
+            raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
+        for flight in waiting:
+            for pair in self._collect(job, job.flights[flight], flight.future):
+                yield pair
 
     def _collect(
         self, job: Job, indexes: list[int], future: asyncio.Future[Outcome]
@@ -184,14 +197,10 @@ class ScoringService:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
 
     def _resolve(self, options: Any) -> Any:
-        """Fill in the defaults that only the model knows."""
-        own = self.description.max_input_length
-        asked = options.max_input_length
-        if asked is not None and asked > own:
-            raise RequestError(
-                "invalid_request", f"options.max_input_length: {asked}, the model reads {own}"
-            )
-        return options.model_copy(update={"max_input_length": asked or own})
+        try:
+            return resolve_options(options, self.description)
+        except UserError as error:
+            raise RequestError("invalid_request", str(error)) from None
 
     async def _keys(self, samples: Sequence[Any], options: Any) -> list[bytes]:
         prefix = self._key_prefix + to_json(options.model_dump(exclude={"cache"}))
@@ -203,6 +212,28 @@ class ScoringService:
         task = asyncio.create_task(self.cache.set(results))
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
+
+
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
+    """Await `work` in a thread that does not hold up the end of the process, as a pool's would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
 
 
 def _announce(arrived: asyncio.Queue[Flight], flight: Flight, _: object) -> None:
@@ -218,11 +249,3 @@ def _digest_samples(prefix: bytes, samples: Sequence[Any]) -> list[bytes]:
         digest.update(to_json(sample, exclude={"id"}))
         keys.append(digest.digest())
     return keys
-
-
-def _text_fault(sample: Any) -> SampleError | None:
-    for name, value in sample:
-        if name != "id" and isinstance(value, str) and "\0" in value:
-            where = value.index("\0")
-            return SampleError("invalid_input", f"{name}: NUL character at position {where}")
-    return None

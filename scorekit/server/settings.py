@@ -19,6 +19,7 @@ class ServiceSettings(BaseSettings):
     """What every service can be told."""
 
     model_config = SettingsConfigDict(
+        env_prefix="SCOREKIT_SERVICE_",
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,

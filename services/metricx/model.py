@@ -94,7 +94,11 @@ class MetricXBackend:
         folder = fetch_model(self._model_name, self._revision, _MODEL_FILES, "--model")
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
-        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        except Exception as error:
+            reason = str(error).split("\n")[0]
+            raise UserError(f"--tokenizer {tokenizer_name}: cannot be read: {reason}") from None
         if not self._tokenizer.is_fast:
             raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
@@ -117,7 +121,7 @@ class MetricXBackend:
         """Tokenise, drop the end-of-sentence id, cut at the limit: the end is lost, as upstream."""
         texts = [format_input(sample) for sample in samples]
         batch = self._tokenizer(texts, add_special_tokens=True, verbose=False)
-        room = (options.max_input_length or MAX_INPUT_LENGTH) - 1
+        room = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH) - 1
         encoded: list[Encoded | SampleError] = []
         for index, sample in enumerate(samples):
             ids = batch["input_ids"][index][:-1]
@@ -195,8 +199,8 @@ def check_folder(folder: Path) -> None:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a model's configuration ({error})") from None
-    if config.get("model_type") != "mt5":
-        found = config.get("model_type")
+    found = config.get("model_type") if isinstance(config, dict) else None
+    if found != "mt5":
         raise UserError(f"{path}: model_type is {found!r}; MetricX-24 is an 'mt5' checkpoint")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise UserError(f"{folder}: no weights (*.safetensors or pytorch_model*.bin)")

@@ -72,10 +72,14 @@ def empty_regression(config: MT5Config) -> MT5ForRegression:
 
 def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> MT5ForRegression:
     """The network with the weights of a folder. Raises UserError where they do not fit."""
-    config = MT5Config.from_pretrained(folder)
-    model = empty_regression(config)
+    try:
+        config = MT5Config.from_pretrained(folder)
+        model = empty_regression(config)
+    except Exception as error:  # a field of the wrong type, a size that does not fit
+        reason = str(error).split("\n")[0]
+        raise UserError(f"{folder}/config.json: no mT5 can be made of it: {reason}") from None
     row = getattr(config, "score_token_id", SCORE_TOKEN_ID)
-    if not 0 <= row < config.vocab_size:
+    if not isinstance(row, int) or not 0 <= row < config.vocab_size:
         raise UserError(
             f"{folder}/config.json: score_token_id {row} is outside the vocabulary "
             f"of {config.vocab_size}"
@@ -83,6 +87,8 @@ def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> M
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(folder):
         if name == "lm_head.weight":
+            if len(tensor) <= row:
+                raise UserError(f"{folder}: lm_head.weight has {len(tensor)} rows, not {row + 1}")
             name, tensor = "score_row", tensor[row]
         if name not in _TIED:
             weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
@@ -132,5 +138,8 @@ def _shards(folder: Path, stem: str, suffix: str) -> list[Path]:
     index = folder / f"{stem}.{suffix}.index.json"
     if not index.exists():
         return [folder / f"{stem}.{suffix}"]
-    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    content = json.loads(index.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
+        raise ValueError(f"{index.name} has no weight_map")
+    files = content["weight_map"].values()
     return [folder / name for name in sorted(set(files))]

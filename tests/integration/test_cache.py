@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from scorekit.errors import UserError
-from scorekit.server.cache import Cache, SQLiteTier, open_tier
+from scorekit.server.cache import Cache, SQLiteTier, _pack, open_tier
 from scorekit.server.fake import FakeBackend
 from scorekit.server.metrics import Metrics
 from tests.servers import free_port, running_service, wait_until
@@ -87,19 +87,33 @@ def test_answers_stay_right_when_redis_is_gone(redis_server, blow):
         assert "scorekit_cache_errors_total 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_a_value_under_a_wrong_key_is_a_miss(tmp_path):
-    """A reply meant for another call, or a damaged one, must not become a score."""
+def test_a_damaged_value_is_a_miss(tmp_path):
+    """A reply meant for another call, a flipped digit, a value without a score: never a score."""
+    key, other, good = b"k" * 16, b"l" * 16, {"score": 3.25, "tokens": 3}
 
     async def run():
         tier = SQLiteTier(tmp_path / "c.sqlite", 2**20)
-        cache = Cache(0, tier, Metrics())
-        await cache.set({b"k" * 16: {"score": 1.0}})
-        assert await cache.get([b"k" * 16]) == {b"k" * 16: {"score": 1.0}}
-        await tier.set({b"k" * 16: b"x" * 16 + b'{"score":2.0}', b"l" * 16: b"l" * 16 + b'{"sc'})
-        assert await cache.get([b"k" * 16, b"l" * 16]) == {}
+        metrics = Metrics()
+        cache = Cache(0, tier, metrics)
+        await cache.set({key: good})
+        assert await cache.get([key]) == {key: good}
+        (stored,) = await tier.get([key])
+        damaged = [
+            stored.replace(b"3.25", b"7.25"),
+            stored[:-2],
+            key,
+            b"",
+            *(_pack(key, value) for value in ({}, {"score": None}, {"score": "0"}, [], 1.0)),
+            _pack(other, good),
+        ]
+        for value in damaged:
+            await tier.set({key: value})
+            assert await cache.get([key]) == {}, value
         await cache.close()
+        return metrics.registry.get_sample_value("scorekit_cache_damaged_total"), len(damaged)
 
-    asyncio.run(run())
+    counted, expected = asyncio.run(run())
+    assert counted == expected
 
 
 def test_the_sqlite_file_stays_under_its_cap(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
-from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.app import create_app
@@ -132,9 +132,78 @@ def test_work_is_spread_over_urls():
 
 def test_text_that_is_not_unicode_fails_alone():
     with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
-        good, bad, again = client.score([SAMPLES[0], {"src": "a\ud800", "mt": "b"}, SAMPLES[0]])
+        surrogate = {"id": "x", "src": "a\ud800", "mt": "b"}
+        good, bad, again = client.score([SAMPLES[0], surrogate, SAMPLES[0]])
     assert good.ok and again.ok
-    assert not bad.ok and bad.error.type == "invalid_input"
+    assert not bad.ok and bad.error.type == "invalid_input" and bad.id == "x"
+
+
+def test_a_sample_too_large_for_the_service_fails_alone():
+    with running_service(FakeBackend(), max_body_bytes=4096) as url:
+        with SyncScoringClient(url) as client:
+            good, bad, again = client.score(
+                [SAMPLES[0], {"src": "a" * 6000, "mt": "b"}, SAMPLES[0]]
+            )
+    assert good.ok and again.ok
+    assert not bad.ok and bad.error.type == "invalid_input" and "3072" in bad.error.message
+
+
+@pytest.mark.parametrize("url", ["localhost:8001", "htp://x", "http://", "", "http://[::1"])
+def test_what_is_no_url_is_refused_at_once(url):
+    with pytest.raises(UserError, match="is no URL of a service"):
+        SyncScoringClient(url)
+
+
+def test_an_answer_of_another_shape_is_named_and_not_asked_again():
+    asked = []
+    app = FastAPI()
+
+    @app.get("/v1/info")
+    def info():
+        asked.append(1)
+        return {"hello": "SECRET"}
+
+    with running_app(app) as url, SyncScoringClient(url) as client:
+        with pytest.raises(ServiceUnreachable, match="an answer of another shape") as refused:
+            client.score(SAMPLES)
+    assert len(asked) == 1 and "SECRET" not in str(refused.value)
+
+
+def test_fields_that_a_newer_service_adds_are_ignored():
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+
+    async def newer(scope, receive, send):
+        async def send_more(message):
+            if scope.get("path") == "/v1/score" and message["type"] == "http.response.body":
+                message["body"] = message["body"].replace(b'"ok":true', b'"queue":1,"ok":true')
+            elif message["type"] == "http.response.start" and scope.get("path") == "/v1/score":
+                names = (b"content-length",)
+                message["headers"] = [h for h in message["headers"] if h[0] not in names]
+            await send(message)
+
+        await service(scope, receive, send_more)
+
+    with running_app(newer) as url, SyncScoringClient(url) as client:
+        assert _right(client.score(SAMPLES))
+
+
+def test_waiting_for_a_slot_does_not_count_against_the_deadline():
+    """One slot, many requests: a passing fault late in a long job is still asked again."""
+    flaky = Flaky(
+        create_app(FakeBackend(seconds_per_batch=0.2), ServiceSettings(cache="memory")), 503
+    )
+    with running_app(flaky) as url:
+        with SyncScoringClient(url, batch_size=10, max_in_flight=1, deadline_s=1.0) as client:
+            assert _right(client.score(SAMPLES))
+    assert flaky.refused >= 10
+
+
+def test_a_closed_client_says_so_and_closing_twice_does_nothing():
+    with running_service(FakeBackend()) as url:
+        with SyncScoringClient(url) as client:
+            client.close()
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            client.score(SAMPLES)
 
 
 def test_a_key_is_sent():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -145,6 +146,50 @@ def test_logs_are_json_lines_with_the_request_id_and_without_the_text():
     lines = [json.loads(line) for line in stderr.splitlines()]
     assert any(line.get("id") == "abc" and line["status"] == 200 for line in lines)
     assert "SECRET" not in stderr
+
+
+def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
+    """Tracebacks must not show the locals of their frames."""
+    code = FAKE.format(load_s=0, batch_s=0, load_extra="pass").replace(
+        "seconds_per_batch=0", "poison='poison'"
+    )
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--port", str(port), "--cache", "memory"],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env=os.environ | {"SCOREKIT_API_KEYS": "TOPSECRETKEY"},
+    )  # fmt: skip
+    url, headers = f"http://127.0.0.1:{port}", {"Authorization": "Bearer TOPSECRETKEY"}
+    wait_ready(url)
+    sample = {"src": "CONFIDENTIAL", "mt": "poison"}
+    answer = httpx.post(f"{url}/v1/score", json={"samples": [sample] * 3}, headers=headers)
+    assert answer.json()["results"][0]["error"]["type"] == "model_failure"
+    with socket.create_connection(("127.0.0.1", port)) as half:  # a client that breaks off
+        half.sendall(
+            b"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer TOPSECRETKEY\r\n"
+            b"Content-Length: 999\r\n\r\n{CONFIDENTIAL"
+        )
+        time.sleep(0.2)
+    wait_until(lambda: 'status="499"' in httpx.get(f"{url}/metrics", headers=headers).text)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert "model_failure" in stderr and "poisoned batch" in stderr
+    assert "TOPSECRETKEY" not in stderr and "CONFIDENTIAL" not in stderr
+
+
+def test_sigterm_while_the_model_loads_ends_the_process():
+    with fake_service(load_s=60) as (process, url):
+        wait_until(lambda: _up(url))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_a_dead_model_thread_ends_the_process_with_1():
+    death = "self.forward = lambda batch: exit('the driver is gone')"
+    with fake_service(load_extra=death) as (process, url):
+        wait_ready(url)
+        _suppressed(lambda: _post(url, 1))
+        assert process.wait(10) == 1
 
 
 def _refusal(module, *flags, **environment):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -278,3 +279,74 @@ def test_every_waiter_gets_its_own_answer(requests):
 
 def test_encoded_is_small():
     assert not hasattr(Encoded(1, {}, None), "__dict__")
+
+
+def test_given_up_samples_are_neither_tokenised_nor_kept():
+    tokenised = []
+
+    class Counting(Gate):
+        def encode(self, samples, options):
+            tokenised.extend(s.mt for s in samples)
+            time.sleep(0.01)
+            return super().encode(samples, options)
+
+    backend = Counting()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first[0].started)
+        for i in range(200):
+            batcher.release(submit(*(f"{i} {k}" for k in range(40))))
+        last = submit("stays")
+        await _until(lambda: last[0].encoded)
+        assert batcher.in_flight == 2
+        assert sum(map(len, batcher._queues.values())) < 3000
+        backend.go.release()
+        backend.go.release()
+        await last[0].future
+
+    _run(test, backend)
+    assert len(tokenised) < 500  # of 8,000
+
+
+def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
+    class Full:
+        def error(self, *args, **kwargs):
+            raise OSError("no space left on device")
+
+        critical = error
+
+    monkeypatch.setattr("scorekit.server.batching.log", Full())
+
+    async def test(batcher, submit):
+        (flight,) = submit("poison")
+        assert (await flight.future).type == "model_failure"
+        await _until(lambda: batcher.dead)
+        with pytest.raises(RequestError):
+            submit("b")
+
+    _run(test, FakeBackend(poison="poison"))
+
+
+def test_a_failed_batch_frees_its_memory_before_it_is_halved():
+    import weakref
+
+    class Activations:
+        pass
+
+    alive = []
+
+    class Hungry(FakeBackend):
+        def forward(self, batch):
+            alive.append(sum(ref() is not None for ref in seen))
+            held = Activations()
+            seen.append(weakref.ref(held))
+            if len(batch) > 1:
+                raise MemoryError
+            return super().forward(batch)
+
+    seen = []
+    backend = Hungry()
+    _, encoded = _encode(backend, *"abcdefgh")
+    assert all("score" in o for o in run_batch(backend, encoded))
+    assert set(alive) == {0}

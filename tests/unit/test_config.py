@@ -30,6 +30,10 @@ def test_file_then_overrides(tmp_path):
     assert (cfg.name, cfg.rl.lr) == ("한국어", 1e-4)
 
 
+def test_an_override_may_fill_a_section_left_blank(tmp_path):
+    assert load_config(Outer, _write(tmp_path, "rl:\n"), ["rl.lr=0.5"]).rl.lr == 0.5
+
+
 def test_an_empty_file_is_all_defaults(tmp_path):
     assert load_config(Outer, _write(tmp_path, "")) == Outer()
 
@@ -41,6 +45,7 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("rl:\n  lr: fast", "rl.lr: Input should be a valid number"),
         ("- a", "a config is a mapping of keys, not a list"),
         ("a: [", "not YAML"),
+        ("name: a\nname: b", "the key 'name' stands twice"),
     ],
 )
 def test_a_fault_names_file_and_key(tmp_path, text, fault):

@@ -20,7 +20,8 @@ def test_other_regions_and_aliases_find_their_language(key, name):
 
 
 def test_an_unknown_name_is_none():
-    assert find_language("Klingon") is None
+    for name in ("Klingon", "no-such-language", "", "-"):
+        assert find_language(name) is None
 
 
 def test_no_key_stands_for_two_languages():

@@ -189,6 +189,67 @@ def test_weights_that_do_not_fit_are_named(metricx_folder, tmp_path, damage, fau
         _load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"score_token_id": "x"}, "score_token_id x is outside"),
+        ({"score_token_id": 10**9}, "score_token_id 1000000000 is outside"),
+        ({"d_model": "abc"}, "no mT5 can be made of it"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_named(metricx_folder, tmp_path, changes, fault):
+    save_file(_copy(metricx_folder, tmp_path, **changes), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=fault):
+        _load(tmp_path)
+
+
+def test_a_broken_index_or_tokenizer_is_named(metricx_folder, tmp_path):
+    _copy(metricx_folder, tmp_path)
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(UserError, match="has no weight_map"):
+        _load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="--tokenizer .* cannot be read"):
+        MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="model_type is None"):
+        check_folder(tmp_path)
+
+
+def test_in_process_and_over_http_agree_on_what_cannot_be_scored(metricx_folder):
+    from scorekit.client import SyncScoringClient
+    from scorekit.scorers import SampleForScoring, ScoringConfig
+    from services.metricx.model import MetricXQEScorer
+    from tests.servers import running_service
+
+    samples = [
+        SampleForScoring("a", mt, ref)
+        for mt, ref in [
+            ("fine", None),
+            ("n\0l", None),
+            ("s\ud800", None),
+            ("", ""),
+            ("x" * 500, "r"),
+        ]
+    ]
+    cfg = ScoringConfig(max_input_length=100, overlong="error")
+    scorer = MetricXQEScorer(str(metricx_folder), device="cpu", threads=1)
+    here = scorer.score_batch(samples, cfg)
+    with running_service(MetricXBackend(str(metricx_folder), device="cpu", threads=1)) as url:
+        with SyncScoringClient(url) as client:
+            there = client.score(samples, options=cfg.options())
+    for ours, theirs in zip(here.metadata, there, strict=True):
+        assert ours.ok == theirs.ok
+        if ours.ok:
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+        else:
+            assert ours.error.type == theirs.error.type
+    assert [s is None for s in here.sequence_scores] == [False, True, True, False, True]
+    with pytest.raises(UserError, match="4000, the model reads 1536"):
+        scorer.score_batch(samples, ScoringConfig(max_input_length=4000))
+
+
 def test_a_torn_file_is_named(metricx_folder, tmp_path):
     _copy(metricx_folder, tmp_path)
     whole = (metricx_folder / "model.safetensors").read_bytes()

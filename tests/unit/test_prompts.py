@@ -64,3 +64,15 @@ def test_an_unknown_name_lists_the_known_ones():
         UserError, match=r"neither one of source, teacher, translategemma.* nor a file"
     ):
         load_template("translategema")
+
+
+def test_a_field_without_a_value_is_an_error_not_a_brace_in_a_prompt():
+    with pytest.raises(KeyError, match="source_lang"):
+        fill("{source_lang}: {text}", {"text": "a"})
+
+
+def test_a_template_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"\xff{text}")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_template(str(path))

@@ -1,0 +1,70 @@
+"""Reading a request's body: limits first, then its shape; faults are named, never echoed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import Request
+
+from scorekit.config import describe_errors
+from scorekit.errors import RequestError
+
+#: Bodies over this size are parsed in a thread.
+LARGE_BODY = 256 * 1024
+MOST_FAULTS = 10
+
+
+async def read_request(request: Request, request_type: type[BaseModel], max_bytes: int) -> Any:
+    """The checked request. Raises RequestError: too large, or not of the right shape."""
+    body = await _read_body(request, max_bytes)
+    if len(body) > LARGE_BODY:
+        return await asyncio.to_thread(_parse, body, request_type)
+    return _parse(body, request_type)
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
+    if int(request.headers.get("content-length", "0")) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def _parse(body: bytes, request_type: type[BaseModel]) -> BaseModel:
+    try:
+        return request_type.model_validate_json(body)
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_url=False)
+    many = next((f for f in faults if f["type"] == "too_long" and f["loc"] == ("samples",)), None)
+    if many is not None:
+        most = many["ctx"]["max_length"]
+        raise RequestError("too_large", f"samples: more than {most} samples in a request")
+    in_samples = [f for f in faults if f["loc"][:1] == ("samples",) and len(f["loc"]) > 1]
+    if in_samples:
+        others = [f for f in faults if f not in in_samples]
+        faults = _all_sample_faults(body, request_type) + others
+    raise RequestError("invalid_request", describe_errors(faults, "body", MOST_FAULTS))
+
+
+def _all_sample_faults(body: bytes, request_type: type[BaseModel]) -> list[ErrorDetails]:
+    """Faults of the samples, one after another, until there are enough to name."""
+    (sample_type,) = request_type.model_fields["samples"].annotation.__args__  # type: ignore[union-attr]
+    adapter: TypeAdapter[Any] = TypeAdapter(sample_type)
+    found: list[ErrorDetails] = []
+    for index, sample in enumerate(from_json(body)["samples"]):
+        try:
+            adapter.validate_python(sample)
+        except ValidationError as error:
+            for fault in error.errors(include_input=False, include_url=False):
+                fault["loc"] = ("samples", index, *fault["loc"])
+                found.append(fault)
+        if len(found) > MOST_FAULTS:
+            break
+    return found

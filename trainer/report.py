@@ -1,0 +1,202 @@
+"""report.html of a run: figures before and after, curves, translations with their spans marked.
+
+Reads the folder that trainer/runlog.py describes. The page is one file, with no script and nothing
+fetched from elsewhere; every text in it is escaped.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+
+from scorekit.errors import UserError
+from scorekit.render import cut_segments, visible
+from scorekit.schemas import ErrorSpan
+
+#: Rows of the table: title, key of eval.jsonl, digits, whether higher is better (None: neither).
+ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
+    ("MetricX score", "metricx_score_mean", 3, False),
+    ("xCOMET score", "xcomet_score_mean", 3, True),
+    ("error spans a segment", "spans_mean", 2, False),
+    ("· minor", "spans_MINOR_mean", 2, False),
+    ("· major", "spans_MAJOR_mean", 2, False),
+    ("· critical", "spans_CRITICAL_mean", 2, False),
+    ("chrF (never a reward)", "chrf", 2, True),
+    ("BLEU (never a reward)", "bleu", 2, True),
+    ("completion length (tokens)", "completion_length_mean", 1, None),
+    ("cut by max_new_tokens", "truncated_frac", 3, False),
+)
+#: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).
+CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
+    ("MetricX score (lower is better)", ("metricx_score_mean",), "metricx_score_mean"),
+    ("xCOMET score", ("xcomet_score_mean",), "xcomet_score_mean"),
+    (
+        "error spans a segment",
+        ("spans_MINOR_mean", "spans_MAJOR_mean", "spans_CRITICAL_mean"),
+        "spans_mean",
+    ),
+    ("held-out chrF", (), "chrf"),
+    ("completion length (tokens)", ("completion_length_mean",), "completion_length_mean"),
+    ("token reward of spans", ("token_rewards_mean",), None),
+    ("KL to the reference", ("kl_ref",), None),
+    ("policy loss", ("policy_loss",), None),
+)
+_SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
+_SHOWN = 12  # examples of each kind
+
+
+def write_report(
+    run_dir: str | Path, title: str = "Training run", notes: Sequence[str] = ()
+) -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
+    """
+    folder = Path(run_dir)
+    updates = _read_jsonl(folder / "log.jsonl")
+    evals = _read_jsonl(folder / "eval.jsonl")
+    if not updates and not evals:
+        raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
+    environment = Environment(
+        loader=PackageLoader("trainer", "."), autoescape=select_autoescape(["html"])
+    )
+    environment.filters |= {"segments": _segments, "visible": visible}
+    page = environment.get_template("report.html").render(
+        title=title,
+        notes=notes,
+        evals=evals,
+        rows=_table(evals),
+        curves=[Markup(svg) for svg in _draw_curves(updates, evals)],
+        examples=_pick_examples(folder, evals),
+        config=_read_text(folder / "config.yaml"),
+        updates=len(updates),
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _table(evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a figure: its values before and after, and whether it became better or worse."""
+    if not evals:
+        return []
+    first, last = evals[0], evals[-1]
+    rows = []
+    for title, key, digits, higher in ROWS:
+        before, after = first.get(key), last.get(key)
+        known = before is not None and after is not None
+        change = after - before if known else None
+        judged = known and higher is not None and round(change, digits) != 0
+        rows.append(
+            {
+                "title": title,
+                "before": _number(before, digits),
+                "after": _number(after, digits),
+                "change": "–" if change is None else f"{change:+.{digits}f}",
+                "verdict": ("better" if (change > 0) == higher else "worse") if judged else "",
+            }
+        )
+    return rows
+
+
+def _draw_curves(updates: list[dict[str, Any]], evals: list[dict[str, Any]]) -> list[str]:
+    """SVG pictures, one a curve that has points."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    pictures = []
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
+        for title, keys, eval_key in CURVES:
+            figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
+            drawn = [_draw_series(axes, updates, key) for key in keys]
+            if eval_key is not None:
+                drawn.append(_draw_held_out(axes, evals, eval_key))
+            if any(drawn):
+                axes.set_title(title, loc="left", fontsize=10)
+                axes.set_xlabel("update")
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                axes.grid(alpha=0.25)
+                if len(drawn) > 1:
+                    axes.legend(frameon=False, fontsize=7)
+                text = io.StringIO()
+                figure.savefig(text, format="svg", metadata={"Date": None})
+                pictures.append(text.getvalue()[text.getvalue().index("<svg") :])
+            pyplot.close(figure)
+    return pictures
+
+
+def _draw_series(axes: Any, updates: list[dict[str, Any]], key: str) -> bool:
+    points = [(line["update"], line[key]) for line in updates if line.get(key) is not None]
+    if not points:
+        return False
+    steps, values = zip(*points, strict=True)
+    smooth: list[float] = []
+    for value in values:
+        smooth.append(_SMOOTHING * smooth[-1] + (1 - _SMOOTHING) * value if smooth else value)
+    label = key.removesuffix("_mean").removeprefix("spans_").replace("_", " ")
+    (line,) = axes.plot(steps, smooth, label=label, linewidth=1.6)
+    axes.plot(steps, values, ".", color=line.get_color(), alpha=0.35, markersize=4)
+    return True
+
+
+def _draw_held_out(axes: Any, evals: list[dict[str, Any]], key: str) -> bool:
+    points = [(line["update"], line[key]) for line in evals if line.get(key) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-", color="black", label="held out", markersize=4)
+    return bool(points)
+
+
+def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same sources before and after: what improved most, what worsened most, and the first."""
+    if len(evals) < 2:
+        return []
+    before, after = (_read_jsonl(folder / evals[i]["completions"]) for i in (0, -1))
+    pairs = list(zip(before, after, strict=True))
+    changes = [
+        (a["metricx_score"] - b["metricx_score"], b, a)
+        for b, a in pairs
+        if b["metricx_score"] is not None and a["metricx_score"] is not None
+    ]
+    changes.sort(key=lambda change: change[0])
+    kinds = (
+        ("Improved most, says MetricX", [(b, a) for c, b, a in changes[:_SHOWN] if c < 0]),
+        ("Worsened most, says MetricX", [(b, a) for c, b, a in changes[::-1][:_SHOWN] if c > 0]),
+        ("The first of the set", pairs[:_SHOWN]),
+    )
+    return [{"title": title, "pairs": chosen} for title, chosen in kinds if chosen]
+
+
+def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
+    """For the template: text, class and tooltip of each stretch of a translation."""
+    spans = [ErrorSpan.model_validate(span) for span in line["error_spans"] or []]
+    return [
+        {
+            "text": segment.text,
+            "kind": segment.span.severity.lower() if segment.span else "",
+            "hint": f"{segment.span.severity} {segment.span.confidence:.2f}"
+            if segment.span
+            else "",
+        }
+        for segment in cut_segments(line["mt"], spans)
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _read_text(path).splitlines()]
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
