@@ -210,7 +210,7 @@ def test_a_broken_index_or_tokenizer_is_named(metricx_folder, tmp_path):
         _load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="--tokenizer .* cannot be read"):
+    with pytest.raises(UserError, match=r"--tokenizer .* cannot be read"):
         MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(UserError, match="model_type is None"):
