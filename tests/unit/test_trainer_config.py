@@ -1,0 +1,104 @@
+"""The config tree: every key documented, every file loads, wrong ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from scorekit.config import load_config, save_config
+from scorekit.errors import UserError
+from trainer.config import RewardConfig, TrainerConfig
+from trainer.train import check_trainable
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "trainer"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_loads_and_can_train(path: Path, tmp_path: Path) -> None:
+    cfg = load_config(TrainerConfig, path)
+    check_trainable(cfg)
+    save_config(cfg, tmp_path / "copy.yaml")
+    assert load_config(TrainerConfig, tmp_path / "copy.yaml") == cfg
+
+
+def test_the_seeds_keys_and_defaults() -> None:
+    cfg = load_config(TrainerConfig, CONFIGS / "seed.yaml")
+    reward: dict[str, Any] = {
+        "metricx_offset": 5.0,
+        "w_metricx": 1.0,
+        "xcomet_model_name": "Unbabel/XCOMET-XL",
+        "w_xcomet_seq": 0.0,
+        "xcomet_seq_scale": 1.0,
+        "overlap_policy": "any_overlap",
+        "span_combine": "sum",
+        "use_confidence": False,
+    }
+    assert reward.items() <= cfg.reward.model_dump().items()
+    assert cfg.reward.severity_weights.model_dump() == {"MINOR": -1, "MAJOR": -5, "CRITICAL": -10}
+    for section, keys in {
+        "generation": "max_new_tokens temperature top_p top_k num_samples_per_prompt",
+        "reward": "metricx_model_name metricx_tokenizer_name",
+        "rl": "algorithm lr batch_size grad_accum clip_eps kl_coef entropy_coef",
+        "eval": "eval_every_n_updates eval_limit",
+        "misc": "seed device dtype caching",
+    }.items():
+        assert set(keys.split()) <= set(getattr(cfg, section).model_dump())
+
+
+def test_every_key_has_a_sentence() -> None:
+    def check(section: type[BaseModel]) -> None:
+        for name, field in section.model_fields.items():
+            assert field.description, f"{section.__name__}.{name}"
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                check(field.annotation)
+
+    check(TrainerConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("rl.learning_rate=1", "rl.learning_rate: Extra inputs"),
+        ("reward.severity_weights={BAD: -1}", "reward.severity_weights.BAD"),
+        ("generation.top_p=0", "generation.top_p"),
+        ("rl.kl_estimator=k4", "rl.kl_estimator"),
+    ],
+)
+def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(TrainerConfig, None, [override])
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
+def test_training_refuses_a_cut_distribution(algorithm: str, key: str, value: float) -> None:
+    """Log-probabilities would be of another distribution than the one sampled from."""
+    overrides = [f"generation.{key}={value}", f"rl.algorithm={algorithm}"]
+    cfg = load_config(TrainerConfig, None, overrides)
+    with pytest.raises(UserError, match=f"generation.{key}"):
+        check_trainable(cfg)
+    assert cfg.eval_generation().temperature == 0  # an evaluation may
+
+
+def test_urls_are_a_list_or_comma_separated() -> None:
+    urls = ["http://a:1", "http://b:2"]
+    assert RewardConfig(metricx_urls=urls).metricx_urls == urls
+    assert RewardConfig(metricx_urls="http://a:1, http://b:2").metricx_urls == urls  # type: ignore[arg-type]
+
+
+def test_severities_in_any_case() -> None:
+    cfg = load_config(TrainerConfig, None, ["reward.severity_weights={minor: -2}"])
+    assert cfg.reward.severity_weights.model_dump() == {"MINOR": -2, "MAJOR": -5, "CRITICAL": -10}
+
+
+def test_what_the_reward_needs() -> None:
+    assert RewardConfig().needs_metricx and RewardConfig().needs_xcomet
+    assert not RewardConfig(w_metricx=0).needs_metricx
+    assert not RewardConfig(w_xcomet_span=0).needs_xcomet
+    assert RewardConfig(w_xcomet_span=0, w_xcomet_seq=1).needs_xcomet
+    no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
+    assert not RewardConfig(severity_weights=no_weights).needs_xcomet  # type: ignore[arg-type]

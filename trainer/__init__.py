@@ -1,0 +1,1 @@
+"""Policy optimisation for translation: token-level PPO against scoring services named by URL."""

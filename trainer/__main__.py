@@ -1,0 +1,124 @@
+"""python -m trainer train|evaluate --config FILE [--set section.key=value]"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scorekit.config import load_config
+from scorekit.errors import ScorekitError, UserError
+from trainer.config import TrainerConfig
+
+app = typer.Typer(
+    help="Reinforce a translation model with rewards of scoring services.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="The run's config (YAML).")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Read this many training and held-out examples at most.")
+]
+
+
+@app.command()
+def train(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
+    """Train the policy; evaluate it before, between and after."""
+    with _clean_exit():
+        cfg = _load(config, set_, limit)
+        from trainer.data import load_examples
+
+        data = cfg.data
+        if data.train is None:
+            raise UserError("data.train is not set: give the prompts to learn from")
+        examples = load_examples(
+            data.train, split=data.train_split, limit=data.train_limit, columns=data.columns
+        )
+        held_out = [] if data.eval is None else load_examples(
+            data.eval, split=data.eval_split, limit=cfg.eval.eval_limit, columns=data.columns
+        )  # fmt: skip
+        from rich.console import Console
+
+        from trainer.console import report_table
+        from trainer.train import run_toy_rl
+
+        artifacts = run_toy_rl(examples, held_out, cfg)
+        if artifacts.reports:
+            before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
+            Console().print(report_table({"before": before, "after": after}))
+        typer.echo(f"run: {artifacts.run_dir}")
+        typer.echo(f"policy: {artifacts.checkpoint}")
+
+
+@app.command()
+def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
+    """Translate the held-out examples with the policy and score them."""
+    with _clean_exit():
+        cfg = _load(config, set_, limit)
+        from trainer.data import load_examples
+
+        if cfg.data.eval is None:
+            raise UserError("data.eval is not set: give the examples to translate")
+        examples = load_examples(
+            cfg.data.eval,
+            split=cfg.data.eval_split,
+            limit=cfg.eval.eval_limit,
+            columns=cfg.data.columns,
+        )
+        from rich.console import Console
+
+        from trainer.console import report_table
+        from trainer.evaluate import evaluate_on_dataset
+        from trainer.policy import autocast, load_policy, prepare_torch
+        from trainer.rewards import Rewarder
+        from trainer.runlog import write_jsonl
+
+        with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
+            device = prepare_torch(cfg.misc)
+            model, tokenizer = load_policy(cfg.policy, device)
+            with autocast(device, cfg.misc.dtype):
+                report = evaluate_on_dataset(
+                    examples, model, tokenizer, cfg.eval_generation(), rewarder, cfg.reward
+                )
+        folder = Path(cfg.misc.run_dir)
+        (folder / "completions").mkdir(parents=True, exist_ok=True)
+        write_jsonl(folder / "completions" / "evaluation.jsonl", report.examples)
+        figures = {"policy": cfg.policy.path, **report.figures()}
+        (folder / "evaluation.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        Console().print(report_table({str(cfg.policy.path): report}))
+        typer.echo(f"report: {folder / 'evaluation.json'}")
+
+
+def _load(config: Path, overrides: list[str] | None, limit: int | None) -> TrainerConfig:
+    limits = [] if limit is None else [f"data.train_limit={limit}", f"eval.eval_limit={limit}"]
+    return load_config(TrainerConfig, config, [*(overrides or []), *limits])
+
+
+@contextmanager
+def _clean_exit() -> Iterator[None]:
+    """An error that is understood: one line, and exit code 2 if the user can mend it, else 1."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        yield
+    except ScorekitError as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+    app()

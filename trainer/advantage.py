@@ -1,0 +1,84 @@
+"""Sequence and token rewards -> normalised token advantages. Pure functions on padded tensors.
+
+Shape suffixes: B samples, T tokens of the longest completion. A mask is True on valid tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows of different lengths -> [B, T], zeros (False) after each row's end."""
+    padded_BT = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=dtype)
+    for index, row in enumerate(rows):
+        padded_BT[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
+    return padded_BT
+
+
+def broadcast_sequence_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """A_seq[b, t] = r_seq[b] on every valid token, EOS included, and 0 elsewhere: the sequence
+    reward taken as the reward-to-go of each token (arXiv 2601.09012, figure 2)."""
+    return rewards_B[:, None] * mask_BT
+
+
+def center_groups(rewards_B: Tensor, groups_B: Sequence[int]) -> Tensor:
+    """Subtract from each reward the mean of its group (the samples of one prompt)."""
+    index_B = torch.unique(torch.as_tensor(groups_B), return_inverse=True)[1]
+    sums = torch.zeros(len(rewards_B), dtype=rewards_B.dtype).index_add_(0, index_B, rewards_B)
+    counts = torch.bincount(index_B, minlength=len(rewards_B)).clamp(min=1)
+    return rewards_B - (sums / counts)[index_B]
+
+
+def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
+    """(A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
+
+    In float64, with the deviation of the population. A batch whose valid tokens are all equal
+    gives exactly 0, where rounding divided by eps would give noise.
+    """
+    values = raw_BT[mask_BT].double()
+    normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
+    if values.numel() == 0 or values.min() == values.max():
+        return normalized_BT
+    normalized_BT[mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
+    return normalized_BT
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantages:
+    """raw, values, mask: [B, T]; row b belongs to sample b.
+
+    raw: A_raw = broadcast r_seq + token rewards. values: normalised, 0 outside the mask.
+    mask: the tokens to learn from.
+    """
+
+    raw: Tensor
+    values: Tensor
+    mask: Tensor
+
+
+def token_advantages(
+    r_seq: Sequence[float],
+    token_rewards: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
+    groups: Sequence[int],
+    *,
+    center: bool = False,
+    eps: float = 1e-8,
+) -> TokenAdvantages:
+    """Add sequence and token rewards, then normalise over the batch (arXiv 2601.09012, section 4).
+
+    r_seq: [B]. token_rewards, valid: [B, T_b], one entry a completion token.
+    groups: the prompt of each sample; with `center` its mean r_seq is subtracted first, so that
+        an easy prompt is no advantage (not in the paper).
+    """
+    mask_BT = pad_rows(valid, torch.bool)
+    rewards_B = torch.tensor(list(r_seq), dtype=torch.float64)
+    if center:
+        rewards_B = center_groups(rewards_B, groups)
+    raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + pad_rows(token_rewards)
+    return TokenAdvantages(raw_BT, normalize_advantages(raw_BT, mask_BT, eps), mask_BT)

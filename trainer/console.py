@@ -1,0 +1,116 @@
+"""What a person sees of a run: a progress bar with the time left, and one line for each update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import console as rich_console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from trainer.evaluate import Report
+
+#: Column title -> (key of the log line, format).
+_COLUMNS = {
+    "update": ("update", "6d"),
+    "r_seq": ("r_seq_mean", "7.3f"),
+    "metricx": ("metricx_score_mean", "7.3f"),
+    "xcomet": ("xcomet_score_mean", "7.3f"),
+    "spans": ("spans_mean", "6.2f"),
+    "length": ("completion_length_mean", "6.1f"),
+    "cover": ("reward_coverage", "6.2f"),
+    "loss": ("policy_loss", "8.4f"),
+    "kl_ref": ("kl_ref", "7.4f"),
+    "clip": ("clip_frac", "6.3f"),
+    "roll_s": ("rollout_s", "6.1f"),
+    "rew_s": ("reward_s", "6.1f"),
+    "upd_s": ("update_s", "6.1f"),
+}
+_REPORT_ROWS = (
+    ("MetricX score (lower is better)", "metricx_score_mean"),
+    ("MetricX reward", "metricx_reward_mean"),
+    ("MetricX coverage", "metricx_coverage"),
+    ("xCOMET score", "xcomet_score_mean"),
+    ("xCOMET coverage", "xcomet_coverage"),
+    ("error spans a segment", "spans_mean"),
+    ("  minor", "spans_MINOR_mean"),
+    ("  major", "spans_MAJOR_mean"),
+    ("  critical", "spans_CRITICAL_mean"),
+    ("completion length (tokens)", "completion_length_mean"),
+    ("cut by max_new_tokens", "truncated_frac"),
+    ("chrF (not a reward)", "chrf"),
+    ("BLEU (not a reward)", "bleu"),
+)
+
+
+class Console:
+    """A context manager around a run of `num_updates` updates."""
+
+    def __init__(self, num_updates: int) -> None:
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=rich_console.Console(stderr=True),
+            redirect_stdout=False,
+        )
+        self._task: TaskID = self._progress.add_task("training", total=num_updates, rate="")
+        self._headed = False
+
+    def __enter__(self) -> Console:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, line: dict[str, Any]) -> None:
+        """An update is done: its line of the log."""
+        if not self._headed:
+            self._say(" ".join(_cell(title, form) for title, (_, form) in _COLUMNS.items()))
+            self._headed = True
+        self._say(" ".join(_cell(line.get(key), form) for key, form in _COLUMNS.values()))
+        seconds = line["rollout_s"] + line["reward_s"] + line["update_s"]
+        rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
+        self._progress.update(self._task, advance=1, rate=rate)
+
+    def evaluation(self, update: int, report: Report) -> None:
+        """An evaluation is done."""
+        shown = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
+        values = (f"{key.removesuffix('_mean')} {_number(getattr(report, key))}" for key in shown)
+        self._say(f"held out, after update {update}: {', '.join(values)}")
+
+    def _say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: Any, form: str) -> str:
+    width = int(form.split(".")[0].rstrip("df"))
+    if value is None:
+        return "-".rjust(width)
+    return value.rjust(width) if isinstance(value, str) else format(value, form)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def report_table(reports: dict[str, Report]) -> Table:
+    """Reports side by side, one column each."""
+    table = Table("", *reports)
+    for title, key in _REPORT_ROWS:
+        values = [getattr(report, key) for report in reports.values()]
+        table.add_row(title, *map(_number, values))
+    return table

@@ -1,0 +1,75 @@
+"""Error spans of a translation -> a reward for each of its tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from scorekit.schemas import ErrorSpan
+
+OverlapPolicy = Literal["any_overlap", "majority_overlap"]
+Combine = Literal["sum", "min", "max"]
+
+_COMBINE: dict[Combine, Callable[[list[float]], float]] = {
+    "sum": sum,
+    "min": lambda penalties: min(penalties, key=abs),
+    "max": lambda penalties: max(penalties, key=abs),
+}
+
+
+def spans_to_token_rewards(
+    mt_text: str,
+    token_char_offsets: Sequence[tuple[int, int]],
+    error_spans: Sequence[ErrorSpan],
+    severity_weights: Mapping[str, float],
+    overlap_policy: OverlapPolicy = "any_overlap",
+    *,
+    overlap_threshold: float = 0.5,
+    combine: Combine = "sum",
+    use_confidence: bool = False,
+) -> list[float]:
+    """The reward of each token: 0 outside error spans, else the weight of the span's severity.
+
+    Each token of a span gets the full weight (arXiv 2601.09012, figure 2: the penalty repeats, it
+    is not shared). A token of zero width (special, or not aligned) is never hit.
+
+    token_char_offsets: (start, end) of each token in `mt_text`, end exclusive, in the text's order.
+    severity_weights: severity in any case -> weight.
+    overlap_threshold: for `majority_overlap`, the share of the token's characters to be covered.
+    combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one.
+    Returns one number a token. Raises ValueError on a span outside `mt_text` and on a severity
+    without a weight.
+    """
+    weights = {severity.upper(): weight for severity, weight in severity_weights.items()}
+    ends = [end for _, end in token_char_offsets]
+    hits: dict[int, list[float]] = {}
+    for span in error_spans:
+        if not 0 <= span.start <= span.end <= len(mt_text):
+            raise ValueError(f"span {span.start}-{span.end} in a text of {len(mt_text)} characters")
+        if span.severity.upper() not in weights:
+            raise ValueError(f"severity {span.severity!r} has no weight")
+        penalty = weights[span.severity.upper()] * (span.confidence if use_confidence else 1.0)
+        for token in range(bisect_right(ends, span.start), len(ends)):
+            start, end = token_char_offsets[token]
+            if start == end:  # may stand between two tokens of one character
+                continue
+            if start >= span.end:
+                break
+            shared = min(end, span.end) - max(start, span.start)
+            wanted = 1 if overlap_policy == "any_overlap" else overlap_threshold * (end - start)
+            if shared > 0 and shared >= wanted:
+                hits.setdefault(token, []).append(penalty)
+    rewards = [0.0] * len(token_char_offsets)
+    for token, penalties in hits.items():
+        rewards[token] = _COMBINE[combine](penalties)
+    return rewards
+
+
+def covered_tokens(
+    mt_text: str, token_char_offsets: Sequence[tuple[int, int]], mt_covered: int
+) -> list[bool]:
+    """Which tokens the span model has read, given how many characters of `mt_text` it read."""
+    if mt_covered >= len(mt_text):
+        return [True] * len(token_char_offsets)
+    return [end <= mt_covered and start < mt_covered for start, end in token_char_offsets]

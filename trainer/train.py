@@ -1,0 +1,200 @@
+"""The loop: rollouts -> rewards -> advantages -> update. The one file that sees all the parts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from scorekit.errors import UserError
+from trainer.advantage import TokenAdvantages, token_advantages
+from trainer.checkpoint import save_checkpoint
+from trainer.config import TrainerConfig
+from trainer.console import Console
+from trainer.data import Example
+from trainer.evaluate import Report, evaluate_on_dataset
+from trainer.figures import advantage_figures, reward_figures, rollout_figures
+from trainer.policy import autocast, load_policy, load_reference, pad_token_id, prepare_torch
+from trainer.rewards import Rewarder, SampleReward, sample_rewards
+from trainer.runlog import RunLog, check_run_dir, training_lines
+from trainer.sampler import Rollout, generate_rollouts
+from trainer.update import learning_rate, set_learning_rate, update_policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    """updates: lines of log.jsonl. reports: (update, report), the first from before training."""
+
+    run_dir: Path
+    checkpoint: Path
+    updates: list[dict[str, Any]]
+    reports: list[tuple[int, Report]]
+
+
+def run_toy_rl(
+    train_examples: Sequence[Example], eval_examples: Sequence[Example], cfg: TrainerConfig
+) -> Artifacts:
+    """Train, evaluate, log. Services are checked before weights load, weights before the folder
+    of an earlier run is replaced. Raises UserError on whatever the user can mend."""
+    check_trainable(cfg)
+    check_run_dir(cfg)
+    with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
+        return Trainer(cfg, rewarder).run(train_examples, eval_examples[: cfg.eval.eval_limit])
+
+
+def check_trainable(cfg: TrainerConfig) -> None:
+    """Raise UserError where log-probabilities would not be of the distribution sampled from."""
+    gen = cfg.generation
+    if gen.temperature == 0:
+        raise UserError("generation.temperature: 0 is greedy; training needs samples")
+    for key, on in (("top_p", gen.top_p < 1), ("top_k", gen.top_k > 0)):
+        if on:
+            raise UserError(
+                f"generation.{key}: {getattr(gen, key)} cuts the distribution, and ratios to the "
+                "uncut one would be wrong: train with top_p 1 and top_k 0 (eval has its own)"
+            )
+
+
+class Trainer:
+    """Models, optimiser and log of a run."""
+
+    def __init__(self, cfg: TrainerConfig, rewarder: Rewarder) -> None:
+        self.cfg, self.rewarder = cfg, rewarder
+        self.device = prepare_torch(cfg.misc)
+        self.model, self.tokenizer = load_policy(cfg.policy, self.device)
+        self.reference: nn.Module | None = None
+        if cfg.rl.kl_coef:
+            self.reference = load_reference(cfg.policy, self.model, self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay
+        )
+        self.log = RunLog(cfg)
+
+    def run(self, train: Sequence[Example], held_out: Sequence[Example]) -> Artifacts:
+        """All updates, with evaluations before, between and after."""
+        rl, misc, every = self.cfg.rl, self.cfg.misc, self.cfg.eval.eval_every_n_updates
+        updates: list[dict[str, Any]] = []
+        reports: list[tuple[int, Report]] = []
+        with Console(rl.num_updates) as console:
+            for update in range(rl.num_updates + 1):
+                if update > 0:
+                    updates.append(self.step(update, train))
+                    console.update(updates[-1])
+                last = update == rl.num_updates
+                if held_out and (update == 0 or last or (every and update % every == 0)):
+                    reports.append((update, self.evaluate(update, held_out)))
+                    console.evaluation(update, reports[-1][1])
+                if last or (update and misc.save_every_n_updates and
+                            update % misc.save_every_n_updates == 0):  # fmt: skip
+                    checkpoint = self.save(update)
+        return Artifacts(self.log.folder, checkpoint, updates, reports)
+
+    def step(self, update: int, train: Sequence[Example]) -> dict[str, Any]:
+        """One update (from 1); returns its line of the log."""
+        cfg, rl, clock = self.cfg, self.cfg.rl, _Clock()
+        indices = batch_indices(len(train), rl.batch_size * rl.grad_accum, update, cfg.misc.seed)
+        torch.manual_seed(cfg.misc.seed * 1_000_003 + update)
+        with autocast(self.device, cfg.misc.dtype):
+            rollouts = generate_rollouts(
+                [train[i] for i in indices], self.model, self.tokenizer, cfg.generation,
+                reference_model=self.reference, micro_batch_tokens=rl.micro_batch_tokens,
+            )  # fmt: skip
+        clock.lap("rollout_s")
+        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
+        rewards = sample_rewards(rollouts, scores, cfg.reward)
+        clock.lap("reward_s")
+        kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
+        lr = learning_rate(update - 1, rl)
+        line = {"update": update, "skipped": not kept, "lr": lr, **rollout_figures(rollouts)}
+        line |= reward_figures(rewards, cfg.reward)
+        advantages = None
+        if kept:
+            advantages = self.learn([rollouts[i] for i in kept], [rewards[i] for i in kept],
+                                    update, line)  # fmt: skip
+        else:
+            log.warning("update %d is skipped: no sample was scored", update)
+        clock.lap("update_s")
+        if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
+            dump = training_lines(rollouts, rewards, kept, advantages)
+            self.log.write_completions(update, dump)
+        line |= clock.seconds
+        self.log.write_update(line)
+        return line
+
+    def learn(
+        self,
+        rollouts: list[Rollout],
+        rewards: list[SampleReward],
+        update: int,
+        line: dict[str, Any],
+    ) -> TokenAdvantages:
+        """Advantages and the update of the policy; adds its figures to the log line."""
+        rl = self.cfg.rl
+        advantages = token_advantages(
+            [reward.r_seq for reward in rewards if reward.r_seq is not None],
+            [reward.token_rewards for reward in rewards],
+            [reward.valid for reward in rewards],
+            [rollout.group for rollout in rollouts],
+            center=rl.center_groups,
+            eps=rl.advantage_eps,
+        )
+        set_learning_rate(self.optimizer, line["lr"])
+        stats = update_policy(
+            rollouts, advantages, self.optimizer, rl,
+            policy_model=self.model, temperature=self.cfg.generation.temperature,
+            pad_id=pad_token_id(self.model, self.tokenizer), dtype=self.cfg.misc.dtype,
+            seed=self.cfg.misc.seed * 1_000_003 + update,
+        )  # fmt: skip
+        line |= advantage_figures(advantages) | asdict(stats)
+        return advantages
+
+    def evaluate(self, update: int, examples: Sequence[Example]) -> Report:
+        """An evaluation, logged and dumped."""
+        cfg = self.cfg
+        with autocast(self.device, cfg.misc.dtype):
+            report = evaluate_on_dataset(
+                examples, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
+                cfg.reward,
+            )  # fmt: skip
+        self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
+        return report
+
+    def save(self, update: int) -> Path:
+        """A checkpoint of the policy after `update` updates."""
+        folder = self.log.folder / "checkpoints" / f"step-{update:06d}"
+        return save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, update)
+
+
+def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
+
+    A function of its arguments alone, so that a run can start again anywhere.
+    """
+    indices: list[int] = []
+    for position in range((update - 1) * batch_size, update * batch_size):
+        epoch, place = divmod(position, examples)
+        if place == 0 or not indices:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(examples, generator=generator).tolist()
+        indices.append(order[place])
+    return indices
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._last, 3)
+        self._last = now
