@@ -1,4 +1,4 @@
-"""python -m trainer train|evaluate --config FILE [--set section.key=value]"""
+"""python -m trainer train|evaluate --config FILE [--set section.key=value]; report RUN_DIR"""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def train(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         )  # fmt: skip
         from rich.console import Console
 
-        from trainer.console import report_table
+        from trainer.console import comparison_table
+        from trainer.report import write_report
         from trainer.train import run_toy_rl
 
         artifacts = run_toy_rl(examples, held_out, cfg)
         if artifacts.reports:
-            before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
-            Console().print(report_table({"before": before, "after": after}))
-        typer.echo(f"run: {artifacts.run_dir}")
+            Console().print(comparison_table(artifacts.reports[0][1], artifacts.reports[-1][1]))
+        typer.echo(f"report: {write_report(artifacts.run_dir)}")
         typer.echo(f"policy: {artifacts.checkpoint}")
 
 
@@ -96,8 +96,19 @@ def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) ->
         write_jsonl(folder / "completions" / "evaluation.jsonl", report.examples)
         figures = {"policy": cfg.policy.path, **report.figures()}
         (folder / "evaluation.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        Console().print(report_table({str(cfg.policy.path): report}))
+        Console().print(report_table(report))
         typer.echo(f"report: {folder / 'evaluation.json'}")
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run (misc.run_dir).")],
+) -> None:
+    """Write report.html of a run, finished or not."""
+    with _clean_exit():
+        from trainer.report import write_report
+
+        typer.echo(f"report: {write_report(run_dir)}")
 
 
 def _load(config: Path, overrides: list[str] | None, limit: int | None) -> TrainerConfig:

@@ -14,9 +14,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from trainer.evaluate import Report
+from trainer.figures import compare
 
 #: Column title -> (key of the log line, format).
 _COLUMNS = {
@@ -34,21 +36,7 @@ _COLUMNS = {
     "rew_s": ("reward_s", "6.1f"),
     "upd_s": ("update_s", "6.1f"),
 }
-_REPORT_ROWS = (
-    ("MetricX score (lower is better)", "metricx_score_mean"),
-    ("MetricX reward", "metricx_reward_mean"),
-    ("MetricX coverage", "metricx_coverage"),
-    ("xCOMET score", "xcomet_score_mean"),
-    ("xCOMET coverage", "xcomet_coverage"),
-    ("error spans a segment", "spans_mean"),
-    ("  minor", "spans_MINOR_mean"),
-    ("  major", "spans_MAJOR_mean"),
-    ("  critical", "spans_CRITICAL_mean"),
-    ("completion length (tokens)", "completion_length_mean"),
-    ("cut by max_new_tokens", "truncated_frac"),
-    ("chrF (not a reward)", "chrf"),
-    ("BLEU (not a reward)", "bleu"),
-)
+_VERDICTS = {"better": "green", "worse": "red", "": ""}
 
 
 class Console:
@@ -107,10 +95,17 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def report_table(reports: dict[str, Report]) -> Table:
-    """Reports side by side, one column each."""
-    table = Table("", *reports)
-    for title, key in _REPORT_ROWS:
-        values = [getattr(report, key) for report in reports.values()]
-        table.add_row(title, *map(_number, values))
+def comparison_table(before: Report, after: Report) -> Table:
+    """Two reports side by side, with the change."""
+    table = Table("", *(Column(title, justify="right") for title in ("before", "after", "change")))
+    for row in compare(before.figures(), after.figures()):
+        table.add_row(row.title, row.before, row.after, Text(row.change, _VERDICTS[row.verdict]))
+    return table
+
+
+def report_table(report: Report) -> Table:
+    """One report."""
+    table = Table("", Column("value", justify="right"))
+    for row in compare(report.figures(), {}):
+        table.add_row(row.title, row.before)
     return table

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from scorekit.schemas import Severity
 from trainer.advantage import TokenAdvantages
@@ -13,6 +14,53 @@ from trainer.rewards import SampleReward, metricx_reward
 from trainer.sampler import Rollout
 
 Figures = dict[str, float | int | None]
+
+
+#: Rows of a comparison: title, field of `Report`, digits, whether higher is better (None: neither).
+REPORT_ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
+    ("MetricX score", "metricx_score_mean", 3, False),
+    ("MetricX coverage", "metricx_coverage", 3, True),
+    ("xCOMET score", "xcomet_score_mean", 3, True),
+    ("xCOMET coverage", "xcomet_coverage", 3, True),
+    ("error spans a segment", "spans_mean", 2, False),
+    ("· minor", "spans_MINOR_mean", 2, False),
+    ("· major", "spans_MAJOR_mean", 2, False),
+    ("· critical", "spans_CRITICAL_mean", 2, False),
+    ("chrF (never a reward)", "chrf", 2, True),
+    ("BLEU (never a reward)", "bleu", 2, True),
+    ("completion length (tokens)", "completion_length_mean", 1, None),
+    ("cut by max_new_tokens", "truncated_frac", 3, False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One row, ready to be shown; `verdict` is "better", "worse" or ""."""
+
+    title: str
+    before: str
+    after: str
+    change: str
+    verdict: str
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Comparison]:
+    """The figures of two reports side by side."""
+    rows = []
+    for title, key, digits, higher in REPORT_ROWS:
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            change, verdict = "–", ""
+        else:
+            change = f"{new - old:+.{digits}f}"
+            judged = higher is not None and round(new - old, digits) != 0
+            verdict = ("better" if (new > old) == higher else "worse") if judged else ""
+        rows.append(Comparison(title, _show(old, digits), _show(new, digits), change, verdict))
+    return rows
+
+
+def _show(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def mean_std(name: str, values: Sequence[float]) -> Figures:

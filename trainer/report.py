@@ -18,20 +18,8 @@ from markupsafe import Markup
 from scorekit.errors import UserError
 from scorekit.render import cut_segments, visible
 from scorekit.schemas import ErrorSpan
+from trainer.figures import compare
 
-#: Rows of the table: title, key of eval.jsonl, digits, whether higher is better (None: neither).
-ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
-    ("MetricX score", "metricx_score_mean", 3, False),
-    ("xCOMET score", "xcomet_score_mean", 3, True),
-    ("error spans a segment", "spans_mean", 2, False),
-    ("· minor", "spans_MINOR_mean", 2, False),
-    ("· major", "spans_MAJOR_mean", 2, False),
-    ("· critical", "spans_CRITICAL_mean", 2, False),
-    ("chrF (never a reward)", "chrf", 2, True),
-    ("BLEU (never a reward)", "bleu", 2, True),
-    ("completion length (tokens)", "completion_length_mean", 1, None),
-    ("cut by max_new_tokens", "truncated_frac", 3, False),
-)
 #: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).
 CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     ("MetricX score (lower is better)", ("metricx_score_mean",), "metricx_score_mean"),
@@ -71,7 +59,7 @@ def write_report(
         title=title,
         notes=notes,
         evals=evals,
-        rows=_table(evals),
+        rows=compare(evals[0], evals[-1]) if evals else [],
         curves=[Markup(svg) for svg in _draw_curves(updates, evals)],
         examples=_pick_examples(folder, evals),
         config=_read_text(folder / "config.yaml"),
@@ -80,29 +68,6 @@ def write_report(
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _table(evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a figure: its values before and after, and whether it became better or worse."""
-    if not evals:
-        return []
-    first, last = evals[0], evals[-1]
-    rows = []
-    for title, key, digits, higher in ROWS:
-        before, after = first.get(key), last.get(key)
-        known = before is not None and after is not None
-        change = after - before if known else None
-        judged = known and higher is not None and round(change, digits) != 0
-        rows.append(
-            {
-                "title": title,
-                "before": _number(before, digits),
-                "after": _number(after, digits),
-                "change": "–" if change is None else f"{change:+.{digits}f}",
-                "verdict": ("better" if (change > 0) == higher else "worse") if judged else "",
-            }
-        )
-    return rows
 
 
 def _draw_curves(updates: list[dict[str, Any]], evals: list[dict[str, Any]]) -> list[str]:
@@ -190,12 +155,9 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _read_text(path).splitlines()]
+    # Not splitlines(): JSON may hold other line ends, which are part of a text.
+    return [json.loads(line) for line in _read_text(path).split("\n") if line]
 
 
 def _read_text(path: Path) -> str:

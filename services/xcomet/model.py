@@ -311,14 +311,16 @@ class XCometXLScorer(LocalScorer):
 
     def __init__(
         self,
-        model: str = "Unbabel/XCOMET-XL",
+        xcomet_model_name: str = "Unbabel/XCOMET-XL",
         encoder: str | None = None,
         *,
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
     ) -> None:
-        super().__init__(XCometBackend(model, encoder, device=device, dtype=dtype, threads=threads))
+        super().__init__(
+            XCometBackend(xcomet_model_name, encoder, device=device, dtype=dtype, threads=threads)
+        )
 
 
 def _load_metric(checkpoint: Checkpoint) -> Any:

@@ -110,6 +110,7 @@ def test_one_command_generates_rewards_updates_and_evaluates(
         for span in row["error_spans"]:
             assert row["mt"][span["start"] : span["end"]] == span["text"]
     assert "before" in done.stdout and "after" in done.stdout
+    assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
     assert "Traceback" not in done.stderr
     resolved = load_config(TrainerConfig, out / "config.yaml")
     assert resolved.rl.batch_size == 8
@@ -122,6 +123,8 @@ def test_one_command_generates_rewards_updates_and_evaluates(
     assert again.returncode == 0, again.stderr
     report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert report["samples"] == 2
+    nothing = run("report", str(config.parent))
+    assert nothing.returncode == 2 and "no run here" in nothing.stderr
     after = read(out / "completions/eval-000001.jsonl")
     assert [row["mt"] for row in read(out / "completions/evaluation.jsonl")] == [
         row["mt"] for row in after[:2]

@@ -16,7 +16,7 @@ HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 def _line(i, score, **changes):
     return {
         "id": str(i), "src": f"source {i}", "mt": "나는 wrong 번역", "ref": "옳은 번역",
-        "tokens": 5, "finish_reason": "stop", "metricx_score": score, "xcomet_score": 0.5,
+        "tokens": 5, "finish_reason": "eos", "metricx_score": score, "xcomet_score": 0.5,
         "chrf": 30.0,
         "error_spans": [
             {"start": 3, "end": 8, "severity": "MAJOR", "confidence": 0.75, "text": "wrong"}
