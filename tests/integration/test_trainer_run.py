@@ -123,7 +123,7 @@ def test_one_command_generates_rewards_updates_and_evaluates(
     assert again.returncode == 0, again.stderr
     report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert report["samples"] == 2
-    nothing = run("report", str(config.parent))
+    nothing = run("report", str(out / "completions"))
     assert nothing.returncode == 2 and "no run here" in nothing.stderr
     after = read(out / "completions/eval-000001.jsonl")
     assert [row["mt"] for row in read(out / "completions/evaluation.jsonl")] == [
