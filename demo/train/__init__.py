@@ -1,0 +1,1 @@
+"""Scripts that made the demo models: data, tokenizer, policy, candidates, metrics, evaluation."""

@@ -1,0 +1,172 @@
+"""Does PPO against the services raise held-out chrF? Three seeds, and a control that must not.
+
+    python -m demo.train.gate --out demo/gate.json
+
+Each seed is a run of `python -m trainer train` with the demo's config on `final_test.jsonl`, a set
+that nothing was tuned on. The control is the same run behind proxies that hand each score and each
+list of spans to another sample of its request: the rewards keep their distribution and lose their
+meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from rich.console import Console
+from rich.table import Table
+
+from demo.processes import child_environment, end, exit_on_sigterm, free_port, running_service
+from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
+
+FIGURES = ("chrf", "bleu", "metricx_score_mean", "xcomet_score_mean", "spans_mean",
+           "completion_length_mean")  # fmt: skip
+
+
+def shuffling_proxy(url: str, seed: int) -> FastAPI:
+    """The service at `url`, but score and spans of a sample are those of another one."""
+    app = FastAPI()
+    rng = random.Random(seed)
+    client = httpx.AsyncClient(timeout=600)
+
+    @app.get("/v1/info")
+    async def info() -> Any:
+        return (await client.get(f"{url}/v1/info")).json()
+
+    @app.post("/v1/score")
+    async def score(request: Request) -> Any:
+        asked = await request.json()
+        answer = (await client.post(f"{url}/v1/score", json=asked)).json()
+        good = [result for result in answer["results"] if result["ok"]]
+        texts = [
+            s["mt"] for s, r in zip(asked["samples"], answer["results"], strict=True) if r["ok"]
+        ]
+        given = [(r["score"], r.get("error_spans")) for r in good]
+        rng.shuffle(given)
+        for result, mt, (value, spans) in zip(good, texts, given, strict=True):
+            result["score"] = value
+            if spans is not None:
+                result["error_spans"] = [
+                    {**span, "end": min(span["end"], len(mt))}
+                    for span in spans
+                    if span["start"] < len(mt)
+                ]
+        return answer
+
+    return app
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The app under uvicorn in a thread."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[str]) -> None:
+    """One run of the trainer, as a user starts it."""
+    command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
+    settings = [
+        f"misc.seed={seed}",
+        f"misc.run_dir={folder}",
+        "misc.overwrite=true",
+        f"data.eval={DATA / 'final_test.jsonl'}",
+        "reward.batch_size=512",  # one request a batch, so that the control shuffles all of it
+        "eval.eval_every_n_updates=0",
+        "misc.dump_every_n_updates=0",
+        *overrides,
+    ]
+    for setting in settings:
+        command += ["--set", setting]
+    environment = child_environment() | {"METRICX_URL": urls[0], "XCOMET_URL": urls[1]}
+    process = subprocess.Popen(command, env=environment, cwd=ROOT)
+    try:
+        if process.wait():
+            raise SystemExit(f"the trainer ended with exit code {process.returncode}")
+    finally:
+        end(process)
+
+
+def read_outcome(folder: Path) -> dict[str, Any]:
+    """Figures before and after, and the paired change of sentence chrF with its interval."""
+    lines = (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    before, after = (_chrf(folder / line["completions"]) for line in (first, last))
+    differences = [a - b for a, b in zip(after, before, strict=True)]
+    low, high = paired_interval(differences)
+    return {
+        "sources": len(differences),
+        "before": {name: first[name] for name in FIGURES},
+        "after": {name: last[name] for name in FIGURES},
+        "sentence_chrf_change": float(np.mean(differences)),
+        "interval_95": [low, high],
+    }
+
+
+def _chrf(path: Path) -> list[float]:
+    return [json.loads(line)["chrf"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def show(outcomes: dict[str, dict[str, Any]]) -> None:
+    """One row a run."""
+    table = Table("run", "chrF", "BLEU", "MetricX", "xCOMET", "spans", "length", "sentence chrF")
+    for name, outcome in outcomes.items():
+        cells = [f"{outcome['before'][f]:.2f} → {outcome['after'][f]:.2f}" for f in FIGURES]
+        low, high = outcome["interval_95"]
+        change = f"{outcome['sentence_chrf_change']:+.2f} [{low:+.2f}, {high:+.2f}]"
+        table.add_row(name, *cells, change)
+    Console(width=150).print(table)
+
+
+def main() -> None:
+    """Run all arms against one pair of services; write the JSON after each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=Path("runs/gate/gate.json"))
+    parser.add_argument("--set", nargs="*", default=[], help="overrides of the demo's config")
+    args = parser.parse_args()
+    exit_on_sigterm()
+    work = Path("runs/gate")
+    work.mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, dict[str, Any]] = {}
+    with (
+        running_service("metricx", work, "--model", str(MODELS / "metricx")) as metricx,
+        running_service("xcomet", work, "--model", str(MODELS / "xcomet")) as xcomet,
+        serving(shuffling_proxy(metricx, 1)) as shuffled_metricx,
+        serving(shuffling_proxy(xcomet, 2)) as shuffled_xcomet,
+    ):
+        arms = [(f"seed {seed}", seed, (metricx, xcomet)) for seed in args.seeds]
+        arms.append(("shuffled rewards", args.seeds[0], (shuffled_metricx, shuffled_xcomet)))
+        for name, seed, urls in arms:
+            folder = work / name.replace(" ", "_")
+            run_trainer(folder, seed, urls, args.set)
+            outcomes[name] = read_outcome(folder)
+            args.out.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    show(outcomes)
+
+
+if __name__ == "__main__":
+    main()

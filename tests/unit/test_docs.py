@@ -1,0 +1,45 @@
+"""What the documents name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "AGENTS.md",
+             *sorted((ROOT / "services").glob("*/README.md")), ROOT / "demo/README.md"]  # fmt: skip
+_PATH = re.compile(
+    r"(?<![\w/.-])((?:scorekit|services|trainer|demo|configs|docs|tests|tools|bench)/[\w./-]*[\w/])"
+)
+_TARGET = re.compile(r"`?make ([a-z-]+)`?")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_that_a_document_names_exist(path):
+    for name in _PATH.findall(path.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_make_targets_that_a_document_names_exist(path):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in path.read_text(encoding="utf-8").splitlines():
+        for target in _TARGET.findall(line) if "`make" in line or line.startswith("make") else []:
+            assert f"\n{target}:" in makefile, f"{path.name} names make {target}"
+
+
+def test_the_readme_is_short_and_its_first_command_comes_early():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 200
+    assert any(line.startswith("make demo") for line in lines[:25])
+
+
+def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
+    from scorekit import schemas
+
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    for model in (schemas.TranslationSample, schemas.XCometOptions, schemas.Scored):
+        for name in model.model_fields:
+            assert f"`{name}" in text or f'"{name}"' in text, f"{model.__name__}.{name}"
