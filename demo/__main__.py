@@ -27,7 +27,7 @@ def main(
 
     try:
         run_demo(run_dir, updates=updates, limit=limit)
-    except ScorekitError as error:
+    except (ScorekitError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from scorekit.errors import ServiceUnreachable, UserError
 
 STOP_S = 15.0  # seconds that a child may take to end by itself
+READY_S = 120.0  # seconds that a service may take to load a small model
 
 
 def free_port() -> int:
@@ -75,15 +77,17 @@ def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
     args = (f"services.{name}", "--port", str(port), "--threads", "1", "--cache", cache, *flags)
     with running(*args, log=log) as process:
         url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + READY_S
         with SyncScoringClient(url) as client:
             while True:
                 try:
                     client.wait_ready(0.2)
                     break
                 except ServiceUnreachable:
-                    if process.poll() is not None:
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        what = "does not get ready" if process.poll() is None else "ended"
                         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                        raise UserError(f"{name} ended; the end of {log}:\n{tail}") from None
+                        raise UserError(f"{name} {what}; the end of {log}:\n{tail}") from None
         yield url
 
 

@@ -104,7 +104,7 @@ def train(
     for override in overrides:
         command += ["--set", override]
     environment = child_environment() | {"METRICX_URL": metricx_url, "XCOMET_URL": xcomet_url}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT)
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
     try:
         code = process.wait()
     finally:

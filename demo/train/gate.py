@@ -102,7 +102,7 @@ def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[
     for setting in settings:
         command += ["--set", setting]
     environment = child_environment() | {"METRICX_URL": urls[0], "XCOMET_URL": urls[1]}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT)
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
     try:
         if process.wait():
             raise SystemExit(f"the trainer ended with exit code {process.returncode}")

@@ -312,7 +312,8 @@ class Batcher:
             self._dead = True
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._fail_all)
-            log.critical("model_thread_died", exc_info=True)
+            with contextlib.suppress(OSError):  # a full disk may have been the cause
+                log.critical("model_thread_died", exc_info=True)
 
     def _note_health(self, outcomes: Sequence[Outcome]) -> None:
         broken = all(isinstance(o, SampleError) and o.type == "model_failure" for o in outcomes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,18 +25,18 @@ def _start(run_dir, *flags):
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"COLUMNS": "160"},
+        start_new_session=True,
     )
 
 
-def _services_of(run_dir) -> list[int]:
-    """Processes whose command line names the run's folder."""
+def _children_of(run_dir) -> list[str]:
+    """Services and trainer: processes whose command line names the run's folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(run_dir).encode() in entry.read_bytes() and b"services." in entry.read_bytes():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(run_dir) in command and ("services." in command or "-m trainer" in command):
+                found.append(command)
     return found
 
 
@@ -51,16 +52,16 @@ def test_the_demo_scores_trains_compares_and_leaves_nothing_running(tmp_path):
     assert all(line["metricx_coverage"] == line["xcomet_coverage"] == 1.0 for line in evals)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<mark" in page and "<svg" in page
-    assert not _services_of(tmp_path)
+    assert not _children_of(tmp_path)
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
     process = _start(tmp_path, "--updates", "50", "--limit", "40")
     wait_until(lambda: (tmp_path / "log.jsonl").exists() or process.poll() is not None, 300)
-    assert len(_services_of(tmp_path)) == 2
-    process.send_signal(signal.SIGINT)
+    assert len(_children_of(tmp_path)) == 3
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped" in output and "Traceback" not in output
-    assert not _services_of(tmp_path)
+    assert not _children_of(tmp_path)
