@@ -139,13 +139,13 @@ def bad_outputs(metricx, xcomet, rows: list[dict], seed: int) -> dict:
         m, (x, _) = metricx(sources, texts), xcomet(sources, texts)
         if name == "true translation":
             truth = (m, x)
-        valid = [i for i in range(len(rows)) if name == "true translation" or texts[i] != refs[i]]
-        figures[name] = {
-            "metricx": mean(m),
-            "xcomet": mean(x),
-            "metricx truth wins": mean(truth[0][i] < m[i] for i in valid),
-            "xcomet truth wins": mean(truth[1][i] > x[i] for i in valid),
-        }
+        figures[name] = {"metricx": mean(m), "xcomet": mean(x)}
+        differ = [i for i in range(len(rows)) if texts[i] != refs[i]]
+        if differ:
+            figures[name] |= {
+                "metricx truth wins": mean(truth[0][i] < m[i] for i in differ),
+                "xcomet truth wins": mean(truth[1][i] > x[i] for i in differ),
+            }
     return figures
 
 
