@@ -57,7 +57,7 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
 
 #: What a reader of the report must know.
 NOTES = [
-    "A translation policy of 5 million parameters (English to Korean user-interface strings) was "
+    "A translation policy of 4.2 million parameters (English to Korean user-interface strings) was "
     "hurt on purpose: its last training saw noisy bitext, in which a part of the targets was the "
     "English source or was cut short. PPO, rewarded by two learned metrics over HTTP, repairs it.",
     "The rewards are MetricX (5 - score, the same for every token) and xCOMET's error spans (a "

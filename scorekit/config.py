@@ -17,9 +17,10 @@ from scorekit.errors import UserError
 
 
 class Config(BaseModel):
-    """Base of all config sections: an unknown key is an error, defaults are checked too."""
+    """Base of all config sections: an unknown key is an error, defaults are checked too, and no
+    number is NaN or infinite."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 C = TypeVar("C", bound=BaseModel)

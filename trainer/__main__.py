@@ -82,8 +82,9 @@ def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) ->
         from trainer.evaluate import evaluate_on_dataset
         from trainer.policy import autocast, load_policy, prepare_torch
         from trainer.rewards import Rewarder
-        from trainer.runlog import write_jsonl
+        from trainer.runlog import open_run_dir, write_jsonl
 
+        folder = open_run_dir(cfg)
         with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
             device = prepare_torch(cfg.misc)
             model, tokenizer = load_policy(cfg.policy, device)
@@ -91,9 +92,7 @@ def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) ->
                 report = evaluate_on_dataset(
                     examples, model, tokenizer, cfg.eval_generation(), rewarder, cfg.reward
                 )
-        folder = Path(cfg.misc.run_dir)
-        (folder / "completions").mkdir(parents=True, exist_ok=True)
-        write_jsonl(folder / "completions" / "evaluation.jsonl", report.examples)
+        write_jsonl(folder / "evaluation.jsonl", report.examples)
         figures = {"policy": cfg.policy.path, **report.figures()}
         (folder / "evaluation.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
         Console().print(report_table(report))
@@ -126,6 +125,10 @@ def _clean_exit() -> Iterator[None]:
     except ScorekitError as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except OSError as error:  # a disk that is full, a file that must not be read
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None

@@ -52,7 +52,9 @@ class GenerationConfig(Config):
     model's generation_config.json but the ids that end a turn."""
 
     prompt_template: str = Field(
-        "translategemma", description="A template's name (scorekit.prompts) or a file's path."
+        "translategemma",
+        description="A template's name (scorekit.prompts) or a file's path; not used where the "
+        "chat template takes the source text and language codes instead (TranslateGemma's).",
     )
     max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
     temperature: float = Field(
@@ -67,9 +69,9 @@ class GenerationConfig(Config):
 class SeverityWeights(Config):
     """Reward of a token inside an error span, by the span's severity."""
 
-    MINOR: float = Field(-1.0, description="Weight of a minor error.")
-    MAJOR: float = Field(-5.0, description="Weight of a major error.")
-    CRITICAL: float = Field(-10.0, description="Weight of a critical error.")
+    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
+    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
+    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
 
     @model_validator(mode="before")
     @classmethod
@@ -162,7 +164,12 @@ class RewardConfig(Config):
     @property
     def needs_xcomet(self) -> bool:
         """Whether the reward has an xCOMET term."""
-        return self.w_xcomet_seq != 0 or self.needs_spans
+        return self.w_xcomet_seq * self.xcomet_seq_scale != 0 or self.needs_spans
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything at all is rewarded."""
+        return self.needs_metricx or self.needs_xcomet or self.no_eos_penalty > 0
 
 
 class RLConfig(Config):
@@ -190,7 +197,7 @@ class RLConfig(Config):
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    clip_eps: float = Field(0.2, gt=0, description="PPO's clip range of the ratio.")
+    clip_eps: float = Field(0.2, gt=0, lt=1, description="PPO's clip range of the ratio.")
     kl_coef: float = Field(
         0.05, ge=0, description="Weight of the KL to the reference; 0: no reference is kept."
     )

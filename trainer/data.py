@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +15,8 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.languages import find_language
 from scorekit.prompts import fill, load_template
+
+log = logging.getLogger(__name__)
 
 REQUIRED = ("src_text", "src_lang", "tgt_lang")
 OPTIONAL = ("id", "src_lang_code", "tgt_lang_code", "ref_text")
@@ -63,6 +67,11 @@ def load_examples(
     examples = [_example(row, where, columns) for where, row in rows]
     if not examples:
         raise UserError(f"{source}: no rows")
+    again = [
+        name for name, count in Counter(example.id for example in examples).items() if count > 1
+    ]
+    if again:
+        log.warning("%s: %d ids stand more than once, %r first", source, len(again), again[0])
     return examples
 
 
@@ -126,13 +135,16 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path} line {number}", _parse(line, f"{path} line {number}")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error.reason}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _parse(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"{where}: not JSON, one object a line: {fault}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -146,12 +158,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path} row {number}", row
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path}: not Parquet: {error}") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not Parquet that can be read: {error}") from None
 
 
 def _dataset_rows(source: str, split: str | None, *, on_disk: bool) -> Iterator[tuple[str, Any]]:
     import datasets
+    import pyarrow
 
     try:
         if on_disk:
@@ -164,24 +177,29 @@ def _dataset_rows(source: str, split: str | None, *, on_disk: bool) -> Iterator[
             data = datasets.load_dataset(source, split=split or "train")
     except KeyError:
         raise UserError(f"{source}: has no split {split or 'train'!r}") from None
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's many ways to say no
+    # the hub's many ways to say no
+    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{source}: neither a file, a folder nor a dataset: {reason}") from None
     rows: Iterable[Any] = data
-    for number, row in enumerate(rows, 1):
-        yield f"{source} row {number}", row
+    try:
+        for number, row in enumerate(rows, 1):
+            yield f"{source} row {number}", row
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{source}: cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a row is an object of fields, not {type(row).__name__}")
+        kind = "an array" if isinstance(row, list) else type(row).__name__
+        raise UserError(f"{where}: a row is an object of fields, one a line, not {kind}")
     values = {
         field: _text(row.get(columns.get(field, field)), where, columns.get(field, field))
         for field in (*REQUIRED, *OPTIONAL)
         if field != "id"
     }
-    example_id = row.get(columns.get("id", "id"))
-    values["id"] = str(example_id) if isinstance(example_id, (str, int)) else _hash(values)
+    column = columns.get("id", "id")
+    values["id"] = _id(row.get(column), where, column) or _hash(values)
     for field in REQUIRED:
         if not (values[field] or "").strip():
             raise UserError(f"{where}: {columns.get(field, field)}: missing or empty")
@@ -192,6 +210,14 @@ def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
             language.tag if language else name
         )
     return Example(**values)  # type: ignore[arg-type]
+
+
+def _id(value: Any, where: str, column: str) -> str | None:
+    if isinstance(value, float) and value.is_integer():  # a data frame's, where one was missing
+        value = int(value)
+    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
+        return None if value is None else str(value)
+    raise UserError(f"{where}: {column}: a text or whole number is wanted, not {value!r:.40}")
 
 
 def _text(value: Any, where: str, column: str) -> str | None:

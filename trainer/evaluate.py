@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import nn
 
 from scorekit.languages import find_language
@@ -19,13 +21,17 @@ from trainer.sampler import generate_rollouts
 
 #: Languages whose words BLEU cannot find by white space and punctuation.
 _BY_CHARACTER = frozenset({"zh", "ja", "ko", "th"})
+_SEED = 0  # of sampled translations
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Means over a set of examples; None where there is nothing to average.
 
-    metricx_score_mean: lower is better, over the samples that were scored (metricx_coverage).
+    metricx_score_mean: lower is better, over the samples that were scored (metricx_coverage; None
+    where the service was not asked).
+    metricx_truncated_frac, xcomet_truncated_frac: share of the scored samples whose source or
+    translation the model could not read whole.
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
@@ -39,10 +45,12 @@ class Report:
     metricx_score_std: float | None
     metricx_reward_mean: float | None
     metricx_reward_std: float | None
-    metricx_coverage: float
+    metricx_coverage: float | None
+    metricx_truncated_frac: float | None
     xcomet_score_mean: float | None
     xcomet_score_std: float | None
-    xcomet_coverage: float
+    xcomet_coverage: float | None
+    xcomet_truncated_frac: float | None
     spans_mean: float | None
     spans_MINOR_mean: float | None
     spans_MAJOR_mean: float | None
@@ -71,10 +79,16 @@ def evaluate_on_dataset(
 ) -> Report:
     """Translate each example once and score it by every service that can be asked.
 
+    The same policy gives the same translations, also at a temperature above 0: sampling has a seed
+    of its own, and the caller's random numbers go on as if nothing had been drawn. The model is in
+    eval mode meanwhile.
     Requests carry no reference. Raises what `generate_rollouts` and `Rewarder.score` raise.
     """
     started = time.monotonic()
-    rollouts = generate_rollouts(examples, policy_model, tokenizer, gen_cfg, with_logprobs=False)
+    with _undisturbed(policy_model):
+        rollouts = generate_rollouts(
+            examples, policy_model, tokenizer, gen_cfg, with_logprobs=False
+        )
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     # as a reward of no weight, so that a scorer without spans can be looked at, too
@@ -96,6 +110,21 @@ def evaluate_on_dataset(
         seconds=time.monotonic() - started,
         examples=lines,
     )
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode and a fixed seed within; the model's mode and the random state as before after."""
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    was_training = model.training
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED)
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
 
 
 def reference_figures(examples: Sequence[Example], translations: Sequence[str]) -> dict[str, Any]:

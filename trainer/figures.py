@@ -10,7 +10,7 @@ from typing import Any, get_args
 from scorekit.schemas import Severity
 from trainer.advantage import TokenAdvantages
 from trainer.config import RewardConfig
-from trainer.rewards import SampleReward, metricx_reward
+from trainer.rewards import SampleReward, ServiceName, metricx_reward
 from trainer.sampler import Rollout
 
 Figures = dict[str, float | int | None]
@@ -19,6 +19,7 @@ Figures = dict[str, float | int | None]
 #: Rows of a comparison: title, field of `Report`, digits, whether higher is better (None: neither).
 REPORT_ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
     ("MetricX score", "metricx_score_mean", 3, False),
+    ("MetricX reward", "metricx_reward_mean", 3, True),
     ("MetricX coverage", "metricx_coverage", 3, True),
     ("xCOMET score", "xcomet_score_mean", 3, True),
     ("xCOMET coverage", "xcomet_coverage", 3, True),
@@ -93,17 +94,20 @@ def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
 
 def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
     """Means over the samples that were scored, beside the share of samples that were
-    (`*_coverage`), for each service that was asked."""
+    (`*_coverage`), for each service; all None of a service that was never asked.
+
+    `*_truncated_frac`: share of the scored samples that the model could not read whole.
+    """
     figures: Figures = {}
     metricx = [r.metricx_score for r in rewards if r.metricx_score is not None]
     figures |= mean_std("metricx_score", metricx)
     figures |= mean_std(
         "metricx_reward", [metricx_reward(score, cfg.metricx_offset) for score in metricx]
     )
-    figures["metricx_coverage"] = len(metricx) / max(1, len(rewards))
+    figures |= _reading_figures("metricx", rewards)
     xcomet = [r.xcomet_score for r in rewards if r.xcomet_score is not None]
     figures |= mean_std("xcomet_score", xcomet)
-    figures["xcomet_coverage"] = len(xcomet) / max(1, len(rewards))
+    figures |= _reading_figures("xcomet", rewards)
     spans = [r.error_spans for r in rewards if r.error_spans is not None]
     figures["spans_mean"] = mean_of([len(of_sample) for of_sample in spans])
     for severity in get_args(Severity):
@@ -111,6 +115,15 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
         figures[f"spans_{severity}_mean"] = mean_of(counts)
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
     return figures
+
+
+def _reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> Figures:
+    asked = [r for r in rewards if service in r.asked]
+    flags = [getattr(r, f"{service}_truncated") for r in asked]
+    return {
+        f"{service}_coverage": mean_of([flag is not None for flag in flags]),
+        f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),
+    }
 
 
 def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
@@ -132,8 +145,10 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figure
     }
 
 
-def advantage_figures(advantages: TokenAdvantages) -> Figures:
-    """A_raw and A_norm over the tokens that are learned from."""
+def advantage_figures(advantages: TokenAdvantages | None) -> Figures:
+    """A_raw and A_norm over the tokens that are learned from; None without any."""
+    if advantages is None:
+        return mean_std("A_raw", []) | mean_std("A_norm", [])
     raw = advantages.raw[advantages.mask].tolist()
     norm = advantages.values[advantages.mask].tolist()
     return mean_std("A_raw", raw) | mean_std("A_norm", norm)

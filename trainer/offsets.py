@@ -13,7 +13,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -61,10 +61,21 @@ def compute_token_char_offsets(
 
 
 def align_completion(
-    tokenizer: Any, completion_token_ids: Sequence[int], decode_cfg: DecodeConfig | None = None
+    tokenizer: Any,
+    completion_token_ids: Sequence[int],
+    decode_cfg: DecodeConfig | None = None,
+    stop_ids: Sequence[int] = (),
 ) -> Alignment:
-    """Decode a completion, post-process it, and find its tokens in the result."""
+    """Decode a completion, post-process it, and find its tokens in the result.
+
+    stop_ids: a last token among them is no part of the text, also where the tokenizer does not
+    know that it is special (a `<|im_end|>` added as a plain token).
+    """
     ids = list(completion_token_ids)
+    if ids and ids[-1] in stop_ids:
+        found = align_completion(tokenizer, ids[:-1], decode_cfg)
+        end = len(found.text)
+        return replace(found, offsets=[*found.offsets, (end, end)])
     raw = decode_completion(tokenizer, ids)
     specials = _special_ids(tokenizer)
     kept = [index for index, token_id in enumerate(ids) if token_id not in specials]

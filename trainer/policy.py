@@ -51,12 +51,37 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
 def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any]:
     """(model, tokenizer) of `cfg.path`, weights in float32, dropout off.
 
-    Raises UserError that names the key and the path.
+    Raises UserError that names the key and the path, also where the tokenizer has ids that the
+    model has no embedding for.
     """
     if cfg.path is None:
         raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
     model = _load_model(cfg.path, cfg.revision, "policy.path").to(device)
-    return model, load_tokenizer(cfg)
+    tokenizer = load_tokenizer(cfg)
+    highest, rows = _highest_id(tokenizer), embedding_rows(model)
+    if highest >= rows:
+        raise UserError(
+            f"policy.tokenizer: {cfg.tokenizer or cfg.path} has ids up to {highest}, but the model "
+            f"in {cfg.path} has {rows} embeddings: use its own tokenizer, or resize them"
+        )
+    return model, tokenizer
+
+
+def embedding_rows(model: nn.Module) -> int:
+    """Ids that the model knows."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _highest_id(tokenizer: Any) -> int:
+    """Of the ids that text becomes and those that end and fill up sequences.
+
+    Other special tokens do not count: Gemma 3's text models have no row for the tokenizer's image
+    token. Where a chat template writes one, `check_prompts` tells.
+    """
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    ids = set(tokenizer.get_vocab().values()) - special
+    return max(ids | {token_id for token_id in named if token_id is not None}, default=0)
 
 
 def load_reference(cfg: PolicyConfig, policy: nn.Module, device: torch.device) -> nn.Module:
@@ -98,7 +123,27 @@ def _load_model(path: str, revision: str | None, key: str) -> nn.Module:
             f"{key}: {path}: {len(missing)} weights are missing, {missing[0]} first; "
             "they would be random"
         )
+    _keep_ids_only(model)
     return model.eval()
+
+
+def _keep_ids_only(model: Any) -> None:
+    """Leave of the model's generation settings the ids that end, fill up and begin sequences.
+
+    Nothing else of them is used; and transformers refuses to save many that it loads, such as
+    a temperature beside `do_sample: false`, which would be found out when the run is over.
+    """
+    from transformers import GenerationConfig
+
+    theirs = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=theirs.eos_token_id,
+        pad_token_id=theirs.pad_token_id,
+    )
+    # `save_pretrained` moves what stands in config.json into the generation config
+    for name in model.config._get_non_default_generation_parameters():
+        setattr(model.config, name, None)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,6 @@ fetched from elsewhere; every text in it is escaped.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from scorekit.errors import UserError
 from scorekit.render import cut_segments, visible
 from scorekit.schemas import ErrorSpan
 from trainer.figures import compare
+from trainer.runlog import read_jsonl
 
 #: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).
 CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
@@ -47,8 +47,8 @@ def write_report(
     notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
     """
     folder = Path(run_dir)
-    updates = _read_jsonl(folder / "log.jsonl")
-    evals = _read_jsonl(folder / "eval.jsonl")
+    updates = read_jsonl(folder / "log.jsonl")
+    evals = read_jsonl(folder / "eval.jsonl")
     if not updates and not evals:
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
     environment = Environment(
@@ -124,7 +124,11 @@ def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, 
     """The same sources before and after: what improved most, what worsened most, and the first."""
     if len(evals) < 2:
         return []
-    before, after = (_read_jsonl(folder / evals[i]["completions"]) for i in (0, -1))
+    before, after = (read_jsonl(folder / evals[i]["completions"]) for i in (0, -1))
+    if len(before) != len(after):
+        raise UserError(
+            f"{folder}: {evals[0]['completions']} and {evals[-1]['completions']} differ in length"
+        )
     pairs = list(zip(before, after, strict=True))
     changes = [
         (a["metricx_score"] - b["metricx_score"], b, a)
@@ -153,11 +157,6 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
         }
         for segment in cut_segments(line["mt"], spans)
     ]
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    # Not splitlines(): JSON may hold other line ends, which are part of a text.
-    return [json.loads(line) for line in _read_text(path).split("\n") if line]
 
 
 def _read_text(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from scorekit.client import RemoteScorer
 from scorekit.errors import (
@@ -19,7 +19,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.schemas import ErrorSpan, Failed, Info, Scored
+from scorekit.schemas import ErrorSpan, Failed, Info, Scored, WireError
 from scorekit.scorers import (
     RewardOutput,
     SampleForScoring,
@@ -37,6 +37,10 @@ ServiceName = Literal["metricx", "xcomet"]
 SERVICES: tuple[ServiceName, ...] = ("metricx", "xcomet")
 #: Which direction of the score the reward's formula takes for granted.
 HIGHER_IS_BETTER = {"metricx": False, "xcomet": True}
+#: Seconds that a request to a service without weight may take, retries included: it is only shown.
+_SHOWN_DEADLINE_S = 10.0
+#: Share of samples that a model may fail to read whole before it is told.
+_TRUNCATED_TOLD = 0.1
 
 
 class RewardFailure(ScorekitError):
@@ -52,6 +56,9 @@ class SampleReward:
     valid: tokens whose reward is known whole; False behind what the span model could read.
     metricx_score, xcomet_score: the models' own scores; None where not asked or failed.
     error_spans: None where not asked or failed.
+    metricx_truncated, xcomet_truncated: whether the model read less than the whole source and
+    translation; None where not asked or failed.
+    asked: services that were asked for this sample.
     text_error: why the text could not be scored by its own fault; service_error: why a service
     gave no score.
     """
@@ -62,6 +69,9 @@ class SampleReward:
     metricx_score: float | None = None
     xcomet_score: float | None = None
     error_spans: list[ErrorSpan] | None = None
+    metricx_truncated: bool | None = None
+    xcomet_truncated: bool | None = None
+    asked: tuple[ServiceName, ...] = ()
     text_error: str | None = None
     service_error: str | None = None
 
@@ -78,7 +88,7 @@ class Rewarder:
 
     Opening it checks that each service that is needed answers, runs the model that the config
     expects, and scores in the expected direction. A service that has a URL but no weight is asked
-    only in evaluations, and left out with a warning if it does not answer.
+    only in evaluations; at its first failure, here or later, it is dropped with a warning.
     """
 
     def __init__(self, cfg: RewardConfig, *, caching: bool = True, offer_unneeded: bool = True):
@@ -93,6 +103,7 @@ class Rewarder:
         self.needed = tuple(name for name in SERVICES if needed[name])
         self.infos: dict[str, Info] = {}
         self._scorers: dict[ServiceName, Scorer] = {}
+        self._told_truncated: set[ServiceName] = set()
         try:
             for name in SERVICES:
                 if name in self.needed or offer_unneeded:
@@ -108,10 +119,13 @@ class Rewarder:
 
     def close(self) -> None:
         """Close the connections."""
-        for scorer in self._scorers.values():
-            if isinstance(scorer, RemoteScorer):
-                scorer.close()
-        self._scorers = {}
+        for name in self.available:
+            self._drop(name)
+
+    def _drop(self, name: ServiceName) -> None:
+        scorer = self._scorers.pop(name)
+        if isinstance(scorer, RemoteScorer):
+            scorer.close()
 
     def score(
         self, texts: Sequence[tuple[str, str]], services: Sequence[ServiceName] | None = None
@@ -125,8 +139,9 @@ class Rewarder:
         asked = self.needed if services is None else tuple(services)
         pending = {name: _in_thread(partial(self._ask, name, samples)) for name in asked}
         scores = Scores({name: future.result() for name, future in pending.items()})
-        if self.cfg.on_failure == "fail":
-            for name, results in scores.results.items():
+        for name, results in scores.results.items():
+            self._tell_truncated(name, results)
+            if self.cfg.on_failure == "fail" and name in self.needed:
                 for result in results:
                     if isinstance(result, Failed) and result.error.type not in TEXT_ERROR_TYPES:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
@@ -144,7 +159,7 @@ class Rewarder:
             return
         try:
             self._scorers[name] = self._connect(name, urls)
-        except UserError as error:
+        except Exception as error:  # of a service that is only shown, none may end the run
             if needed:
                 raise
             log.warning("evaluations go without %s: %s", name, error)
@@ -154,44 +169,117 @@ class Rewarder:
         if local:
             if len(urls) > 1:
                 raise UserError(f"reward.{name}_urls: {local[0]!r} cannot stand beside another")
-            return resolve_scorer(local[0], **getattr(self.cfg, f"{name}_scorer_args"))
-        for url in urls:
-            self.infos[url] = self._check(name, url)
-        return RemoteScorer(urls, timeout_s=self.cfg.timeout_s, deadline_s=self.cfg.deadline_s)
+            return self._in_process(name, local[0])
+        infos = {url: self._check(name, url) for url in urls}
+        _check_agreement(name, infos)
+        self.infos |= infos
+        return self._remote(name, urls)
+
+    def _remote(self, name: ServiceName, urls: list[str]) -> RemoteScorer:
+        most = self.cfg.deadline_s if name in self.needed else _SHOWN_DEADLINE_S
+        return RemoteScorer(
+            urls,
+            timeout_s=min(self.cfg.timeout_s, most),
+            deadline_s=min(self.cfg.deadline_s, most),
+        )
+
+    def _in_process(self, name: ServiceName, target: str) -> Scorer:
+        """A `module:Class`, held against the config's expectations if it describes itself."""
+        module, colon, class_name = target.partition(":")
+        names = [*module.split("."), class_name]
+        if not colon or not all(part.isidentifier() for part in names):
+            raise UserError(
+                f"reward.{name}_urls: {target!r}: a URL begins with http://, and a scorer in this "
+                "process is written module:Class"
+            )
+        scorer = resolve_scorer(target, **getattr(self.cfg, f"{name}_scorer_args"))
+        description = getattr(scorer, "description", None)
+        faults = []
+        if description is not None:
+            faults = self._mismatches(name, description)
+        else:
+            keys = [key for key in ("model_name", "tokenizer_name") if self._expected(name, key)]
+            faults = [f"does not say what it runs: set reward.{name}_{key} to null" for key in keys]
+        if faults:
+            raise UserError(f"reward.{name}_urls: {target} {'; '.join(faults)}")
+        return scorer
 
     def _check(self, name: ServiceName, url: str) -> Info:
         """`/v1/info` of one URL, held against the config's expectations."""
         try:
-            with RemoteScorer(url, timeout_s=self.cfg.timeout_s) as probe:
+            with self._remote(name, [url]) as probe:
                 info = probe.info()
         except (ServiceUnreachable, RequestError) as error:
             raise UserError(f"reward.{name}_urls: {error}") from None
-        faults = []
         if info.service != name:
-            faults.append(f"is a {info.service} service")
-        elif info.higher_is_better != HIGHER_IS_BETTER[name]:
-            faults.append(f"says higher_is_better={info.higher_is_better}")
-        for key, actual in (("model_name", info.model), ("tokenizer_name", info.tokenizer)):
-            expected = getattr(self.cfg, f"{name}_{key}", None)
-            if expected is not None and expected != actual:
-                faults.append(f"runs {actual!r}, but reward.{name}_{key} is {expected!r}")
+            raise UserError(f"reward.{name}_urls: {url} is a {info.service} service")
+        faults = self._mismatches(name, info)
         if faults:
             raise UserError(f"reward.{name}_urls: {url} {'; '.join(faults)}")
         return info
 
+    def _expected(self, name: ServiceName, key: str) -> str | None:
+        return getattr(self.cfg, f"{name}_{key}", None)
+
+    def _mismatches(self, name: ServiceName, described: Any) -> list[str]:
+        """What an Info, or a scorer's description with such fields, says against the config."""
+        faults = []
+        if described.higher_is_better != HIGHER_IS_BETTER[name]:
+            faults.append(f"says higher_is_better={described.higher_is_better}")
+        for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):
+            expected, actual = self._expected(name, key), getattr(described, field_name)
+            if expected is not None and expected != actual:
+                faults.append(f"runs {actual!r}, but reward.{name}_{key} is {expected!r}")
+        limit = self.cfg.max_input_length
+        if limit is not None and limit > described.max_input_length:
+            faults.append(
+                f"reads {described.max_input_length} tokens, but reward.max_input_length is {limit}"
+            )
+        return faults
+
     def _ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> list[Scored | Failed]:
-        """Results of one service; one that cannot be reached in time fails every sample."""
+        """Results of one service; one that cannot be reached in time fails every sample, one that
+        is only shown does so on any error, and is not asked again."""
         try:
             output: RewardOutput = self._scorers[name].score_batch(samples, self.scoring)
-        except (ServiceUnreachable, RequestError) as error:
-            if isinstance(error, RequestError) and not error.retryable:
+            count = len(output.metadata)
+            if count != len(samples):
+                raise ScorekitError(f"{name}: {count} results, {len(samples)} samples")
+            return output.metadata
+        except Exception as error:
+            if name not in self.needed:
+                log.warning("evaluations go without %s from now on: %s", name, error)
+                self._drop(name)
+            elif isinstance(error, ServiceUnreachable | RequestError) and (
+                not isinstance(error, RequestError) or error.retryable
+            ):
+                log.warning("%s: no scores for %d samples: %s", name, len(samples), error)
+            else:
                 raise
-            log.warning("%s: no scores for %d samples: %s", name, len(samples), error)
-            failed = {"type": "upstream", "message": str(error), "retryable": True}
-            return [Failed(id=None, ok=False, error=failed) for _ in samples]  # type: ignore[arg-type]
-        if len(output.metadata) != len(samples):
-            raise ScorekitError(f"{name}: {len(output.metadata)} results, {len(samples)} samples")
-        return output.metadata
+            fault = WireError(type="upstream", message=str(error), retryable=True)
+            return [Failed(id=None, ok=False, error=fault) for _ in samples]
+
+    def _tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
+        """Warn once where a model does not read much of what it scores."""
+        flags = [_is_truncated(result) for result in results if isinstance(result, Scored)]
+        if name not in self._told_truncated and sum(flags) > _TRUNCATED_TOLD * len(flags):
+            self._told_truncated.add(name)
+            log.warning(
+                "%s could not read %d of %d samples to their end; their scores are of the part "
+                "that it read", name, sum(flags), len(flags),
+            )  # fmt: skip
+
+
+def _check_agreement(name: ServiceName, infos: dict[str, Info]) -> None:
+    """Raise UserError where two URLs of one service would not give the same scores."""
+    (first, one), *others = infos.items()
+    for url, other in others:
+        for key in ("model", "revision", "dtype", "tokenizer"):
+            if getattr(one, key) != getattr(other, key):
+                raise UserError(
+                    f"reward.{name}_urls: {first} has {key} {getattr(one, key)!r}, {url} has "
+                    f"{getattr(other, key)!r}: scores of one run must be of one model"
+                )
 
 
 def sample_rewards(
@@ -213,10 +301,11 @@ def _sample_reward(
     rollout: Rollout, results: dict[ServiceName, Scored | Failed], cfg: RewardConfig
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
-    reward = SampleReward(0.0, [0.0] * tokens, [True] * tokens)
+    reward = SampleReward(0.0, [0.0] * tokens, [True] * tokens, asked=tuple(results))
     for name, result in results.items():
         if isinstance(result, Scored):
             setattr(reward, f"{name}_score", result.score)
+            setattr(reward, f"{name}_truncated", _is_truncated(result))
             if name == "xcomet":
                 reward.error_spans = result.error_spans
         elif result.error.type in TEXT_ERROR_TYPES:
@@ -259,6 +348,10 @@ def _add_span_term(
     reward.valid = covered_tokens(
         rollout.completion_text, rollout.token_char_offsets, result.mt_covered
     )
+
+
+def _is_truncated(result: Scored) -> bool:
+    return result.truncated.src or result.truncated.mt
 
 
 def metricx_reward(score: float, offset: float = 5.0) -> float:

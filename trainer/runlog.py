@@ -6,22 +6,27 @@ runs/<name>/
     eval.jsonl              one object for each evaluation
     completions/            train-000001.jsonl, eval-000000.jsonl: one object for each completion
     checkpoints/            step-000020/: see trainer/checkpoint.py
-    evaluation.json         the report of `python -m trainer evaluate`
+    services.json           URL -> what `/v1/info` of the service there said at the start
+    evaluation.json, .jsonl the report and the dump of `python -m trainer evaluate`
 
-**log.jsonl.** `update` (from 1), `skipped` (true: no sample was scored, nothing was learned),
-`lr`, the figures of trainer/figures.py (rollout, reward, advantage), of `TrainStats` (policy_loss,
-approx_kl, clip_frac, kl_ref, grad_norm, ...), and seconds: `rollout_s`, `reward_s`, `update_s`.
-A figure that does not exist is null. Every mean of scores stands beside its coverage
-(scored / asked).
+**log.jsonl.** `update` (from 1), `skipped` (true: nothing was learned, since no sample was scored
+or no optimiser step could be taken), `lr`, the figures of trainer/figures.py (rollout, reward,
+advantage), of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
+seconds: `rollout_s`, `reward_s`, `update_s`. Every line has every key; a figure that does not exist
+is null, such as those of a service that was not asked, or the loss of a skipped update. Every mean
+of scores stands beside its coverage (scored / asked). `metricx_truncated_frac` and
+`xcomet_truncated_frac` are the share of the scored samples whose source or translation the model
+could not read to its end (`truncated_frac`: completions that max_new_tokens cut).
 
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
 folder), and the fields of `trainer.evaluate.Report`.
 
 **completions/eval-*.jsonl.** `id`, `src`, `mt`, `ref` (null without one), `tokens`,
-`finish_reason`, `metricx_score`, `xcomet_score`, `chrf` (of the segment; null where there is none),
-`error_spans` (list of `start`, `end`, `severity`, `confidence`, `text`; null if not asked),
-`error` (why it has no score, else null). The order is that of the examples in every dump of a
-run, so that line k before and line k after translate the same source.
+`finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`, `xcomet_truncated` (whether
+the model read less than the whole source and translation), `chrf` (of the segment; null where there
+is none), `error_spans` (list of `start`, `end`, `severity`, `confidence`, `text`; null if not
+asked), `error` (why it has no score, else null). The order is that of the examples in every dump of
+a run, so that line k before and line k after translate the same source.
 
 **completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
 `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
@@ -31,37 +36,42 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scorekit.config import save_config
+from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
+from scorekit.schemas import Info
 from trainer.advantage import TokenAdvantages
 from trainer.config import TrainerConfig
 from trainer.rewards import SampleReward
 from trainer.sampler import Rollout
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-_OWN = ("config.yaml", "log.jsonl", "eval.jsonl", "completions", "checkpoints")
+_OWN = ("config.yaml", "log.jsonl", "eval.jsonl", "services.json", "completions", "checkpoints")
 
 
 class RunLog:
-    """Writes the folder of a run. Raises UserError where another run stands in it, unless the
-    config says to replace it; only what this class writes is replaced."""
+    """Writes the folder of a run. Raises UserError as `check_run_dir` does; only what this class
+    writes is replaced."""
 
-    def __init__(self, cfg: TrainerConfig) -> None:
+    def __init__(self, cfg: TrainerConfig, services: Mapping[str, Info] | None = None) -> None:
         self.folder = Path(cfg.misc.run_dir)
         check_run_dir(cfg)
         for name in _OWN:
             path = self.folder / name
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         (self.folder / "completions").mkdir(parents=True)
         save_config(cfg, self.folder / "config.yaml")
+        infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
+        (self.folder / "services.json").write_text(json.dumps(infos, indent=1), encoding="utf-8")
 
     def write_update(self, line: dict[str, Any]) -> None:
         """Append to log.jsonl."""
@@ -78,13 +88,95 @@ class RunLog:
         write_jsonl(self.folder / f"completions/train-{update:06d}.jsonl", completions)
 
 
+def open_run_dir(cfg: TrainerConfig) -> Path:
+    """Make run_dir and write to it once, so that a folder that cannot be written to is told before
+    anything is computed. Raises UserError."""
+    folder = Path(cfg.misc.run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"misc.run_dir: {folder}: {error.strerror or error}") from None
+    return folder
+
+
 def check_run_dir(cfg: TrainerConfig) -> None:
-    """Raise UserError if a run stands in run_dir that the config does not want replaced."""
-    if (Path(cfg.misc.run_dir) / "log.jsonl").exists() and not cfg.misc.overwrite:
+    """Raise UserError if what stands in run_dir must not be replaced: the config does not say so,
+    or it is no run of the trainer, or the new run is made of it."""
+    folder = Path(cfg.misc.run_dir)
+    own = [name for name in _OWN if os.path.lexists(folder / name)]
+    if not own:
+        return
+    if not cfg.misc.overwrite:
         raise UserError(
-            f"misc.run_dir: {cfg.misc.run_dir} holds a run; choose another folder, or set "
-            "misc.overwrite to true to replace it"
+            f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); choose another "
+            "folder, or set misc.overwrite to true to replace a run"
         )
+    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml"):
+        raise UserError(
+            f"misc.run_dir: {folder} holds {', '.join(own)}, but neither log.jsonl nor a config of "
+            "the trainer: it is no run, and is not replaced; choose another folder"
+        )
+    removed = [(folder / name).resolve() for name in own]
+    for key, value in _sources(cfg).items():
+        place = Path(value or "").resolve()
+        if value and any(place.is_relative_to(path) for path in removed):
+            raise UserError(
+                f"{key}: {value} lies in {folder}, which misc.overwrite would remove; choose "
+                "another misc.run_dir"
+            )
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        load_config(TrainerConfig, path)
+    except UserError:
+        return False
+    return True
+
+
+def _sources(cfg: TrainerConfig) -> dict[str, str | None]:
+    """What a run reads."""
+    return {
+        "policy.path": cfg.policy.path,
+        "policy.tokenizer": cfg.policy.tokenizer,
+        "policy.reference_path": cfg.policy.reference_path,
+        "data.train": cfg.data.train,
+        "data.eval": cfg.data.eval,
+        "generation.prompt_template": cfg.generation.prompt_template,
+    }
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file that this module or a like one wrote; [] if there is none.
+
+    Lines end at "\n" only: JSON may hold other line ends, which are part of a text. A last line
+    that was cut (the run was killed while it wrote) is left out. Raises UserError that names file
+    and line on anything else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    lines = text.split("\n")
+    torn = len(lines)  # what follows the last line end was not finished
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            if number == torn:
+                break
+            raise UserError(f"{path} line {number}: not a JSON object")
+        rows.append(row)
+    return rows
 
 
 def append_jsonl(path: Path, line: dict[str, Any]) -> None:
@@ -119,6 +211,8 @@ def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
         "finish_reason": rollout.finish_reason,
         "metricx_score": reward.metricx_score,
         "xcomet_score": reward.xcomet_score,
+        "metricx_truncated": reward.metricx_truncated,
+        "xcomet_truncated": reward.xcomet_truncated,
         "error_spans": None if spans is None else [span.model_dump() for span in spans],
         "error": reward.text_error or reward.service_error,
     }

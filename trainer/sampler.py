@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from scorekit.errors import UserError
@@ -18,6 +19,7 @@ from trainer.loss import token_logprobs
 from trainer.offsets import DecodeConfig, align_completion
 from trainer.policy import (
     completion_logits,
+    embedding_rows,
     micro_batches,
     pad_token_id,
     stop_token_ids,
@@ -70,17 +72,84 @@ class Rollout:
 
 def build_prompt(example: Example, tokenizer: Any, template: str) -> tuple[str, list[int]]:
     """The prompt's text and ids: one user turn of the chat template where the tokenizer has one
-    (thinking off where it knows of thinking), else the plain text with its special tokens."""
+    (thinking off where it knows of thinking), else the plain text with its special tokens.
+
+    A chat template that refuses a turn of plain text is given the form that TranslateGemma's wants,
+    source text and language codes, of which it makes the whole prompt; `template` is not used then.
+    Raises UserError where it refuses that, too.
+    """
     text = format_translation_prompt(example, template)
-    if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return text, list(tokenizer(text)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        return text, list(tokenizer(text)["input_ids"])
+    structured = {
+        "type": "text",
+        "source_lang_code": example.src_lang_code,
+        "target_lang_code": example.tgt_lang_code,
+        "text": example.src_text,
+    }
+    try:
+        text = _chat_prompt(tokenizer, text)
+    except TemplateError as error:
+        try:
+            text = _chat_prompt(tokenizer, [structured])
+        except TemplateError as second:
+            raise UserError(
+                f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} takes neither a "
+                f"turn of plain text ({error}) nor TranslateGemma's form ({second}); name another "
+                "tokenizer in policy.tokenizer, or mend its chat template"
+            ) from None
+    return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _chat_prompt(tokenizer: Any, content: str | list[dict[str, str]]) -> str:
+    prompt: str = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    return prompt
+
+
+def check_prompts(
+    examples: Sequence[Example], model: nn.Module, tokenizer: Any, gen_cfg: GenerationConfig
+) -> list[tuple[str, list[int]]]:
+    """The prompt of each example. Raises UserError that names the first that cannot be built, does
+    not fit beside `max_new_tokens`, or has an id that the model does not know."""
+    config = model.config
+    if hasattr(config, "get_text_config"):  # of a model that also sees: the part that reads
+        config = config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    rows = embedding_rows(model)
+    prompts = []
+    for example in examples:
+        try:
+            prompt = build_prompt(example, tokenizer, gen_cfg.prompt_template)
+        except UserError as error:
+            raise UserError(f"example {example.id}: {error}") from None
+        ids = prompt[1]
+        if limit is not None and len(ids) + gen_cfg.max_new_tokens > limit:
+            raise UserError(
+                f"example {example.id}: a prompt of {len(ids)} tokens and max_new_tokens "
+                f"{gen_cfg.max_new_tokens} exceed the policy's {limit} positions"
+            )
+        if not ids or max(ids) >= rows:
+            fault = f"has the id {max(ids)} (embeddings: {rows})" if ids else "is empty"
+            raise UserError(f"example {example.id}: the prompt {fault}")
+        prompts.append(prompt)
+    return prompts
+
+
+def check_uncut(gen_cfg: GenerationConfig) -> None:
+    """Raise UserError where log-probabilities would not be of the distribution sampled from."""
+    if gen_cfg.temperature == 0:
+        raise UserError("generation.temperature: 0 is greedy; training needs samples")
+    for key, on in (("top_p", gen_cfg.top_p < 1), ("top_k", gen_cfg.top_k > 0)):
+        if on:
+            raise UserError(
+                f"generation.{key}: {getattr(gen_cfg, key)} cuts the distribution, and ratios to "
+                "the uncut one would be wrong: train with top_p 1 and top_k 0 (eval has its own)"
+            )
 
 
 @torch.no_grad()
@@ -101,10 +170,11 @@ def generate_rollouts(
     drew from, noted while it drew; `ref_logprobs` come from a forward pass at the same
     temperature.
     with_logprobs: off for an evaluation; on, it needs a temperature above 0, top_p 1, top_k 0.
-    Raises UserError on a prompt that does not fit.
+    Raises UserError on settings or a prompt that cannot be.
     """
-    prompts = [build_prompt(example, tokenizer, gen_cfg.prompt_template) for example in examples]
-    _check_room(policy_model, examples, [ids for _, ids in prompts], gen_cfg.max_new_tokens)
+    if with_logprobs:
+        check_uncut(gen_cfg)
+    prompts = check_prompts(examples, policy_model, tokenizer, gen_cfg)
     stops = stop_token_ids(policy_model, tokenizer)
     pad_id = pad_token_id(policy_model, tokenizer)
     copies = [i for i in range(len(examples)) for _ in range(gen_cfg.num_samples_per_prompt)]
@@ -138,7 +208,7 @@ def _rollout(
     stops: Sequence[int],
 ) -> Rollout:
     completion_ids, logprobs = completion
-    alignment = align_completion(tokenizer, completion_ids, decode_cfg)
+    alignment = align_completion(tokenizer, completion_ids, decode_cfg, stops)
     return Rollout(
         example_id=example.id,
         group=group,
@@ -152,18 +222,6 @@ def _rollout(
         old_logprobs=logprobs,
         unaligned_tokens=alignment.unaligned,
     )
-
-
-def _check_room(
-    model: nn.Module, examples: Sequence[Example], prompts: list[list[int]], new_tokens: int
-) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    for example, prompt in zip(examples, prompts, strict=True):
-        if limit is not None and len(prompt) + new_tokens > limit:
-            raise UserError(
-                f"example {example.id}: a prompt of {len(prompt)} tokens and max_new_tokens "
-                f"{new_tokens} exceed the policy's {limit} positions"
-            )
 
 
 def _generate(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.prompts import load_template
 from trainer.advantage import TokenAdvantages, token_advantages
 from trainer.checkpoint import save_checkpoint
 from trainer.config import TrainerConfig
@@ -23,9 +24,15 @@ from trainer.evaluate import Report, evaluate_on_dataset
 from trainer.figures import advantage_figures, reward_figures, rollout_figures
 from trainer.policy import autocast, load_policy, load_reference, pad_token_id, prepare_torch
 from trainer.rewards import Rewarder, SampleReward, sample_rewards
-from trainer.runlog import RunLog, check_run_dir, training_lines
-from trainer.sampler import Rollout, generate_rollouts
-from trainer.update import learning_rate, set_learning_rate, update_policy
+from trainer.runlog import RunLog, check_run_dir, open_run_dir, training_lines
+from trainer.sampler import Rollout, check_prompts, check_uncut, generate_rollouts
+from trainer.update import (
+    NO_UPDATE,
+    TrainStats,
+    learning_rate,
+    set_learning_rate,
+    update_policy,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,32 +50,42 @@ class Artifacts:
 def run_toy_rl(
     train_examples: Sequence[Example], eval_examples: Sequence[Example], cfg: TrainerConfig
 ) -> Artifacts:
-    """Train, evaluate, log. Services are checked before weights load, weights before the folder
-    of an earlier run is replaced. Raises UserError on whatever the user can mend."""
+    """Train, evaluate, log. Folder and services are checked before weights load, weights and
+    prompts before what an earlier run left is replaced. Raises UserError on whatever the user can
+    mend."""
+    if not train_examples:
+        raise UserError("there are no examples to learn from")
     check_trainable(cfg)
     check_run_dir(cfg)
+    open_run_dir(cfg)
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
-        return Trainer(cfg, rewarder).run(train_examples, eval_examples[: cfg.eval.eval_limit])
+        held_out = eval_examples[: cfg.eval.eval_limit]
+        return Trainer(cfg, rewarder, train_examples, held_out).run()
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
-    """Raise UserError where log-probabilities would not be of the distribution sampled from."""
-    gen = cfg.generation
-    if gen.temperature == 0:
-        raise UserError("generation.temperature: 0 is greedy; training needs samples")
-    for key, on in (("top_p", gen.top_p < 1), ("top_k", gen.top_k > 0)):
-        if on:
-            raise UserError(
-                f"generation.{key}: {getattr(gen, key)} cuts the distribution, and ratios to the "
-                "uncut one would be wrong: train with top_p 1 and top_k 0 (eval has its own)"
-            )
+    """Raise UserError where nothing could be learned, or something wrong."""
+    check_uncut(cfg.generation)
+    if not cfg.reward.has_terms:
+        raise UserError(
+            "reward: every term is 0 (w_metricx, w_xcomet_seq, w_xcomet_span, no_eos_penalty): "
+            "there is nothing to learn; give one of them a weight"
+        )
+    load_template(cfg.generation.prompt_template)
 
 
 class Trainer:
-    """Models, optimiser and log of a run."""
+    """Models, optimiser, prompts and log of a run."""
 
-    def __init__(self, cfg: TrainerConfig, rewarder: Rewarder) -> None:
+    def __init__(
+        self,
+        cfg: TrainerConfig,
+        rewarder: Rewarder,
+        train: Sequence[Example],
+        held_out: Sequence[Example],
+    ) -> None:
         self.cfg, self.rewarder = cfg, rewarder
+        self.train, self.held_out = train, held_out
         self.device = prepare_torch(cfg.misc)
         self.model, self.tokenizer = load_policy(cfg.policy, self.device)
         self.reference: nn.Module | None = None
@@ -77,9 +94,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay
         )
-        self.log = RunLog(cfg)
+        check_prompts(train, self.model, self.tokenizer, cfg.generation)
+        check_prompts(held_out, self.model, self.tokenizer, cfg.eval_generation())
+        self.log = RunLog(cfg, rewarder.infos)
 
-    def run(self, train: Sequence[Example], held_out: Sequence[Example]) -> Artifacts:
+    def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
         rl, misc, every = self.cfg.rl, self.cfg.misc, self.cfg.eval.eval_every_n_updates
         updates: list[dict[str, Any]] = []
@@ -87,25 +106,26 @@ class Trainer:
         with Console(rl.num_updates) as console:
             for update in range(rl.num_updates + 1):
                 if update > 0:
-                    updates.append(self.step(update, train))
+                    updates.append(self.step(update))
                     console.update(updates[-1])
                 last = update == rl.num_updates
-                if held_out and (update == 0 or last or (every and update % every == 0)):
-                    reports.append((update, self.evaluate(update, held_out)))
+                if self.held_out and (update == 0 or last or (every and update % every == 0)):
+                    reports.append((update, self.evaluate(update)))
                     console.evaluation(update, reports[-1][1])
                 if last or (update and misc.save_every_n_updates and
                             update % misc.save_every_n_updates == 0):  # fmt: skip
                     checkpoint = self.save(update)
         return Artifacts(self.log.folder, checkpoint, updates, reports)
 
-    def step(self, update: int, train: Sequence[Example]) -> dict[str, Any]:
+    def step(self, update: int) -> dict[str, Any]:
         """One update (from 1); returns its line of the log."""
         cfg, rl, clock = self.cfg, self.cfg.rl, _Clock()
-        indices = batch_indices(len(train), rl.batch_size * rl.grad_accum, update, cfg.misc.seed)
+        prompts = rl.batch_size * rl.grad_accum
+        indices = batch_indices(len(self.train), prompts, update, cfg.misc.seed)
         torch.manual_seed(cfg.misc.seed * 1_000_003 + update)
         with autocast(self.device, cfg.misc.dtype):
             rollouts = generate_rollouts(
-                [train[i] for i in indices], self.model, self.tokenizer, cfg.generation,
+                [self.train[i] for i in indices], self.model, self.tokenizer, cfg.generation,
                 reference_model=self.reference, micro_batch_tokens=rl.micro_batch_tokens,
             )  # fmt: skip
         clock.lap("rollout_s")
@@ -114,14 +134,17 @@ class Trainer:
         clock.lap("reward_s")
         kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
         lr = learning_rate(update - 1, rl)
-        line = {"update": update, "skipped": not kept, "lr": lr, **rollout_figures(rollouts)}
+        line = {"update": update, "skipped": True, "lr": lr, **rollout_figures(rollouts)}
         line |= reward_figures(rewards, cfg.reward)
-        advantages = None
+        advantages, stats = None, NO_UPDATE
         if kept:
-            advantages = self.learn([rollouts[i] for i in kept], [rewards[i] for i in kept],
-                                    update, line)  # fmt: skip
-        else:
-            log.warning("update %d is skipped: no sample was scored", update)
+            advantages, stats = self.learn(
+                [rollouts[i] for i in kept], [rewards[i] for i in kept], update, lr
+            )
+        line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
+        if stats.steps == 0:
+            why = "no optimiser step could be taken" if kept else "no sample was scored"
+            log.warning("update %d is skipped: %s", update, why)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             dump = training_lines(rollouts, rewards, kept, advantages)
@@ -135,9 +158,9 @@ class Trainer:
         rollouts: list[Rollout],
         rewards: list[SampleReward],
         update: int,
-        line: dict[str, Any],
-    ) -> TokenAdvantages:
-        """Advantages and the update of the policy; adds its figures to the log line."""
+        lr: float,
+    ) -> tuple[TokenAdvantages, TrainStats]:
+        """Advantages and the update of the policy."""
         rl = self.cfg.rl
         advantages = token_advantages(
             [reward.r_seq for reward in rewards if reward.r_seq is not None],
@@ -147,22 +170,21 @@ class Trainer:
             center=rl.center_groups,
             eps=rl.advantage_eps,
         )
-        set_learning_rate(self.optimizer, line["lr"])
+        set_learning_rate(self.optimizer, lr)
         stats = update_policy(
             rollouts, advantages, self.optimizer, rl,
             policy_model=self.model, temperature=self.cfg.generation.temperature,
             pad_id=pad_token_id(self.model, self.tokenizer), dtype=self.cfg.misc.dtype,
             seed=self.cfg.misc.seed * 1_000_003 + update,
         )  # fmt: skip
-        line |= advantage_figures(advantages) | asdict(stats)
-        return advantages
+        return advantages, stats
 
-    def evaluate(self, update: int, examples: Sequence[Example]) -> Report:
+    def evaluate(self, update: int) -> Report:
         """An evaluation, logged and dumped."""
         cfg = self.cfg
         with autocast(self.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
-                examples, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
+                self.held_out, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
                 cfg.reward,
             )  # fmt: skip
         self.log.write_evaluation({"update": update, **report.figures()}, report.examples)

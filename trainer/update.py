@@ -18,7 +18,7 @@ from trainer.sampler import Rollout
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """Figures of an update, means over the valid tokens of all its passes.
+    """Figures of an update, means over the valid tokens of all its passes; None without any.
 
     policy_loss: mean over optimiser steps. approx_kl: KL(old || new). clip_frac: share of tokens
     whose ratio left the clip range. kl_ref: mean of new - ref; entropy: where there is a bonus
@@ -26,12 +26,12 @@ class TrainStats:
     skipped_steps: those left out because the gradient was not finite.
     """
 
-    policy_loss: float
-    approx_kl: float
-    clip_frac: float
+    policy_loss: float | None
+    approx_kl: float | None
+    clip_frac: float | None
     kl_ref: float | None
     entropy: float | None
-    grad_norm: float
+    grad_norm: float | None
     steps: int
     skipped_steps: int
 
@@ -153,15 +153,19 @@ def _stats(sums: dict[str, float], seen: int, norms: list[float], skipped: int) 
         return sums[name] / seen if name in sums and seen else None
 
     return TrainStats(
-        policy_loss=sums.get("policy_loss", 0.0) / max(1, steps),
-        approx_kl=token_mean("approx_kl") or 0.0,
-        clip_frac=token_mean("clip_frac") or 0.0,
+        policy_loss=sums["policy_loss"] / steps if steps else None,
+        approx_kl=token_mean("approx_kl"),
+        clip_frac=token_mean("clip_frac"),
         kl_ref=token_mean("kl_ref"),
         entropy=token_mean("entropy"),
-        grad_norm=sum(norms) / max(1, len(norms)),
+        grad_norm=sum(norms) / len(norms) if norms else None,
         steps=len(norms),
         skipped_steps=skipped,
     )
+
+
+#: Of an update that was skipped.
+NO_UPDATE = _stats({}, 0, [], 0)
 
 
 def learning_rate(update: int, cfg: RLConfig) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.trainer_kit import rollout
 from trainer.config import RewardConfig
 from trainer.figures import reward_figures
 from trainer.rewards import Rewarder, RewardFailure, metricx_reward, sample_rewards
+from trainer.runlog import completion_line
 
 TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 
@@ -204,6 +206,8 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
         ({"xcomet_model_name": "Unbabel/XCOMET-XL"}, "runs 'fake-xcomet'"),
         ({"metricx_urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
         ({"metricx_urls": "no_such_module:Scorer"}, "cannot be loaded"),
+        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': a URL begins with http://"),
+        ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
     ],
 )
 def test_services_are_checked_first(services: Services, changes: Any, told: str) -> None:
@@ -221,6 +225,92 @@ def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
         pytest.raises(UserError, match="higher_is_better=True"),
     ):
         Rewarder(services.config(metricx_urls=url))
+
+
+class OtherRevision(Recorder):
+    def load(self) -> Description:
+        return replace(super().load(), revision="other")
+
+
+def test_urls_of_one_service_must_agree(services: Services) -> None:
+    same = services.urls["metricx_urls"]
+    with running_service(OtherRevision("metricx")) as url:
+        with pytest.raises(UserError) as error:
+            Rewarder(services.config(metricx_urls=[same, url]))
+    for told in (same, url, "revision", "'other'"):
+        assert told in str(error.value)
+    with running_service(Recorder("metricx")) as url:
+        Rewarder(services.config(metricx_urls=[same, url])).close()
+
+
+class Dying(Recorder):
+    """Answers, but has an error for each sample."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("how", ["stopped", "broken", "in process"])
+def test_a_service_that_is_only_shown_never_ends_a_run(
+    services: Services, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
+    with running_service(Dying("metricx") if how == "broken" else Recorder("metricx")) as url:
+        if how != "in process":
+            shown = {"metricx_urls": url}
+        cfg = services.config(w_metricx=0, on_failure="fail", **shown)
+        rewarder = Rewarder(cfg)
+        if how == "broken":
+            results = rewarder.score(TEXTS, rewarder.available).results
+    if how != "broken":
+        rewarder.scoring = ScoringConfig(cache=False)
+        results = rewarder.score(TEXTS, rewarder.available).results
+    assert [result.ok for result in results["metricx"]] == [False, False]
+    assert [result.ok for result in results["xcomet"]] == [True, True]
+    if how == "broken":  # it answers: each sample has its own error
+        rewarder.close()
+        return
+    assert rewarder.available == ("xcomet",)
+    assert "metricx" not in rewarder.score(TEXTS, rewarder.available).results
+    rewarder.close()
+    assert caplog.text.count("evaluations go without metricx") == 1
+
+
+def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
+    shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
+    with pytest.raises(TypeError):
+        Rewarder(services.config(**shown))
+    rewarder = Rewarder(services.config(w_metricx=0, **shown))
+    assert rewarder.available == ("xcomet",)
+    rewarder.close()
+
+
+class Truncating(Recorder):
+    """Cuts each text with `cut`."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            if "cut" in sample.mt:
+                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+        return encoded
+
+
+def test_what_a_model_could_not_read_is_logged(
+    services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_service(Truncating("metricx")) as url:
+        cfg = services.config(metricx_urls=url, w_xcomet_span=0)
+        rewards = rewards_of(cfg, "cut", "b", "nan cut")
+    assert [reward.metricx_truncated for reward in rewards] == [True, False, None]
+    assert rewards[0].xcomet_truncated is None
+    figures = reward_figures(rewards, cfg)
+    assert figures["metricx_truncated_frac"] == 0.5
+    assert figures["xcomet_truncated_frac"] is None
+    assert figures["xcomet_coverage"] is None  # never asked: not 0
+    assert "metricx could not read 1 of 2 samples" in caplog.text
+    line = completion_line(rollout([1], [2]), rewards[0])
+    assert (line["metricx_truncated"], line["xcomet_truncated"]) == (True, None)
 
 
 def test_a_wrong_key_is_no_reason_to_drop_samples() -> None:
@@ -260,6 +350,28 @@ class LengthScorer:
                 for s in samples
             ]
         )  # fmt: skip
+
+
+class BrokenScorer(LengthScorer):
+    def score_batch(self, *_: Any) -> RewardOutput:
+        raise ZeroDivisionError
+
+
+class DescribedScorer(LengthScorer):
+    description = FakeBackend("metricx").load()
+
+
+def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
+    def opened(scorer: str, **changes: Any) -> None:
+        Rewarder(
+            RewardConfig(metricx_urls=[f"{__name__}:{scorer}"], w_xcomet_span=0, **changes)
+        ).close()
+
+    opened("DescribedScorer", metricx_model_name="fake-metricx")
+    with pytest.raises(UserError, match=r"runs 'fake-metricx', but reward.metricx_model_name"):
+        opened("DescribedScorer", metricx_model_name="google/other")
+    with pytest.raises(UserError, match=r"set reward.metricx_model_name to null"):
+        opened("LengthScorer", metricx_model_name="fake-metricx")
 
 
 def test_a_scorer_in_this_process() -> None:

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from scorekit.config import load_config
-from scorekit.errors import SampleError
+from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from tests.servers import free_port, running_service
@@ -126,9 +126,7 @@ def test_one_command_generates_rewards_updates_and_evaluates(
     nothing = run("report", str(out / "completions"))
     assert nothing.returncode == 2 and "no run here" in nothing.stderr
     after = read(out / "completions/eval-000001.jsonl")
-    assert [row["mt"] for row in read(out / "completions/evaluation.jsonl")] == [
-        row["mt"] for row in after[:2]
-    ]
+    assert [row["mt"] for row in read(out / "evaluation.jsonl")] == [row["mt"] for row in after[:2]]
 
 
 def check_log_line(line: dict[str, Any]) -> None:
@@ -173,6 +171,18 @@ def test_bad_input_is_one_line_and_exit_2(
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command_name", ["train", "evaluate"])
+def test_a_run_dir_that_cannot_be_made(
+    config: Path, fake_urls: dict[str, str], tmp_path: Path, command_name: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = f"misc.run_dir={tmp_path}/file/run"
+    done = run(command_name, "--config", str(config), "--set", folder, **fake_urls)
+    assert done.returncode == 2
+    assert "error: misc.run_dir:" in done.stderr and "Not a directory" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_loads_no_torch() -> None:
@@ -335,6 +345,22 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, letter_urls: tuple[str
     assert figures(first) != figures(other)
 
 
+def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(
+    tmp_path: Path, letter_urls: tuple[str, str]
+) -> None:
+    toy(tmp_path, letter_urls, "rl.num_updates=1")
+    log = (tmp_path / "out/log.jsonl").read_text()
+    for key, name in (("generation.max_new_tokens=125", "0"), ("eval.max_new_tokens=125", "16")):
+        with pytest.raises(UserError, match=f"example {name}: a prompt of"):
+            toy(tmp_path, letter_urls, key, "misc.overwrite=true")
+    assert (tmp_path / "out/log.jsonl").read_text() == log
+    services = json.loads((tmp_path / "out/services.json").read_text())
+    assert {url: info["service"] for url, info in services.items()} == {
+        letter_urls[0]: "metricx",
+        letter_urls[1]: "xcomet",
+    }
+
+
 def test_a_batch_without_a_score_is_skipped(
     tmp_path: Path, letter_urls: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,7 +371,9 @@ def test_a_batch_without_a_score_is_skipped(
     assert line["metricx_coverage"] == 0
     assert line["metricx_score_mean"] is None
     assert line["r_seq_mean"] is None
-    assert "policy_loss" not in line
+    for name in ("policy_loss", "approx_kl", "clip_frac", "grad_norm", "kl_ref", "A_raw_mean"):
+        assert line[name] is None, name
+    assert line["steps"] == 0
     assert "update 1 is skipped" in caplog.text
     before, after = (report.examples for _, report in done.reports)
     assert [row["mt"] for row in before] == [row["mt"] for row in after]

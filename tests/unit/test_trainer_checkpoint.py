@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from scorekit.errors import UserError
-from tests.trainer_kit import letter_tokenizer, save_policy, tiny_llama
+from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
 from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.config import MiscConfig, PolicyConfig, TrainerConfig
-from trainer.policy import load_policy, load_reference
+from trainer.policy import load_policy, load_reference, stop_token_ids
 from trainer.runlog import RunLog, append_jsonl
-from trainer.train import batch_indices
+from trainer.train import batch_indices, run_toy_rl
 
 TOKENIZER = letter_tokenizer()
 
@@ -90,9 +91,93 @@ def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     RunLog(cfg).write_update({"update": 1})
     with pytest.raises(UserError, match="holds a run"):
         RunLog(cfg)
-    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path), overwrite=True)))
+    RunLog(replacing(tmp_path))
     assert not (tmp_path / "log.jsonl").exists()
     assert (tmp_path / "report.html").exists()
+    RunLog(replacing(tmp_path))  # a run that was killed before its first update
+
+
+def replacing(folder: Path, **changes: Any) -> TrainerConfig:
+    return TrainerConfig(misc=MiscConfig(run_dir=str(folder), overwrite=True), **changes)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "completions", "config.yaml", "eval.jsonl"])
+def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        path.write_text("theirs: 1")
+    else:
+        path.mkdir()
+        (path / "model").write_text("theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=f"holds a run or other files \\({name}"):
+        RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+    with pytest.raises(UserError, match="it is no run"):
+        RunLog(replacing(tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {"path": "checkpoints/step-000001"}},
+        {"policy": {"reference_path": "checkpoints/step-000001"}},
+        {"data": {"train": "completions/train-000001.jsonl"}},
+    ],
+)
+def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) -> None:
+    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))).write_update({"update": 1})
+    (tmp_path / "checkpoints").mkdir()
+    ((section, values),) = changes.items()
+    inside = {section: {key: str(tmp_path / value) for key, value in values.items()}}
+    with pytest.raises(UserError, match=rf"{section}\..* lies in"):
+        RunLog(replacing(tmp_path, **inside))
+    assert (tmp_path / "log.jsonl").exists()
+
+
+def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path / "file" / "run")))
+    with pytest.raises(UserError, match=r"misc.run_dir: .*file/run: Not a directory"):
+        run_toy_rl([example("a")], [], cfg)
+    with pytest.raises(UserError, match="no examples"):
+        run_toy_rl([], [], cfg)
+
+
+def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
+    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+    assert json.loads((tmp_path / "services.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, where: str) -> None:
+    """Ordinary in the wild; transformers loads them, and refuses to save them."""
+    folder = save_policy(tmp_path / "p", TOKENIZER)
+    values = json.loads((folder / where).read_text())
+    odd = {"temperature": 0.6, "do_sample": False, "eos_token_id": [1, 5]}
+    (folder / where).write_text(json.dumps(values | odd))
+    if where == "config.json":
+        (folder / "generation_config.json").unlink()
+    model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
+    assert stop_token_ids(model, tokenizer) == [1, 5]
+    optimizer = torch.optim.AdamW(model.parameters())
+    saved = save_checkpoint(tmp_path / "c", model, tokenizer, optimizer, 1)
+    again, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
+    assert stop_token_ids(again, tokenizer) == [1, 5]
+    assert again.generation_config.temperature == 1.0  # the library's default
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) -> None:
+    folder = save_policy(tmp_path / "p", TOKENIZER)
+    larger = letter_tokenizer("abcdefgh")
+    larger.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    larger.save_pretrained(tmp_path / "t")
+    cfg = PolicyConfig(path=str(folder), tokenizer=str(tmp_path / "t"))
+    load_policy(cfg, torch.device("cpu"))  # no text becomes a special token
+    larger.add_tokens("word")
+    larger.save_pretrained(tmp_path / "t")
+    with pytest.raises(UserError, match=r"has ids up to 12, but the model .* has 11 embeddings"):
+        load_policy(cfg, torch.device("cpu"))
 
 
 def test_a_line_of_the_log_is_one_line_of_json(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pydantic import BaseModel
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
+from trainer.__main__ import _clean_exit
 from trainer.config import RewardConfig, TrainerConfig
 from trainer.train import check_trainable
 
@@ -65,6 +67,10 @@ def test_every_key_has_a_sentence() -> None:
         ("reward.severity_weights={BAD: -1}", "reward.severity_weights.BAD"),
         ("generation.top_p=0", "generation.top_p"),
         ("rl.kl_estimator=k4", "rl.kl_estimator"),
+        ("rl.lr=.inf", "rl.lr: Input should be a finite number"),
+        ("reward.w_metricx=.nan", "reward.w_metricx: Input should be a finite number"),
+        ("reward.severity_weights={MAJOR: 5}", "reward.severity_weights.MAJOR"),
+        ("rl.clip_eps=1", "rl.clip_eps"),
     ],
 )
 def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
@@ -82,6 +88,29 @@ def test_training_refuses_a_cut_distribution(algorithm: str, key: str, value: fl
     with pytest.raises(UserError, match=f"generation.{key}"):
         check_trainable(cfg)
     assert cfg.eval_generation().temperature == 0  # an evaluation may
+
+
+@pytest.mark.parametrize("spans", ["w_xcomet_span=0", "severity_weights={a: 0}"])
+def test_a_run_without_any_reward_is_refused(spans: str) -> None:
+    spans = spans.replace("{a: 0}", "{MINOR: 0, MAJOR: 0, CRITICAL: 0}")
+    none = [
+        f"reward.{key}" for key in ("w_metricx=0", "w_xcomet_seq=1", "xcomet_seq_scale=0", spans)
+    ]
+    with pytest.raises(UserError, match="every term is 0"):
+        check_trainable(load_config(TrainerConfig, None, none))
+    check_trainable(load_config(TrainerConfig, None, [*none, "reward.no_eos_penalty=1"]))
+
+
+def test_a_prompt_template_that_is_not_there_is_told_first() -> None:
+    with pytest.raises(UserError, match="neither one of"):
+        check_trainable(load_config(TrainerConfig, None, ["generation.prompt_template=gone.txt"]))
+
+
+def test_an_error_of_the_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as left, _clean_exit():
+        raise OSError(28, "No space left on device", "/runs/model.safetensors")
+    assert left.value.exit_code == 2
+    assert capsys.readouterr().err == "error: /runs/model.safetensors: No space left on device\n"
 
 
 def test_urls_are_a_list_or_comma_separated() -> None:

@@ -62,6 +62,27 @@ def test_a_missing_id_becomes_a_stable_hash(tmp_path: Path) -> None:
     assert third.id == "7"
 
 
+def test_ids_of_a_data_frame_and_ids_that_repeat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**ROW, "id": 7.0}, {**ROW, "id": 8}]
+    assert [e.id for e in load_examples(write(tmp_path / "a.jsonl", *rows))] == ["7", "8"]
+    assert caplog.text == ""
+    load_examples(write(tmp_path / "a.jsonl", *rows, {**ROW, "id": "7"}))
+    assert "1 ids stand more than once, '7' first" in caplog.text
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", ROW)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"a\.jsonl: cannot be read: Permission denied"):
+        load_examples(path)
+
+
 def test_language_codes_fall_back(tmp_path: Path) -> None:
     (found,) = load_examples(
         write(tmp_path / "a.jsonl", {**ROW, "src_lang": "Klingon", "tgt_lang_code": "ko"})
@@ -84,8 +105,11 @@ def test_a_column_map(tmp_path: Path) -> None:
         ({**ROW, "src_text": 5}, "line 2: src_text: a text is wanted, not int"),
         ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: a text is wanted, not list"),
         ({**ROW, "src_text": "\ud800"}, "line 2: src_text: not valid Unicode"),
-        ("[1]", "line 2: a row is an object"),
-        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: a row is an object of fields, one a line, not an array"),
+        ("{", "line 2: not JSON, one object a line"),
+        ("[" * 100_000, "line 2: not JSON, one object a line: nested too deeply"),
+        ({**ROW, "id": 1.5}, "line 2: id: a text or whole number is wanted, not 1.5"),
+        ({**ROW, "id": True}, "line 2: id: a text or whole number"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, told: str) -> None:

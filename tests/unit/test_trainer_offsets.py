@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -135,11 +136,28 @@ def test_a_leading_strip_shifts_the_offsets(name: str) -> None:
     before = align_completion(tokenizer, ids, RAW)
     assert before.text == text
     for (start, end), (old_start, old_end) in zip(found.offsets, before.offsets, strict=True):
-        assert (
-            found.text[start:end] == text[old_start:old_end].strip()
-            or "열" in text[old_start:old_end]
-        )
+        lead = len(text) - len(text.lstrip())
+        first, last = (min(max(0, place - lead), 5) for place in (old_start, old_end))
+        expected = (first, last) if first < last else (start, start)  # nothing of it is left
+        assert (start, end) == expected
     assert found.offsets[0] == (0, 0)
+    assert found.offsets[-1] == (5, 5)
+    assert {i for start, end in found.offsets for i in range(start, end)} == set(range(5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stop_id_that_is_not_flagged_special_is_no_text(name: str) -> None:
+    """`<|im_end|>` added as a plain token: decoding would leave it in, and a span could hit it."""
+    tokenizer = copy.deepcopy(tokenizer_named(name))
+    tokenizer.add_tokens("<|im_end|>")
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = ids_of(tokenizer, "파일")
+    found = align_completion(tokenizer, [*ids, stop], None, [tokenizer.eos_token_id, stop])
+    assert found.text == "파일"
+    assert found.offsets[-1] == (2, 2)
+    assert found.offsets[:-1] == align_completion(tokenizer, ids).offsets
+    assert align_completion(tokenizer, [*ids, stop]).text == "파일<|im_end|>"
+    assert align_completion(tokenizer, [stop], None, [stop]).offsets == [(0, 0)]
 
 
 def test_a_hook_that_rewrites_is_aligned_and_what_it_removes_is_counted() -> None:
@@ -184,4 +202,6 @@ def test_fallback_to_search(caplog: pytest.LogCaptureFixture) -> None:
         found = align_completion(wordpiece(), [3, 2])  # "##s" first: encoding gives other ids
     assert found.method == "search"
     assert "search" in caplog.text
-    assert found.unaligned == 0 or found.offsets[0][0] == found.offsets[0][1]
+    assert found.text == "##s file"
+    assert found.offsets == [(0, 3), (4, 8)]
+    assert found.unaligned == 0

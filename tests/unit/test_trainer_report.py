@@ -9,6 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.report import write_report
+from trainer.runlog import read_jsonl
 
 HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 
@@ -80,6 +81,27 @@ def test_the_page_fetches_nothing(run):
     outside = re.findall(r'(?:src|href|xlink:href)="(?!#)([^"]*)"|url\((?!#)', page)
     assert not outside
     assert page.count("<svg") == 6  # of the eight, those that have points
+
+
+def test_a_killed_runs_torn_last_line_is_left_out(run):
+    whole = write_report(run).read_text(encoding="utf-8")
+    for name in ("log.jsonl", "eval.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write('{"update": 5, "mt": "번'.encode()[:-1])  # within a character
+    assert write_report(run).read_text(encoding="utf-8") == whole
+
+
+def test_a_broken_line_is_named(run):
+    lines = (run / "log.jsonl").read_text().split("\n")
+    (run / "log.jsonl").write_text("\n".join([lines[0], "{", *lines[2:]]))
+    with pytest.raises(UserError, match=r"log.jsonl line 2: not a JSON object"):
+        write_report(run)
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"mt": "a\u2028b\x85"}\n{"mt": 1}', encoding="utf-8")
+    assert read_jsonl(tmp_path / "a.jsonl") == [{"mt": "a\u2028b\x85"}, {"mt": 1}]
+    assert read_jsonl(tmp_path / "none.jsonl") == []
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):

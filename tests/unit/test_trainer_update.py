@@ -12,7 +12,13 @@ from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.advantage import TokenAdvantages, token_advantages
 from trainer.config import RLConfig
 from trainer.sampler import Rollout
-from trainer.update import accumulate_gradients, learning_rate, update_policy
+from trainer.update import (
+    NO_UPDATE,
+    TrainStats,
+    accumulate_gradients,
+    learning_rate,
+    update_policy,
+)
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
@@ -151,6 +157,17 @@ def test_samples_without_valid_tokens_are_left_out() -> None:
         policy_model=model, temperature=1.0, pad_id=0,
     )  # fmt: skip
     assert stats.steps == 2
+
+
+def test_without_a_valid_token_there_are_no_figures() -> None:
+    model = tiny_llama(TOKENIZER)
+    rollouts, advantages = batch()
+    advantages.mask[:] = False
+    stats = update_policy(
+        rollouts, advantages, torch.optim.SGD(model.parameters(), lr=1.0), config(),
+        policy_model=model, temperature=1.0, pad_id=0,
+    )  # fmt: skip
+    assert stats == NO_UPDATE == TrainStats(None, None, None, None, None, None, 0, 0)
 
 
 def test_a_missing_reference_is_told() -> None:
