@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -21,6 +19,7 @@ from scorekit.errors import UserError
 from scorekit.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
 from trainer.report import write_report
+from trainer.runlog import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "demo/data"
@@ -68,7 +67,11 @@ NOTES = [
 
 def score_real_translations(metricx_url: str, xcomet_url: str) -> None:
     """Score true translations with both services and print the ones that MetricX likes least."""
-    rows = _read_jsonl(DATA / "heldout.jsonl")[:SCORED]
+    rows = read_jsonl(DATA / "heldout.jsonl")[:SCORED]
+    if not rows:
+        raise UserError(
+            f"{DATA / 'heldout.jsonl'} is missing: run the demo from a complete checkout"
+        )
     samples = [{"src": row["src_text"], "mt": row["ref_text"]} for row in rows]
     with SyncScoringClient(metricx_url) as metricx, SyncScoringClient(xcomet_url) as xcomet:
         scores, spans = metricx.score(samples), xcomet.score(samples)
@@ -98,7 +101,8 @@ def train(
 ) -> None:
     """`python -m trainer train` in a process of its own, as a user would start it."""
     overrides = [f"misc.run_dir={run_dir}", "misc.overwrite=true"]
-    overrides += [] if updates is None else [f"rl.num_updates={updates}"]
+    if updates is not None:  # the warm-up of the config may be longer than so short a run
+        overrides += [f"rl.num_updates={updates}", f"rl.warmup_updates={min(3, updates - 1)}"]
     overrides += [] if limit is None else [f"eval.eval_limit={limit}"]
     command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
     for override in overrides:
@@ -115,8 +119,8 @@ def train(
 
 def compare(run_dir: Path) -> list[str]:
     """Whether the reward was earned, in sentences: printed, and returned for the report."""
-    evals = _read_jsonl(run_dir / "eval.jsonl")
-    before, after = (_read_jsonl(run_dir / line["completions"]) for line in (evals[0], evals[-1]))
+    evals = read_jsonl(run_dir / "eval.jsonl")
+    before, after = (read_jsonl(run_dir / line["completions"]) for line in (evals[0], evals[-1]))
     differences = [a["chrf"] - b["chrf"] for a, b in zip(after, before, strict=True)]
     low, high = paired_interval(differences)
     earned = "earned" if low > 0 else "not shown to be earned"
@@ -139,9 +143,3 @@ def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float,
 
 def _say(step: str, text: str) -> None:
     console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        raise UserError(f"{path} is missing; run the demo from a complete checkout")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

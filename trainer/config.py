@@ -210,6 +210,15 @@ class RLConfig(Config):
     )
     advantage_eps: float = Field(1e-8, gt=0, description="Added to the deviation of the batch.")
 
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> RLConfig:
+        if self.warmup_updates >= self.num_updates:
+            raise ValueError(
+                f"warmup_updates {self.warmup_updates} must be less than num_updates "
+                f"{self.num_updates}, or the learning rate never reaches lr"
+            )
+        return self
+
 
 class EvalConfig(Config):
     """How the policy is looked at: rewards, spans, and (shown only) chrF and BLEU."""

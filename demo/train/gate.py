@@ -32,6 +32,7 @@ from rich.table import Table
 
 from demo.processes import child_environment, end, exit_on_sigterm, free_port, running_service
 from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
+from trainer.runlog import read_jsonl
 
 FIGURES = ("chrf", "bleu", "metricx_score_mean", "xcomet_score_mean", "spans_mean",
            "completion_length_mean")  # fmt: skip
@@ -112,8 +113,8 @@ def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[
 
 def read_outcome(folder: Path) -> dict[str, Any]:
     """Figures before and after, and the paired change of sentence chrF with its interval."""
-    lines = (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()
-    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    lines = read_jsonl(folder / "eval.jsonl")
+    first, last = lines[0], lines[-1]
     before, after = (_chrf(folder / line["completions"]) for line in (first, last))
     differences = [a - b for a, b in zip(after, before, strict=True)]
     low, high = paired_interval(differences)
@@ -127,7 +128,7 @@ def read_outcome(folder: Path) -> dict[str, Any]:
 
 
 def _chrf(path: Path) -> list[float]:
-    return [json.loads(line)["chrf"] for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line["chrf"] for line in read_jsonl(path)]
 
 
 def show(outcomes: dict[str, dict[str, Any]]) -> None:

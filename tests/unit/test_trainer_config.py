@@ -131,3 +131,8 @@ def test_what_the_reward_needs() -> None:
     assert RewardConfig(w_xcomet_span=0, w_xcomet_seq=1).needs_xcomet
     no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
     assert not RewardConfig(severity_weights=no_weights).needs_xcomet  # type: ignore[arg-type]
+
+
+def test_a_warm_up_that_never_ends_is_refused() -> None:
+    with pytest.raises(UserError, match="warmup_updates 3 must be less than num_updates 2"):
+        load_config(TrainerConfig, None, ["rl.num_updates=2", "rl.warmup_updates=3"])
