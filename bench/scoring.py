@@ -7,6 +7,7 @@ model, no cache; a figure is the ratio of medians of runs that alternate.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import statistics
@@ -60,9 +61,9 @@ def metricx_against_one_at_a_time(pairs: list[SampleForScoring]) -> dict[str, fl
     """Upstream's predict.py scores examples one by one, in the order of the file."""
     scorer = MetricXQEScorer(str(ROOT / "demo/models/metricx"), device="cpu", threads=1)
     one = ScoringConfig(batch_size=1)
-    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=1024)),
+    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)),
                     lambda: [scorer.score_batch([pair], one) for pair in pairs])  # fmt: skip
-    batched = scorer.score_batch(pairs, ScoringConfig(batch_size=1024)).sequence_scores
+    batched = scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)).sequence_scores
     single = [scorer.score_batch([pair], one).sequence_scores[0] for pair in pairs]
     return found | {"largest_difference": _largest_difference(batched, single)}
 
@@ -79,7 +80,7 @@ def xcomet_against_predict(pairs: list[SampleForScoring]) -> dict[str, float]:
     def predict() -> Any:
         return theirs.predict(samples, batch_size=16, gpus=0, progress_bar=False, num_workers=0)
 
-    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=1024)), predict)
+    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)), predict)
     ours = scorer.score_batch(pairs).sequence_scores
     return found | {"largest_difference": _largest_difference(ours, predict().scores)}
 
@@ -99,7 +100,7 @@ def http_against_in_process(pairs: list[SampleForScoring]) -> dict[str, float]:
     """The MetricX service over HTTP in requests of 64, against the same model called directly."""
     model = str(ROOT / "demo/models/metricx")
     scorer = MetricXQEScorer(model, device="cpu", threads=1)
-    cfg = ScoringConfig(batch_size=1024)
+    cfg = ScoringConfig(batch_size=PAIRS)
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service("metricx", Path(folder), "--model", model) as url,
@@ -123,6 +124,7 @@ QUESTIONS = {
 def main() -> None:
     """Ask every question, print the table, write the JSON."""
     torch.set_num_threads(1)
+    logging.disable(logging.INFO)  # Lightning's notes, once a call
     pairs = read_pairs()
     table = Table("question", "ours, s", "other, s", "ratio", "largest difference")
     results: dict[str, Any] = {"machine": machine(), "pairs": len(pairs), "repeats": REPEATS}

@@ -10,20 +10,20 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Failed, Scored, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.batching import cut_batches, run_batch
+from scorekit.server.batching import cut_batches, default_batch_tokens, run_batch
 from scorekit.server.checks import resolve_options, text_fault
 
 
 class LocalScorer:
     """Scores with a backend in this process: encode, sort by length, cut, forward.
 
-    max_batch_tokens: most tokens of one batch, padding included.
+    max_batch_tokens: most tokens of one batch, padding included; default: by the device.
     """
 
-    def __init__(self, backend: Backend, *, max_batch_tokens: int = 16384) -> None:
+    def __init__(self, backend: Backend, *, max_batch_tokens: int | None = None) -> None:
         self.backend = backend
-        self.max_batch_tokens = max_batch_tokens
         self.description = backend.load()
+        self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
         self._lock = threading.Lock()  # a model is not thread-safe
 
     def score_batch(

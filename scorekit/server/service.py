@@ -69,7 +69,7 @@ class ScoringService:
             [SCHEMA_VERSION, self.backend.service, identity.revision, identity.tokenizer,
              identity.dtype, identity.device.split(":")[0], identity.versions, identity.engine]
         )  # fmt: skip
-        self.batcher.start()
+        self.batcher.start(identity.device)
         self.loaded = True
         log.info("ready", service=self.backend.service, model=identity.model)
 

@@ -41,8 +41,11 @@ class ServiceSettings(BaseSettings):
     threads: int | None = Field(
         None, ge=1, description="CPU threads of the model; null: what this process may really use."
     )
-    max_batch_tokens: int = Field(
-        16384, ge=16, description="Most tokens in one batch of the model, padding included."
+    max_batch_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="Most tokens in one batch of the model, padding included; null: 1,024 on a "
+        "CPU, 16,384 on a GPU.",
     )
     max_queue_items: int = Field(
         32768, ge=1, description="Most samples waiting for the model; more are refused with 429."

@@ -98,7 +98,7 @@ def _run(test, backend=None, **limits):
             metrics=Metrics(),
             on_scored=stored.append,
         )
-        batcher.start()
+        batcher.start("cpu")
 
         def submit(*mts, priority="interactive", cache=True):
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]

@@ -23,7 +23,7 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
     monkeypatch.setenv("METRICX_PORT", "7001")
     monkeypatch.setenv("METRICX_MAX_SAMPLES", "77")
     settings = parse_settings(MetricXSettings, ["--port", "7002"])
-    assert (settings.port, settings.max_samples, settings.max_batch_tokens) == (7002, 77, 16384)
+    assert (settings.port, settings.max_samples, settings.max_body_bytes) == (7002, 77, 2**24)
 
 
 @pytest.mark.parametrize("settings_type", [MetricXSettings, XCometSettings])
