@@ -16,8 +16,8 @@ from scorekit.schemas import ErrorSpan, Severity
 #: Severity -> style in the terminal.
 STYLES: dict[Severity, str] = {
     "MINOR": "black on yellow",
-    "MAJOR": "white on dark_orange3",
-    "CRITICAL": "white on red",
+    "MAJOR": "black on dark_orange",
+    "CRITICAL": "bright_white on red3",
 }
 #: Control characters and marks that reorder text -> one visible character each, so that offsets
 #: still hold.
