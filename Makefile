@@ -23,7 +23,7 @@ demo: setup ## the main job on small real models: score, evaluate, train, compar
 test: setup ## every test that takes seconds (under 5 minutes on 2 cores)
 	$(PY) -m pytest -m "not slow"
 
-test-all: test ## `test`, then the longer runs
+test-all: setup ## the longer runs that `make test` leaves out (minutes)
 	$(PY) -m pytest -m slow
 
 lint: setup ## style, imports and types
