@@ -103,9 +103,9 @@ class MetricXBackend:
             raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
         return Description(
-            model=self._model_name,
+            model=_shown(self._model_name),
             revision=_revision(folder, self._model_name),
-            tokenizer=tokenizer_name,
+            tokenizer=_shown(tokenizer_name),
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=MAX_INPUT_LENGTH,
@@ -217,6 +217,11 @@ def _input_fields(sample: TranslationSample, tokens: int, read: int) -> dict[str
         "truncated": {"src": read < src_end, "mt": read < mt_end, "ref": read < ref_end},
         "mt_covered": max(0, min(read, mt_end) - mt_start),
     }
+
+
+def _shown(name: str) -> str:
+    """A hub id as it is; of a local path the folder's name: a caller need not know our disk."""
+    return Path(name).absolute().name if looks_local(name) else name
 
 
 def _revision(folder: Path, name: str) -> str:

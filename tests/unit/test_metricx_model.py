@@ -266,3 +266,9 @@ def test_folders_that_are_no_metricx_are_refused_before_loading(tmp_path):
         check_folder(tmp_path)
     with pytest.raises(UserError, match="overflow float16"):
         MetricXBackend(str(tmp_path), dtype="float16").check()
+
+
+def test_a_local_model_is_shown_by_its_folder_s_name(metricx_folder):
+    told = MetricXBackend(str(metricx_folder), device="cpu", threads=1).load()
+    assert told.model == told.tokenizer == metricx_folder.name
+    assert len(told.revision) == 32
