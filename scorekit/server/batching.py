@@ -38,8 +38,8 @@ WINDOW = 2048
 
 
 def default_batch_tokens(device: str) -> int:
-    """Padded tokens of a batch where nobody says: on a CPU a small batch stays in its caches (twice
-    the rate of 16,384 tokens with the demo's models), a GPU wants a large one."""
+    """Padded tokens of a batch where nobody says: on a CPU a small batch stays in its caches, a
+    GPU wants a large one."""
     return 1024 if device == "cpu" else 16384
 
 
