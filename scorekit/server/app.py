@@ -21,10 +21,8 @@ from scorekit.errors import RequestError
 from scorekit.schemas import (
     SCHEMA_VERSION,
     ErrorResponse,
-    Failed,
     Info,
     ModelRef,
-    Scored,
     ScoreResponse,
     score_request,
 )
@@ -223,10 +221,6 @@ def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
     """Bodies are read by hand (limits come first), so their schema is added by hand too."""
     schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs")
-    for part in (Scored, Failed):
-        definitions |= part.model_json_schema(ref_template="#/components/schemas/{model}").pop(
-            "$defs", {}
-        )
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
