@@ -1,4 +1,7 @@
-"""A backend without a model. Its answer depends on the input: mixing up two samples shows."""
+"""A backend without a model. Its answer depends on the input: mixing up two samples shows.
+
+`python -m scorekit.server.fake` serves it, to write and test callers where no model is at hand.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
 from scorekit.errors import SampleError
 from scorekit.schemas import (
     MetricXOptions,
+    ScoreOptions,
     ScoreRange,
     TranslationSample,
     XCometOptions,
 )
 from scorekit.server.backend import Description, Encoded, Outcome
+from scorekit.server.settings import ServiceSettings
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -46,7 +54,8 @@ def fake_spans(mt: str) -> list[dict[str, Any]]:
 class FakeBackend:
     """Stands in for MetricX or xCOMET.
 
-    seconds_per_batch: how long `forward` sleeps (the GIL is free, as beside a GPU).
+    seconds_per_batch, seconds_per_pair: how long `forward` sleeps (the GIL is free, as beside a
+    GPU).
     poison: a text that, found in `mt`, makes the whole batch raise.
     """
 
@@ -57,13 +66,17 @@ class FakeBackend:
         service: Literal["metricx", "xcomet"] = "metricx",
         *,
         seconds_per_batch: float = 0.0,
+        seconds_per_pair: float = 0.0,
         poison: str | None = None,
     ) -> None:
-        self.service = service
+        self.service: str = service
         self.seconds_per_batch = seconds_per_batch
+        self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        self.options_type = MetricXOptions if service == "metricx" else XCometOptions
+        self.options_type: type[ScoreOptions] = (
+            MetricXOptions if service == "metricx" else XCometOptions
+        )
 
     def load(self) -> Description:
         """Nothing to load; says what it pretends to be."""
@@ -100,7 +113,9 @@ class FakeBackend:
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Score a batch; `nan` anywhere in `mt` gives a score that is not finite."""
-        time.sleep(self.seconds_per_batch)
+        pause = self.seconds_per_batch + self.seconds_per_pair * len(batch)
+        if pause:
+            time.sleep(pause)
         self.batches.append(len(batch))
         if self.poison is not None and any(self.poison in e.payload.mt for e in batch):
             raise RuntimeError("poisoned batch")
@@ -116,3 +131,28 @@ class FakeBackend:
     def memory_bytes(self) -> int | None:
         """A fake holds nothing."""
         return None
+
+
+class FakeSettings(ServiceSettings):
+    """Serve made-up scores: a function of the texts, without a model."""
+
+    model_config = SettingsConfigDict(env_prefix="FAKE_", cli_prog_name="scorekit.server.fake")
+
+    service: Literal["metricx", "xcomet"] = Field("metricx", description="What it stands in for.")
+    seconds_per_batch: float = Field(0.0, ge=0, description="Pause for each batch.")
+    seconds_per_pair: float = Field(0.0, ge=0, description="Pause for each sample of a batch.")
+
+
+def make_fake(settings: FakeSettings) -> FakeBackend:
+    """The fake that the settings describe."""
+    return FakeBackend(
+        settings.service,
+        seconds_per_batch=settings.seconds_per_batch,
+        seconds_per_pair=settings.seconds_per_pair,
+    )
+
+
+if __name__ == "__main__":
+    from scorekit.server.run import main
+
+    main(FakeSettings, make_fake)

@@ -50,10 +50,31 @@ class ServiceSettings(BaseSettings):
     max_queue_items: int = Field(
         32768, ge=1, description="Most samples waiting for the model; more are refused with 429."
     )
+    max_queue_tokens: int = Field(
+        8_388_608, ge=1, description="Most tokens waiting for the model; more are refused with 429."
+    )
+    bulk_patience_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds after which waiting `bulk` samples get every other batch of the "
+        "model, however many `interactive` ones there are.",
+    )
     max_samples: int = Field(10_000, ge=1, description="Most samples in one request.")
+    max_field_chars: int = Field(
+        100_000, ge=1, description="Most characters of one text; a longer one fails its sample."
+    )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest request body in bytes.")
     timeout_s: float = Field(
         600.0, gt=0, description="Seconds until an answer is due, where a request names none."
+    )
+    receive_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds a client may take to send one request."
+    )
+    stall_after: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds in one batch after which the model counts as hung; null: the larger "
+        "of 5 and 5 times what the batch should take.",
     )
     drain_s: float = Field(
         60.0, ge=0, description="Seconds that accepted work may take after SIGTERM."
@@ -81,6 +102,9 @@ class Secrets(BaseSettings):
 
     api_keys: SecretStr = Field(SecretStr(""), description="API keys, separated by commas.")
     redis_password: SecretStr | None = Field(None, description="Password of the Redis cache.")
+    cache_secret: SecretStr | None = Field(
+        None, description="Authenticates cached scores: only who knows it can store one."
+    )
 
 
 S = TypeVar("S", bound=ServiceSettings)
