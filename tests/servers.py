@@ -14,6 +14,7 @@ import uvicorn
 
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
+from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets, ServiceSettings
 
 
@@ -48,6 +49,8 @@ def running_service(
     settings.setdefault("cache", "memory")
     with running_app(create_app(backend, ServiceSettings(**settings), secrets)) as url:
         wait_ready(url)
+        if isinstance(backend, FakeBackend):
+            backend.batches.clear()  # those of the warm-up
         yield url
 
 

@@ -22,14 +22,15 @@ from scorekit.schemas import (
     SCHEMA_VERSION,
     ErrorResponse,
     Info,
-    ModelRef,
     ScoreResponse,
     score_request,
 )
+from scorekit.server.answers import body_json, line_json
 from scorekit.server.backend import Backend
 from scorekit.server.body import read_request
 from scorekit.server.gate import Gate
-from scorekit.server.service import Job, ScoringService
+from scorekit.server.job import Job
+from scorekit.server.service import MANY, ScoringService
 from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
 
 
@@ -68,16 +69,20 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     @app.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+        service.refuse_if_unavailable()
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
+        leaving = asyncio.create_task(_watch_leaving(request, job))
         try:
-            results = await _unless_gone(request, service.results(job, asked.timeout_s))
+            await service.finish(job, asked.timeout_s)
+            if len(job.ids) > MANY:
+                body = await asyncio.to_thread(body_json, job, service.model_json)
+            else:
+                body = body_json(job, service.model_json)
         finally:
+            leaving.cancel()
             service.close_job(job)
-        answer = {"model": _model_ref(service), "results": results}
-        large = len(results) > 1000
-        body = await asyncio.to_thread(to_json, answer) if large else to_json(answer)
-        return Response(body, media_type="application/json")
+        return Response(body, media_type="application/json", headers=_times(job))
 
     stream_answer = {
         "description": 'One result a line with its `index`, then `{"done": true, ...}`.',
@@ -91,38 +96,50 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
+        service.refuse_if_unavailable()
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
-        pairs = service.stream(job, asked.timeout_s)
+        leaving = asyncio.create_task(_watch_leaving(request, job))
+        indexes = service.stream(job, asked.timeout_s)
         try:
             # The first result comes before the header: nothing in time is a 504.
-            first = await _unless_gone(request, anext(pairs))
+            first = await anext(indexes)
         except BaseException:
             service.close_job(job)
             raise
-        lines = _lines(service, job, first, pairs)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
-
-
-IndexedResult = tuple[int, dict[str, Any]]
+        finally:
+            leaving.cancel()  # from here on the response itself notices
+        lines = _lines(service, job, first, indexes)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_times(job))
 
 
 async def _lines(
-    service: ScoringService, job: Job, first: IndexedResult, rest: AsyncIterator[IndexedResult]
+    service: ScoringService, job: Job, first: int, rest: AsyncIterator[int]
 ) -> AsyncIterator[bytes]:
-    counts = {True: 0, False: 0}
-
-    def line(pair: IndexedResult) -> bytes:
-        counts[pair[1]["ok"]] += 1
-        return to_json({"index": pair[0], **pair[1]}) + b"\n"
-
     try:
-        yield line(first)
-        async for pair in rest:
-            yield line(pair)
-        yield to_json({"done": True, "ok": counts[True], "failed": counts[False]}) + b"\n"
+        yield line_json(job, first)
+        async for index in rest:
+            yield line_json(job, index)
+        good = sum(isinstance(answer, bytes) for answer in job.answers)
+        yield to_json({"done": True, "ok": good, "failed": len(job.ids) - good}) + b"\n"
     finally:
         service.close_job(job)
+
+
+def _times(job: Job) -> dict[str, str]:
+    """Milliseconds of a request's stages; the gate adds X-Total-Time."""
+    return {
+        "X-Tokenise-Time": f"{job.tokenise_s * 1000:.2f}",
+        "X-Queue-Time": f"{job.queue_s * 1000:.2f}",
+        "X-Model-Time": f"{job.model_s * 1000:.2f}",
+    }
+
+
+async def _watch_leaving(request: Request, job: Job) -> None:
+    """Give the job up when the client leaves: nobody would read the answer."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.finish(ClientDisconnect())
 
 
 def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
@@ -141,9 +158,8 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, bool]:
         """The model answers, and new work is taken."""
-        if not service.ready:
-            state = "draining" if service.draining else "not ready"
-            raise RequestError("unavailable", state, retry_after=5.0)
+        if (reason := service.unready()) is not None:
+            raise RequestError("unavailable", reason, retry_after=5.0)
         return {"ready": True}
 
     @app.get("/metrics", response_class=Response)
@@ -154,6 +170,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
 
 def _info(service: ScoringService) -> Info:
     told = service.description
+    memory = service.backend.memory_bytes()
     own: dict[str, str | None] = {"scorekit": scorekit.__version__}
     return Info(
         service=service.backend.service,
@@ -169,33 +186,8 @@ def _info(service: ScoringService) -> Info:
         higher_is_better=told.higher_is_better,
         versions=own | told.versions,
         commit=_commit(),
-        device_memory_bytes=service.backend.memory_bytes(),
+        device_memory_bytes=memory[0] if memory else None,
     )
-
-
-def _model_ref(service: ScoringService) -> dict[str, str]:
-    told = service.description
-    return ModelRef(
-        service=service.backend.service, id=told.model, revision=told.revision
-    ).model_dump()
-
-
-async def _unless_gone(request: Request, work: Any) -> Any:
-    """Await `work`, but give it up when the client leaves: nobody would read the answer."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
 
 
 def _error_response(error: RequestError) -> Response:

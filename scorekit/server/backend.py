@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from scorekit.errors import SampleError
-from scorekit.schemas import ScoreOptions, ScoreRange, Wire
+from scorekit.schemas import ScoreOptions, ScoreRange, TranslationSample, Wire
 
 
 @dataclass(slots=True)
@@ -77,9 +77,19 @@ class Backend(Protocol):
         """Score a batch, in order. Raises only when the whole batch failed."""
         ...
 
-    def memory_bytes(self) -> int | None:
-        """Bytes that the model holds on its device; None on a CPU."""
+    def probe(self, words: int) -> Any:
+        """A valid sample of at least that many tokens (before it is cut), to warm up with and to
+        ask whether the model still answers."""
         ...
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
+        ...
+
+
+def translation_probe(words: int) -> TranslationSample:
+    """A translation of about that many words on each side."""
+    return TranslationSample(src="word " * words, mt="말 " * words)
 
 
 def installed_versions(*distributions: str) -> dict[str, str | None]:

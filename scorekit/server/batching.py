@@ -1,372 +1,387 @@
 """The queue between requests and the model.
 
-One thread owns the model. It runs as soon as it is free, on a batch of samples of similar length
-out of all that wait, whoever sent them. Equal samples in flight are scored once. The queue is
-bounded: a request that does not fit is refused at once, whole.
+One thread tokenises, one owns the model and runs as soon as it is free, on a batch of samples of
+similar length out of all that wait, whoever sent them. Equal samples in flight are scored once.
+The queue is bounded: a request that does not fit is refused at once, whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from scorekit.errors import RequestError, SampleError
+from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Backend, Encoded, Outcome
+from scorekit.server.backend import Backend, Description, Encoded, Outcome
+from scorekit.server.batch import default_batch_tokens, fault_kind, padded_tokens, run_batch
+from scorekit.server.checks import resolve_options
+from scorekit.server.job import Job, answer_of
+from scorekit.server.lanes import WINDOW, Flight, Lanes
 from scorekit.server.metrics import Metrics
+from scorekit.server.pace import Pace
+from scorekit.server.settings import ServiceSettings
 
 log = structlog.get_logger()
 
-#: Seconds in one batch after which the model counts as hung; a full batch of the largest model
-#: takes minutes on a CPU.
-STALL_S = 900.0
-#: Batches in a row without a single good result after which the model counts as broken.
-MAX_FAILURES = 3
-#: Most samples among which neighbours in length are looked for: beyond a few thousand the padding
-#: saved is below a per cent, and sorting them costs the model thread a millisecond.
-WINDOW = 2048
+#: Samples that the tokeniser takes at once: between two pieces of a large request a small one
+#: may pass.
+PIECE = 256
+#: Seconds between two questions whether a failing model works again.
+PROBE_S = 1.0
+#: Bytes of text that count as one token of the queue's bound until a sample is tokenised.
+BYTES_A_TOKEN = 4
 
 
-def default_batch_tokens(device: str) -> int:
-    """Padded tokens of a batch where nobody says: on a CPU a small batch stays in its caches, a
-    GPU wants a large one."""
-    return 1024 if device == "cpu" else 16384
+@dataclass(slots=True)
+class Wanted:
+    """A sample that a request wants scored. size: bytes of its texts."""
 
-
-def cut_batches(
-    lengths: Sequence[tuple[int, int]], max_tokens: int, max_items: int | None = None
-) -> list[list[int]]:
-    """Cut samples into batches of similar length under a budget of padded tokens.
-
-    lengths: (length, rows) of each sample; a batch costs its longest length times its rows.
-    Returns lists of indexes, longest samples first. A sample over the budget gets its own batch.
-    """
-    batches: list[list[int]] = []
-    longest = rows = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i][0]):
-        length, own_rows = lengths[index]
-        full = longest * (rows + own_rows) > max_tokens or (
-            max_items is not None and batches and len(batches[-1]) >= max_items
-        )
-        if not batches or full:
-            batches.append([])
-            longest, rows = length, 0
-        batches[-1].append(index)
-        rows += own_rows
-    return batches
-
-
-def run_batch(backend: Backend, batch: Sequence[Encoded]) -> list[Outcome]:
-    """Score a batch; each outcome holds the result's fields, or why there is none.
-
-    A batch that raises is halved until the culprit is alone, so that a bad sample fails alone.
-    A score that is not finite is a failure of its sample.
-    """
-    outcomes, fault = _try_forward(backend, batch)
-    if fault is None:
-        return [_finish(e, outcome) for e, outcome in zip(batch, outcomes, strict=True)]
-    # The exception is gone by now, and with it the memory that its frames held.
-    if len(batch) == 1:
-        return [SampleError("model_failure", f"the model failed: {fault}")]
-    half = len(batch) // 2
-    return run_batch(backend, batch[:half]) + run_batch(backend, batch[half:])
-
-
-def _try_forward(backend: Backend, batch: Sequence[Encoded]) -> tuple[list[Outcome], str | None]:
-    """Outcomes, or the name of what was raised."""
-    try:
-        outcomes = backend.forward(batch)
-        if len(outcomes) != len(batch):
-            raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} samples")
-    except Exception as error:
-        if len(batch) == 1:
-            log.error("model_failure", exc_info=True)
-        return [], type(error).__name__
-    return outcomes, None
-
-
-def _finish(encoded: Encoded, outcome: Outcome) -> Outcome:
-    if isinstance(outcome, SampleError):
-        return outcome
-    if not math.isfinite(outcome["score"]):
-        return SampleError("non_finite", f"the model's score is {outcome['score']}")
-    return {**outcome, **encoded.fields}
+    index: int
+    key: bytes
+    sample: Any
+    size: int
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """One sample on its way through the model, and how many requests wait for it."""
+class _Piece:
+    """Flights of one request on their way to the tokeniser."""
 
-    key: bytes
-    future: asyncio.Future[Outcome]
-    priority: Priority
-    store: bool = False  # whether somebody wants the result in the cache
-    waiters: int = 0
-    encoded: Encoded | None = None
-    started: bool = False
-    born: float = field(default_factory=time.monotonic)
-
-
-def _encoded(flight: Flight) -> Encoded:
-    assert flight.encoded is not None  # only encoded flights are queued
-    return flight.encoded
+    job: Job
+    flights: list[Flight]
+    options: Any
 
 
 class Batcher:
-    """Runs a backend in a thread of its own. All public methods belong to the event loop."""
+    """Runs a backend in threads of its own. All public methods but `warm_up` belong to the event
+    loop."""
 
     def __init__(
         self,
         backend: Backend,
-        *,
-        max_batch_tokens: int | None,
-        max_queue_items: int,
+        settings: ServiceSettings,
         metrics: Metrics,
-        on_scored: Callable[[dict[bytes, dict[str, Any]]], None],
+        on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         self.backend = backend
-        self.max_batch_tokens = max_batch_tokens
-        self.max_queue_items = max_queue_items
         self.metrics = metrics
-        self.on_scored = on_scored  # called on the event loop with the results worth storing
+        self.on_scored = on_scored  # called on the event loop with the answers worth storing
+        self.pace = Pace(settings.stall_after)
+        self._settings = settings
         self._flights: dict[bytes, Flight] = {}
-        self._queues: dict[Priority, deque[Flight]] = {"interactive": deque(), "bulk": deque()}
-        self._wake = threading.Condition()  # guards _queues and _stopping
+        self._room = 0  # tokens of the queue's bound in use
+        self._pieces: dict[Priority, deque[_Piece]] = {"interactive": deque(), "bulk": deque()}
+        self._has_pieces = threading.Condition()  # guards _pieces
+        self._lanes = Lanes(settings.max_batch_tokens or 0, settings.bulk_patience_s)
+        self._wake = threading.Condition()  # guards _lanes
         self._stopping = False
         self._dead = False
-        self._busy_since: float | None = None
-        self._items_per_s = 0.0
-        self._failures_in_a_row = 0
-        self._tokeniser = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-        self._thread = threading.Thread(target=self._model_loop, name="model", daemon=True)
+        self._failing = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (("tokenise", self._tokenise_loop), ("model", self._model_loop))
+        ]
 
-    def start(self, device: str) -> None:
-        """Start the model thread, with its model on `device`; call it on the running event loop."""
-        self.max_batch_tokens = self.max_batch_tokens or default_batch_tokens(device)
+    def warm_up(self, description: Description) -> None:
+        """Run the largest batch there can be, so that the first request finds the model as fast
+        as the last, and memory that does not suffice shows now. Raises UserError then."""
+        self._max_length = description.max_input_length
+        options = resolve_options(self.backend.options_type(), description)
+        budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
+        self._lanes.max_tokens = budget
+        longest = self._probe(description.max_input_length, options)
+        self._plain = self._probe(4, options)
+        batch = [longest] * max(1, budget // (longest.length * longest.rows))
+        tokens = padded_tokens(batch)
+        started = time.monotonic()
+        try:
+            self.backend.forward(batch)
+        except Exception as error:
+            if fault_kind(error) != "memory":
+                raise
+            raise UserError(
+                f"--max-batch-tokens {budget}: a batch of {tokens} tokens does not fit the "
+                f"memory of {description.device}; name fewer"
+            ) from None
+        seconds = time.monotonic() - started
+        # Once more: the first run also paid for compiled kernels and the memory's first touch.
+        if seconds < 10.0:
+            started = time.monotonic()
+            self.backend.forward(batch)
+            seconds = time.monotonic() - started
+        self.pace.learn(tokens, len(batch), seconds)
+        log.info("warm", batch_tokens=tokens, samples=len(batch), seconds=round(seconds, 3))
+
+    def start(self) -> None:
+        """Take work; call it on the running event loop, after `warm_up`."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Let the batch in hand finish, then end the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        self._tokeniser.shutdown(wait=False, cancel_futures=True)
+        """Let the batch in hand finish, then end the threads."""
+        self._stopping = True
+        for condition in (self._has_pieces, self._wake):
+            with condition:
+                condition.notify_all()
 
     @property
     def dead(self) -> bool:
-        """Whether the model thread has ended by a fault: nothing will be scored any more."""
+        """Whether a thread has ended by a fault: nothing will be scored any more."""
         return self._dead
 
-    def alive(self) -> bool:
-        """Whether the model answers: its thread runs, does not hang, does not fail each batch."""
-        busy_since = self._busy_since
-        stalled = busy_since is not None and time.monotonic() - busy_since > STALL_S
-        failing = self._failures_in_a_row >= MAX_FAILURES
-        return self._thread.is_alive() and not stalled and not failing
+    def fault(self) -> str | None:
+        """Why the model does not answer; None while it does."""
+        if self._dead or not all(thread.is_alive() for thread in self._threads):
+            return "the model thread ended"
+        if self.pace.overdue():
+            return "the model hangs in a batch"
+        return "the model fails" if self._failing else None
 
     @property
     def in_flight(self) -> int:
         """Samples that wait for the model or are in it."""
         return len(self._flights)
 
-    def submit(
-        self, keys: Sequence[bytes], samples: Sequence[Any], options: Any, priority: Priority
-    ) -> list[Flight]:
-        """Put samples in flight; equal keys share a flight. Release them when done waiting.
+    def submit(self, job: Job, wanted: Sequence[Wanted], options: Any, priority: Priority) -> None:
+        """Put samples in flight for a job; equal keys share a flight.
 
         Raises RequestError: `too_large` if the new ones could never fit, `overloaded` if they do
         not fit now. Then nothing was put in flight.
         """
-        new = {k: s for k, s in zip(keys, samples, strict=True) if k not in self._flights}
-        if self._dead:
-            raise RequestError("unavailable", "the model thread ended", retry_after=10.0)
-        if len(new) > self.max_queue_items:
-            raise RequestError(
-                "too_large", f"{len(new)} samples, the queue holds {self.max_queue_items}"
-            )
-        if len(self._flights) + len(new) > self.max_queue_items:
-            raise RequestError("overloaded", "the queue is full", retry_after=self.retry_after())
-        for key in new:
-            self._flights[key] = Flight(key, self._loop.create_future(), priority)
-        flights = [self._flights[key] for key in keys]
-        for flight in flights:
-            flight.waiters += 1
+        flights = self._flights
+        now = time.monotonic()
+        new: dict[bytes, Flight] = {}
+        room = 0
+        for one in wanted:
+            if one.key not in flights and one.key not in new:
+                takes = min(one.size // BYTES_A_TOKEN + 1, self._max_length)
+                room += takes
+                new[one.key] = Flight(one.key, one.sample, priority, takes, now)
+        self._admit(len(new), room)
+        flights.update(new)
+        self._room += room
+        for one in wanted:
+            flight = flights[one.key]
+            if not flight.waiters or flight.waiters[-1][0] is not job:
+                job.flights.append(flight)
+            flight.waiters.append((job, one.index))
             flight.store |= options.cache
-            if priority == "interactive" and flight.priority == "bulk":
-                self._lift(flight)
-        self.metrics.joined.inc(len(keys) - len(new))
-        self.metrics.queue_items.set(len(self._flights))
+            if flight.priority == "bulk" and priority == "interactive":
+                self._lift(flight, job, options)
+        job.missing += len(wanted)
+        self.metrics.joined.inc(len(wanted) - len(new))
+        self._gauge()
         if new:
-            self._encode([self._flights[key] for key in new], list(new.values()), options)
-        return flights
+            self._send(job, list(new.values()), options, priority)
 
-    def release(self, flights: Iterable[Flight]) -> None:
+    def release(self, job: Job) -> None:
         """Say that a request no longer waits; what nobody waits for is not scored."""
-        for flight in flights:
-            flight.waiters -= 1
-            if not flight.waiters and not flight.started and not flight.future.done():
+        for flight in job.flights:
+            flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
+            if not flight.waiters and not flight.taken and not flight.gone:
+                flight.gone = True
                 self._forget(flight)
-                flight.future.cancel()
-        self.metrics.queue_items.set(len(self._flights))
+        job.flights = []
+        self._gauge()
 
     def retry_after(self) -> float:
         """Seconds until the queue should be half empty, from the measured rate; 1 to 60."""
-        if not self._items_per_s:
-            return 1.0
-        return min(60.0, max(1.0, len(self._flights) / 2 / self._items_per_s))
+        rate = self.pace.samples_per_s or 1.0
+        return min(60.0, max(1.0, len(self._flights) / 2 / rate))
 
-    def _lift(self, flight: Flight) -> None:
+    def _admit(self, items: int, room: int) -> None:
+        fault = self.fault()
+        if fault is not None and not self._failing:
+            raise RequestError("unavailable", fault, retry_after=10.0)
+        most_items, most_room = self._settings.max_queue_items, self._settings.max_queue_tokens
+        if items > most_items:
+            raise RequestError("too_large", f"{items} samples, the queue holds {most_items}")
+        if room > most_room:
+            raise RequestError(
+                "too_large", f"about {room} tokens in a request, the queue holds {most_room}"
+            )
+        if len(self._flights) + items > most_items or self._room + room > most_room:
+            raise RequestError("overloaded", "the queue is full", retry_after=self.retry_after())
+
+    def _lift(self, flight: Flight, job: Job, options: Any) -> None:
+        """Somebody waits for a bulk sample: it is tokenised and scored with his own."""
         flight.priority = "interactive"
-        if flight.encoded is not None:  # it stands in the bulk queue already
-            with self._wake:
-                self._queues["interactive"].append(flight)
+        self._send(job, [flight], options, "interactive")
 
-    def _encode(self, flights: list[Flight], samples: list[Any], options: Any) -> None:
-        job = self._loop.run_in_executor(
-            self._tokeniser, self._encode_wanted, flights, samples, options
-        )
-        job.add_done_callback(lambda done: self._enqueue(flights, done))
+    def _send(self, job: Job, flights: list[Flight], options: Any, priority: Priority) -> None:
+        pieces = [
+            _Piece(job, flights[start : start + PIECE], options)
+            for start in range(0, len(flights), PIECE)
+        ]
+        with self._has_pieces:
+            self._pieces[priority].extend(pieces)
+            self._has_pieces.notify()
 
-    def _encode_wanted(
-        self, flights: list[Flight], samples: list[Any], options: Any
-    ) -> list[Encoded | SampleError]:
-        """Tokenise what somebody still waits for; the rest is marked as given up."""
-        wanted = [i for i, flight in enumerate(flights) if not flight.future.done()]
-        given_up = SampleError("cancelled", "nobody waits for it")
-        encoded: list[Encoded | SampleError] = [given_up] * len(flights)
-        if wanted:
-            with self.metrics.tokenise_seconds.time():
-                results = self.backend.encode([samples[i] for i in wanted], options)
-            for i, result in zip(wanted, results, strict=True):
-                encoded[i] = result
-        return encoded
-
-    def _enqueue(
-        self, flights: list[Flight], job: asyncio.Future[list[Encoded | SampleError]]
-    ) -> None:
-        if job.cancelled() or job.exception() is not None:
-            if not job.cancelled():
-                log.error("tokenise_failure", exc_info=job.exception())
-            failure = SampleError("model_failure", "the text could not be tokenised")
-            self._deliver(flights, [failure] * len(flights))
-            return
-        refused: list[tuple[Flight, SampleError]] = []
-        with self._wake:
-            for flight, encoded in zip(flights, job.result(), strict=True):
-                if isinstance(encoded, SampleError):
-                    refused.append((flight, encoded))
-                else:
-                    flight.encoded = encoded
-                    self._queues[flight.priority].append(flight)
-            self._purge()
-            self._wake.notify()
-        self._deliver([f for f, _ in refused], [e for _, e in refused])
-
-    def _purge(self) -> None:
-        """Drop given-up flights when they outnumber the live ones; `_wake` is held."""
-        if sum(map(len, self._queues.values())) > 2 * len(self._flights) + WINDOW:
-            for priority, queue in self._queues.items():
-                self._queues[priority] = deque(f for f in queue if not f.future.done())
-
-    def _deliver(self, flights: Sequence[Flight], outcomes: Sequence[Outcome]) -> None:
-        good = {
-            flight.key: outcome
-            for flight, outcome in zip(flights, outcomes, strict=True)
-            if flight.store and not isinstance(outcome, SampleError)
-        }
+    def _deliver(
+        self, flights: Sequence[Flight], outcomes: Sequence[Outcome],
+        started: float = 0.0, seconds: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Hand each outcome to everybody who waits for it; on the event loop."""
+        good: dict[bytes, bytes] = {}
+        for flight, outcome in zip(flights, outcomes, strict=True):
+            answer = answer_of(outcome)
+            if flight.store and isinstance(answer, bytes):
+                good[flight.key] = answer
+            self._forget(flight)
+            waiters, flight.waiters = flight.waiters, []
+            for job, index in waiters:
+                if seconds:
+                    job.note_batch(flights, started, seconds)
+                job.receive(index, answer)
         if good:
             self.on_scored(good)
-        for flight, outcome in zip(flights, outcomes, strict=True):
-            self._forget(flight)
-            if not flight.future.done():
-                flight.future.set_result(outcome)
-        self.metrics.queue_items.set(len(self._flights))
+        self._gauge()
 
     def _forget(self, flight: Flight) -> None:
         # A flight that was released may have a successor under the same key.
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
+            self._room -= flight.room
+
+    def _gauge(self) -> None:
+        self.metrics.queue_items.set(len(self._flights))
+        self.metrics.queue_tokens.set(self._room)
 
     def _fail_all(self) -> None:
         flights = list(self._flights.values())
         failure = SampleError("model_failure", "the model thread ended")
         self._deliver(flights, [failure] * len(flights))
 
-    # -- the model thread -----------------------------------------------------------------------
+    # -- the threads ----------------------------------------------------------------------------
 
-    def _model_loop(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            while (batch := self._next_batch()) is not None:
-                self._busy_since = started = time.monotonic()
-                encoded = [_encoded(flight) for flight in batch]
-                outcomes = run_batch(self.backend, encoded)
-                self._busy_since = None
-                self._note_health(outcomes)
-                self._observe(batch, encoded, started)
-                self._loop.call_soon_threadsafe(self._deliver, batch, outcomes)
+            work()
         except BaseException:  # nobody must wait for a thread that is gone
             self._dead = True
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._fail_all)
+            self._hand_over(self._fail_all)
             with contextlib.suppress(OSError):  # a full disk may have been the cause
                 log.critical("model_thread_died", exc_info=True)
 
-    def _note_health(self, outcomes: Sequence[Outcome]) -> None:
-        broken = all(isinstance(o, SampleError) and o.type == "model_failure" for o in outcomes)
-        self._failures_in_a_row = self._failures_in_a_row + 1 if broken else 0
+    def _hand_over(self, call: Callable[..., None], *args: Any) -> None:
+        """Call something on the event loop, unless that has closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _tokenise_loop(self) -> None:
+        while (piece := self._next_piece()) is not None:
+            flights = [f for f in piece.flights if f.encoded is None and not f.gone]
+            lifted = [f for f in piece.flights if f.encoded is not None]
+            started = time.perf_counter()
+            samples = [flight.sample for flight in flights]
+            encoded = self._encode(samples, piece.options) if samples else []
+            seconds = time.perf_counter() - started
+            piece.job.tokenise_s += seconds
+            self.metrics.tokenise_seconds.observe(seconds)
+            refused: list[tuple[Flight, SampleError]] = []
+            with self._wake:
+                self._lanes.put(lifted)  # from bulk, where it is skipped once it is taken
+                for flight, one in zip(flights, encoded, strict=True):
+                    if isinstance(one, SampleError):
+                        refused.append((flight, one))
+                    else:
+                        flight.encoded = one
+                        self._lanes.put([flight])
+                if len(self._lanes) > 2 * len(self._flights) + WINDOW:
+                    self._lanes.purge()  # those who left outnumber those who wait
+                self._wake.notify()
+            if refused:
+                self._hand_over(self._deliver, *zip(*refused, strict=True))
+
+    def _next_piece(self) -> _Piece | None:
+        with self._has_pieces:
+            while not self._stopping:
+                for pieces in self._pieces.values():  # interactive first
+                    if pieces:
+                        return pieces.popleft()
+                self._has_pieces.wait()
+        return None
+
+    def _encode(self, samples: list[Any], options: Any) -> list[Encoded | SampleError]:
+        """Tokenise; if that raises, one by one, so that the culprit fails alone."""
+        try:
+            return self.backend.encode(samples, options)
+        except Exception:
+            if len(samples) == 1:
+                log.error("tokenise_failure", exc_info=True)
+                return [SampleError("model_failure", "the text could not be tokenised")]
+        return [self._encode([sample], options)[0] for sample in samples]
+
+    def _model_loop(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if not batch:
+                self._failing = not self._answers()
+                continue
+            encoded = [flight.encoded for flight in batch if flight.encoded is not None]
+            started = time.monotonic()
+            outcomes = run_batch(self._forward, encoded, self._shrink)
+            seconds = time.monotonic() - started
+            self._hand_over(self._deliver, batch, outcomes, started, seconds)
+            self.pace.learn(padded_tokens(encoded), len(batch), seconds)
+            self._note_health(outcomes)
+            self._observe(batch, encoded, started, seconds)
 
     def _next_batch(self) -> list[Flight] | None:
+        """The next batch; empty when it is time to ask a failing model again; None at the end."""
         with self._wake:
-            while True:
-                for queue in self._queues.values():  # interactive first
-                    batch = self._cut(queue)
-                    if batch:
-                        return batch
+            while not (batch := self._lanes.take(time.monotonic())):
                 if self._stopping:
                     return None
-                self._wake.wait()
+                if not self._wake.wait(PROBE_S if self._failing else None) and self._failing:
+                    return []
+            return batch
 
-    def _cut(self, queue: deque[Flight]) -> list[Flight]:
-        """Of the oldest samples, the batch of similar lengths that holds the very oldest."""
-        window: list[Flight] = []
-        while queue and len(window) < WINDOW:
-            flight = queue.popleft()
-            # Done: nobody waits for it any more. Started: it was lifted to the other queue.
-            if not flight.started and not flight.future.done():
-                window.append(flight)
-        if not window:
-            return []
-        lengths = [(e.length, e.rows) for e in map(_encoded, window)]
-        assert self.max_batch_tokens is not None  # start() has set it
-        batch = next(b for b in cut_batches(lengths, self.max_batch_tokens) if 0 in b)
-        flights = [window[i] for i in batch]
-        for flight in flights:
-            flight.started = True
-        queue.extendleft(reversed([f for f in window if not f.started]))
-        return flights
+    def _forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        self.pace.begin(padded_tokens(batch))
+        try:
+            return self.backend.forward(batch)
+        finally:
+            self.pace.end()
 
-    def _observe(self, batch: list[Flight], encoded: list[Encoded], started: float) -> None:
-        seconds = time.monotonic() - started
+    def _shrink(self, tokens: int) -> None:
+        """A batch of so many tokens did not fit: from now on they are half as large."""
+        budget = max(1, min(tokens, self._lanes.max_tokens) // 2)
+        log.warning("out_of_memory", batch_tokens=tokens, max_batch_tokens=budget)
+        with self._wake:
+            self._lanes.shrink(budget)
+
+    def _note_health(self, outcomes: Sequence[Outcome]) -> None:
+        """A batch without any good result: was it the texts, or is it the model?"""
+        broken = all(isinstance(o, SampleError) and o.type == "model_failure" for o in outcomes)
+        self._failing = broken and not self._answers()
+
+    def _answers(self) -> bool:
+        """Whether the model scores a plain text."""
+        (outcome,) = run_batch(self._forward, [self._plain])
+        return not isinstance(outcome, SampleError)
+
+    def _probe(self, words: int, options: Any) -> Encoded:
+        (encoded,) = self.backend.encode([self.backend.probe(words)], options)
+        if isinstance(encoded, SampleError):
+            raise encoded
+        return encoded
+
+    def _observe(
+        self, batch: list[Flight], encoded: list[Encoded], started: float, seconds: float
+    ) -> None:
         metrics = self.metrics
         metrics.model_seconds.observe(seconds)
         metrics.batch_samples.observe(len(batch))
-        for flight in batch:
-            metrics.queue_seconds.observe(started - flight.born)
-        rows = sum(e.rows for e in encoded)
-        padded = max(e.length for e in encoded) * rows
+        for born in {flight.born for flight in batch}:  # one of each request
+            metrics.queue_seconds.observe(started - born)
         real = sum(e.fields["tokens"] for e in encoded)
         metrics.tokens.inc(real)
-        metrics.padding_tokens.inc(max(0, padded - real))
-        rate = len(batch) / max(seconds, 1e-6)
-        self._items_per_s = 0.8 * self._items_per_s + 0.2 * rate if self._items_per_s else rate
+        metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))

@@ -49,36 +49,38 @@ class Tier(Protocol):
 class Cache:
     """An LRU of `memory_items` results in front of an optional second tier."""
 
-    def __init__(self, memory_items: int, tier: Tier | None, metrics: Metrics) -> None:
-        self._memory: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+    def __init__(
+        self, memory_items: int, tier: Tier | None, metrics: Metrics, secret: SecretStr | None
+    ) -> None:
+        self._memory: OrderedDict[bytes, bytes] = OrderedDict()
         self._memory_items = memory_items
         self._tier = tier
         self._metrics = metrics
         self._resting_until = 0.0
+        self.has_tier = tier is not None
 
-    async def get(self, keys: Sequence[bytes]) -> dict[bytes, dict[str, Any]]:
-        """The stored results of those keys that have one."""
-        found = {}
-        for key in keys:
-            if key in self._memory:
-                self._memory.move_to_end(key)
-                found[key] = self._memory[key]
-        self._metrics.cache_hits.labels("memory").inc(len(found))
-        missing = [key for key in keys if key not in found]
-        if missing and self._tier_ready():
-            stored = await self._get_from_tier(missing)
-            self._metrics.cache_hits.labels("tier").inc(len(stored))
-            self._remember(stored)
-            found |= stored
+    def recall(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        memory = self._memory
+        found = {key: memory[key] for key in keys if key in memory}
+        for key in found:
+            memory.move_to_end(key)
+        if found:
+            self._metrics.cache_hits.labels("memory").inc(len(found))
         return found
 
-    async def set(self, results: Mapping[bytes, dict[str, Any]]) -> None:
-        """Store results in both tiers."""
-        self._remember(results)
-        if results and self._tier is not None and self._tier_ready():
+    async def fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        if not self._tier_ready():
+            return {}
+        found = {k: to_json(v) for k, v in (await self._get_from_tier(list(keys))).items()}
+        self._metrics.cache_hits.labels("tier").inc(len(found))
+        self.remember(found)
+        return found
+
+    async def store(self, values: Mapping[bytes, bytes]) -> None:
+        if self._tier is not None and self._tier_ready():
             try:
                 async with asyncio.timeout(TIER_TIMEOUT_S):
-                    await self._tier.set({k: _pack(k, value) for k, value in results.items()})
+                    await self._tier.set({k: _pack(k, from_json(v)) for k, v in values.items()})
             except Exception as error:
                 self._rest(error)
 
@@ -106,7 +108,7 @@ class Cache:
                 self._metrics.cache_damaged.inc()
         return stored
 
-    def _remember(self, results: Mapping[bytes, dict[str, Any]]) -> None:
+    def remember(self, results: Mapping[bytes, bytes]) -> None:
         self._memory.update(results)
         while len(self._memory) > self._memory_items:
             self._memory.popitem(last=False)

@@ -8,11 +8,15 @@ from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Description
 
 
-def text_fault(sample: Any) -> SampleError | None:
+def text_fault(sample: Any, max_chars: int | None) -> SampleError | None:
     """Why no model should read this sample's texts; None if all is well."""
     for name, value in sample:
         if name == "id" or not isinstance(value, str):
             continue
+        if max_chars is not None and len(value) > max_chars:
+            return SampleError(
+                "invalid_input", f"{name}: {len(value):,} characters, at most {max_chars:,}"
+            )
         if "\0" in value:
             where = value.index("\0")
             return SampleError("invalid_input", f"{name}: NUL character at position {where}")

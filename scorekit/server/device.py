@@ -35,13 +35,13 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     return device
 
 
-def device_memory_bytes(device: torch.device | None) -> int | None:
-    """Bytes of tensors on a CUDA device; None elsewhere."""
+def device_memory_bytes(device: torch.device | None) -> tuple[int, int] | None:
+    """Bytes of tensors on a CUDA device, now and at most so far; None elsewhere."""
     import torch
 
     if device is None or device.type != "cuda":
         return None
-    return int(torch.cuda.memory_allocated(device))
+    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
 
 
 def looks_local(model: str) -> bool:

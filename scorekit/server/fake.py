@@ -22,7 +22,7 @@ from scorekit.schemas import (
     TranslationSample,
     XCometOptions,
 )
-from scorekit.server.backend import Description, Encoded, Outcome
+from scorekit.server.backend import Description, Encoded, Outcome, translation_probe
 from scorekit.server.settings import ServiceSettings
 
 #: Longest input in tokens (words) that the fake reads.
@@ -128,7 +128,11 @@ class FakeBackend:
             return {"score": fake_score(sample, 25.0)}
         return {"score": fake_score(sample, 1.0), "error_spans": fake_spans(sample.mt)}
 
-    def memory_bytes(self) -> int | None:
+    def probe(self, words: int) -> TranslationSample:
+        """A translation of about that many words on each side."""
+        return translation_probe(words)
+
+    def memory_bytes(self) -> tuple[int, int] | None:
         """A fake holds nothing."""
         return None
 

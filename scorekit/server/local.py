@@ -10,7 +10,7 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Failed, Scored, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.batching import cut_batches, default_batch_tokens, run_batch
+from scorekit.server.batch import cut_batches, default_batch_tokens, run_batch
 from scorekit.server.checks import resolve_options, text_fault
 
 
@@ -39,7 +39,7 @@ class LocalScorer:
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):
-            fault = text_fault(sample)
+            fault = text_fault(sample, None)
             if fault is None:
                 readable.append(index)
             else:
@@ -54,7 +54,7 @@ class LocalScorer:
                     waiting.append((index, one))
             lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
-                scored = run_batch(self.backend, [waiting[k][1] for k in batch])
+                scored = run_batch(self.backend.forward, [waiting[k][1] for k in batch])
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import resource
+import sys
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -12,54 +16,64 @@ class Metrics:
     """The figures of one service."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "scorekit_requests", "Requests by route and status.", ["route", "status"],
-            registry=registry,
-        )  # fmt: skip
-        self.request_seconds = Histogram(
-            "scorekit_request_seconds", "Seconds from a request to its answer.", ["route"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.samples = Counter(
-            "scorekit_samples", "Samples by outcome: ok, cached, or the type of the failure.",
-            ["outcome"], registry=registry,
-        )  # fmt: skip
-        self.cache_hits = Counter(
-            "scorekit_cache_hits", "Samples found in the cache, by tier.", ["tier"],
-            registry=registry,
-        )  # fmt: skip
-        self.cache_errors = Counter(
-            "scorekit_cache_errors", "Calls of the second cache tier that failed.",
-            registry=registry,
-        )  # fmt: skip
-        self.cache_damaged = Counter(
-            "scorekit_cache_damaged", "Stored values that did not pass the check on reading.",
-            registry=registry,
-        )  # fmt: skip
-        self.joined = Counter(
-            "scorekit_joined", "Samples that joined an equal one in flight.", registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and its like
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        # requests
+        self.requests = counter("requests", "Requests by route and status.", "route", "status")
+        self.request_seconds = histogram(
+            "request_seconds", "Seconds from a request to its answer.", _SECONDS, "route"
         )
-        self.queue_items = Gauge(
-            "scorekit_queue_items", "Samples that wait for the model or are in it.",
-            registry=registry,
-        )  # fmt: skip
-        self.queue_seconds = Histogram(
-            "scorekit_queue_seconds", "Seconds a sample waited for the model.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.tokenise_seconds = Histogram(
-            "scorekit_tokenise_seconds", "Seconds of tokenising a request's samples.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.model_seconds = Histogram(
-            "scorekit_model_seconds", "Seconds of a batch in the model.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.batch_samples = Histogram(
-            "scorekit_batch_samples", "Samples in a batch.", buckets=_SIZES, registry=registry
+        self.samples = counter(
+            "samples", "Samples by outcome: ok, cached, or the type of the failure.", "outcome"
         )
-        self.tokens = Counter("scorekit_tokens", "Tokens that the model read.", registry=registry)
-        self.padding_tokens = Counter(
-            "scorekit_padding_tokens", "Tokens of padding that the model read.", registry=registry
+        # cache
+        self.cache_hits = counter("cache_hits", "Samples found in the cache, by tier.", "tier")
+        self.cache_errors = counter("cache_errors", "Calls of the second cache tier that failed.")
+        self.cache_damaged = counter(
+            "cache_damaged", "Stored values that did not pass the check on reading."
         )
+        # queue
+        self.joined = counter("joined", "Samples that joined an equal one in flight.")
+        self.queue_items = gauge("queue_items", "Samples that wait for the model or are in it.")
+        self.queue_tokens = gauge("queue_tokens", "About how many tokens these samples have.")
+        self.queue_seconds = histogram(
+            "queue_seconds", "Seconds that samples waited; one of a request in a batch.", _SECONDS
+        )
+        self.tokenise_seconds = histogram(
+            "tokenise_seconds", "Seconds of tokenising up to 256 samples of a request.", _SECONDS
+        )
+        # model
+        self.model_seconds = histogram(
+            "model_seconds", "Seconds of a batch in the model.", _SECONDS
+        )
+        self.batch_samples = histogram("batch_samples", "Samples in a batch.", _SIZES)
+        self.tokens = counter("tokens", "Tokens that the model read.")
+        self.padding_tokens = counter("padding_tokens", "Tokens of padding that the model read.")
+        host_peak = gauge("host_memory_peak_bytes", "Most memory that the process has held.")
+        host_peak.set_function(_peak_resident_bytes)
+
+    def watch_device(self, memory_bytes: Callable[[], tuple[int, int] | None]) -> None:
+        """Show the device's memory, now and at most, where there is a device."""
+        if memory_bytes() is None:
+            return
+        now = self._gauge("device_memory_bytes", "Memory that the model holds on its device.")
+        peak = self._gauge("device_memory_peak_bytes", "Most memory that it has held there.")
+        now.set_function(lambda: (memory_bytes() or (0, 0))[0])
+        peak.set_function(lambda: (memory_bytes() or (0, 0))[1])
+
+    def _counter(self, name: str, told: str, *labels: str) -> Counter:
+        return Counter(f"scorekit_{name}", told, labels, registry=self.registry)
+
+    def _gauge(self, name: str, told: str) -> Gauge:
+        return Gauge(f"scorekit_{name}", told, registry=self.registry)
+
+    def _histogram(
+        self, name: str, told: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"scorekit_{name}", told, labels, buckets=buckets, registry=self.registry)
+
+
+def _peak_resident_bytes() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

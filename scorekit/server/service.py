@@ -1,39 +1,34 @@
-"""From a checked request to its results: cache, queue, model, cache. Knows nothing of HTTP."""
+"""From a checked request to its answers: cache, queue, model, cache. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.schemas import SCHEMA_VERSION
-from scorekit.server.backend import Backend, Outcome
-from scorekit.server.batching import Batcher, Flight
+from scorekit.schemas import SCHEMA_VERSION, ModelRef
+from scorekit.server.backend import Backend
+from scorekit.server.batching import Batcher, Wanted
 from scorekit.server.cache import Cache, open_tier
 from scorekit.server.checks import resolve_options, text_fault
+from scorekit.server.job import Job
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import Secrets, ServiceSettings
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-
-@dataclass(slots=True)
-class Job:
-    """A request in work: `ready` holds finished results by index, `flights` what is awaited."""
-
-    ids: list[str | None]
-    ready: dict[int, dict[str, Any]] = field(default_factory=dict)
-    flights: dict[Flight, list[int]] = field(default_factory=dict)
+#: Samples of a request over which its keys are made in a thread: some milliseconds.
+MANY = 1000
 
 
 class ScoringService:
@@ -49,29 +44,27 @@ class ScoringService:
             max_bytes=settings.cache_max_bytes,
             redis_password=secrets.redis_password,
         )
-        self.cache = Cache(settings.cache_memory_items, tier, self.metrics)
-        self.batcher = Batcher(
-            backend,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_queue_items=settings.max_queue_items,
-            metrics=self.metrics,
-            on_scored=self._store,
-        )
+        self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
+        self.batcher = Batcher(backend, settings, self.metrics, self._store)
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Load the model, then take work."""
-        self.description = await _in_daemon_thread(self.backend.load)
-        identity = self.description
+        """Load the model, warm it up, then take work."""
+        self.description = told = await _in_daemon_thread(self.backend.load)
+        await _in_daemon_thread(lambda: self.batcher.warm_up(told))
         self._key_prefix = to_json(
-            [SCHEMA_VERSION, self.backend.service, identity.revision, identity.tokenizer,
-             identity.dtype, identity.device.split(":")[0], identity.versions, identity.engine]
+            [SCHEMA_VERSION, self.backend.service, told.revision, told.tokenizer,
+             told.dtype, told.device.split(":")[0], told.versions, told.engine]
         )  # fmt: skip
-        self.batcher.start(identity.device)
+        self.model_json = to_json(
+            ModelRef(service=self.backend.service, id=told.model, revision=told.revision)
+        )
+        self.metrics.watch_device(self.backend.memory_bytes)
+        self.batcher.start()
         self.loaded = True
-        log.info("ready", service=self.backend.service, model=identity.model)
+        log.info("ready", service=self.backend.service, model=told.model)
 
     async def close(self) -> None:
         """Stop the model thread; wait for what is being stored."""
@@ -80,17 +73,25 @@ class ScoringService:
             await asyncio.wait(self._storing, timeout=1.0)
         await self.cache.close()
 
-    @property
-    def ready(self) -> bool:
-        """Whether work is taken: loaded, not draining, the model loop alive."""
-        return self.loaded and not self.draining and self.batcher.alive()
+    def unready(self) -> str | None:
+        """Why no work is taken; None when the model answers."""
+        if self.draining:
+            return "the service is shutting down"
+        if not self.loaded:
+            return "the model is loading"
+        return self.batcher.fault()
+
+    def refuse_if_unavailable(self) -> None:
+        """Raises RequestError while draining or loading."""
+        if self.draining or not self.loaded:
+            raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
 
     async def open(self, request: Any) -> Job:
         """Look up what is known and put the rest in flight. Close the job when done with it.
 
         Raises RequestError where the request as a whole cannot be taken.
         """
-        self._refuse_if_unavailable()
+        self.refuse_if_unavailable()
         samples = request.samples
         if len(samples) > self.settings.max_samples:
             raise RequestError(
@@ -98,103 +99,100 @@ class ScoringService:
                 f"samples: {len(samples)} samples, at most {self.settings.max_samples} a request",
             )
         options = self._resolve(request.options)
-        job = Job([sample.id for sample in samples])
-        keys = await self._keys(samples, options)
-        hits = await self.cache.get(list(dict.fromkeys(keys))) if options.cache else {}
-        missing: list[int] = []
-        for index, (key, sample) in enumerate(zip(keys, samples, strict=True)):
-            if key in hits:
-                job.ready[index] = self._wire(job, index, hits[key], cached=True)
-            elif (fault := text_fault(sample)) is not None:
-                job.ready[index] = self._wire(job, index, fault)
-            else:
-                missing.append(index)
-        flights = self.batcher.submit(
-            [keys[i] for i in missing], [samples[i] for i in missing], options, request.priority
-        )
-        for index, flight in zip(missing, flights, strict=True):
-            job.flights.setdefault(flight, []).append(index)
+        job = Job([sample.id for sample in samples], time.monotonic())
+        wanted = await self._wanted(samples, options)
+        if options.cache:
+            wanted = await self._take_known(job, wanted)
+        wanted = self._take_faulty(job, wanted)
+        if wanted:
+            self.batcher.submit(job, wanted, options, request.priority)
+        else:
+            job.finish()
         return job
 
     def close_job(self, job: Job) -> None:
-        """Give up what the job still waits for; harmless when it is done."""
-        self.batcher.release([f for f, indexes in job.flights.items() for _ in indexes])
-        job.flights.clear()
+        """Give up what the job still waits for, and count what became of it."""
+        self.batcher.release(job)
+        outcomes = Counter(
+            "cancelled" if answer is None else
+            answer.type if isinstance(answer, SampleError) else "ok"
+            for answer in job.answers
+        )  # fmt: skip
+        outcomes["ok"] -= len(job.cached)
+        outcomes["cached"] += len(job.cached)
+        for outcome, count in outcomes.items():
+            if count:
+                self.metrics.samples.labels(outcome).inc(count)
 
-    async def results(self, job: Job, timeout_s: float | None) -> list[dict[str, Any]]:
-        """All results in the order of the samples.
+    async def finish(self, job: Job, timeout_s: float | None) -> None:
+        """Return when every sample is answered, or the time is up.
 
-        What is not done in time gets a `timeout` failure; nothing done at all raises `timeout`.
+        Nothing answered in time raises `timeout`; else what is late counts as failed.
         """
-        if job.flights:
+        if job.missing:
             timeout = timeout_s or self.settings.timeout_s
-            futures = [flight.future for flight in job.flights]
-            done, _ = await asyncio.wait(futures, timeout=timeout)
-            if not done and not job.ready:
-                raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
-        for flight, indexes in job.flights.items():
-            self._collect(job, indexes, flight.future)
-        return [job.ready[index] for index in range(len(job.ids))]
-
-    async def stream(
-        self, job: Job, timeout_s: float | None
-    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """(index, result) in order of completion. What is not done in time gets a `timeout`
-        failure; nothing done at all raises `timeout`."""
-        loop = asyncio.get_running_loop()
-        timeout = timeout_s or self.settings.timeout_s
-        deadline = loop.time() + timeout
-        nothing_yet = not job.ready
-        for index, result in sorted(job.ready.items()):
-            yield index, result
-        arrived: asyncio.Queue[Flight] = asyncio.Queue()
-        for flight in job.flights:
-            flight.future.add_done_callback(functools.partial(_announce, arrived, flight))
-        waiting = set(job.flights)
-        # The clock runs around the waiting alone: a slow reader must not lose the end.
-        while waiting:
+            timer = asyncio.get_running_loop().call_later(timeout, job.finish)
             try:
-                flight = await asyncio.wait_for(arrived.get(), deadline - loop.time())
-            except TimeoutError:
-                break
-            nothing_yet = False
-            waiting.discard(flight)
-            for pair in self._collect(job, job.flights[flight], flight.future):
-                yield pair
-        if nothing_yet:
+                await job.done
+            finally:
+                timer.cancel()
+            if job.missing == len(job.answers):
+                raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
+
+    async def stream(self, job: Job, timeout_s: float | None) -> AsyncIterator[int]:
+        """Indexes in order of completion; at the end those that are late. Nothing answered in
+        time raises `timeout`."""
+        timeout = timeout_s or self.settings.timeout_s
+        arrived: asyncio.Queue[int | None] = asyncio.Queue()
+        job.on_answer = arrived.put_nowait
+        ready = [index for index, answer in enumerate(job.answers) if answer is not None]
+        job.done.add_done_callback(lambda _: arrived.put_nowait(None))
+        timer = asyncio.get_running_loop().call_later(timeout, job.finish)
+        try:
+            for index in ready:
+                yield index
+            sent = set(ready)
+            while (arrival := await arrived.get()) is not None:
+                sent.add(arrival)
+                yield arrival
+        finally:
+            timer.cancel()
+        job.done.result()  # raises when the client has left
+        if not sent:
             raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
-        for flight in waiting:
-            for pair in self._collect(job, job.flights[flight], flight.future):
-                yield pair
+        for index in range(len(job.ids)):
+            if index not in sent:
+                yield index
 
-    def _collect(
-        self, job: Job, indexes: list[int], future: asyncio.Future[Outcome]
-    ) -> list[tuple[int, dict[str, Any]]]:
-        outcome: Outcome
-        if future.cancelled():
-            outcome = SampleError("cancelled", "the sample was given up")
-        elif future.done():
-            outcome = future.result()
-        else:
-            outcome = SampleError("timeout", "not scored in time")
-        for index in indexes:
-            job.ready[index] = self._wire(job, index, outcome)
-        return [(index, job.ready[index]) for index in indexes]
+    def _take_faulty(self, job: Job, wanted: list[Wanted]) -> list[Wanted]:
+        """Answer the samples that no model should read; the others."""
+        good = []
+        for one in wanted:
+            fault = text_fault(one.sample, self.settings.max_field_chars)
+            if fault is None:
+                good.append(one)
+            else:
+                job.answers[one.index] = fault
+        return good
 
-    def _wire(
-        self, job: Job, index: int, outcome: Outcome, *, cached: bool = False
-    ) -> dict[str, Any]:
-        if isinstance(outcome, SampleError):
-            self.metrics.samples.labels(outcome.type).inc()
-            return {"id": job.ids[index], "ok": False, "error": outcome.wire()}
-        self.metrics.samples.labels("cached" if cached else "ok").inc()
-        return {"id": job.ids[index], "ok": True, "cached": cached, **outcome}
+    async def _take_known(self, job: Job, wanted: list[Wanted]) -> list[Wanted]:
+        """Answer what the cache knows; the others."""
+        missing = self._answer_from(self.cache.recall([w.key for w in wanted]), job, wanted)
+        if missing and self.cache.has_tier:
+            keys = list(dict.fromkeys(w.key for w in missing))
+            missing = self._answer_from(await self.cache.fetch(keys), job, missing)
+        return missing
 
-    def _refuse_if_unavailable(self) -> None:
-        if self.draining:
-            raise RequestError("unavailable", "the service is shutting down", retry_after=5.0)
-        if not self.loaded:
-            raise RequestError("unavailable", "the model is loading", retry_after=5.0)
+    def _answer_from(
+        self, known: Mapping[bytes, bytes], job: Job, wanted: list[Wanted]
+    ) -> list[Wanted]:
+        if not known:
+            return wanted
+        for one in wanted:
+            if one.key in known:
+                job.answers[one.index] = known[one.key]
+                job.cached.add(one.index)
+        return [one for one in wanted if one.key not in known]
 
     def _resolve(self, options: Any) -> Any:
         try:
@@ -202,16 +200,18 @@ class ScoringService:
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
-    async def _keys(self, samples: Sequence[Any], options: Any) -> list[bytes]:
+    async def _wanted(self, samples: Sequence[Any], options: Any) -> list[Wanted]:
         prefix = self._key_prefix + to_json(options.model_dump(exclude={"cache"}))
-        if len(samples) > 256:  # some milliseconds that other requests need not wait for
-            return await asyncio.to_thread(_digest_samples, prefix, samples)
-        return _digest_samples(prefix, samples)
+        if len(samples) > MANY:
+            return await asyncio.to_thread(_with_keys, prefix, samples)
+        return _with_keys(prefix, samples)
 
-    def _store(self, results: dict[bytes, dict[str, Any]]) -> None:
-        task = asyncio.create_task(self.cache.set(results))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+    def _store(self, answers: Mapping[bytes, bytes]) -> None:
+        self.cache.remember(answers)
+        if self.cache.has_tier:
+            task = asyncio.create_task(self.cache.store(answers))
+            self._storing.add(task)
+            task.add_done_callback(self._storing.discard)
 
 
 async def _in_daemon_thread(work: Callable[[], T]) -> T:
@@ -236,16 +236,13 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
     return await future
 
 
-def _announce(arrived: asyncio.Queue[Flight], flight: Flight, _: object) -> None:
-    arrived.put_nowait(flight)
-
-
-def _digest_samples(prefix: bytes, samples: Sequence[Any]) -> list[bytes]:
+def _with_keys(prefix: bytes, samples: Sequence[Any]) -> list[Wanted]:
     # JSON of a fixed list of fields is unambiguous: no two samples give the same bytes.
     start = hashlib.blake2b(prefix, digest_size=16)
-    keys = []
-    for sample in samples:
+    wanted = []
+    for index, sample in enumerate(samples):
+        texts = to_json(sample, exclude={"id"})
         digest = start.copy()
-        digest.update(to_json(sample, exclude={"id"}))
-        keys.append(digest.digest())
-    return keys
+        digest.update(texts)
+        wanted.append(Wanted(index, digest.digest(), sample, len(texts)))
+    return wanted

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
-from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
+from scorekit.server.backend import (
+    Description,
+    Encoded,
+    Outcome,
+    installed_versions,
+    translation_probe,
+)
 from scorekit.server.device import device_memory_bytes, fetch_model, looks_local, prepare_device
 from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
@@ -152,8 +158,12 @@ class MetricXBackend:
         scores = [min(25.0, max(0.0, s)) if math.isfinite(s) else math.nan for s in raw]
         return [{"score": score} for score in scores]
 
-    def memory_bytes(self) -> int | None:
-        """Bytes that the model holds on its device; None on a CPU."""
+    def probe(self, words: int) -> TranslationSample:
+        """A translation of about that many words on each side."""
+        return translation_probe(words)
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
         return device_memory_bytes(self._device)
 
     def _find_tokenizer(self, model_folder: Path) -> tuple[str, Path]:

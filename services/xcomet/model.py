@@ -25,7 +25,13 @@ import numpy as np
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
-from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
+from scorekit.server.backend import (
+    Description,
+    Encoded,
+    Outcome,
+    installed_versions,
+    translation_probe,
+)
 from scorekit.server.device import device_memory_bytes, fetch_model, looks_local, prepare_device
 from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
@@ -151,8 +157,12 @@ class XCometBackend:
             row = stop
         return outcomes
 
-    def memory_bytes(self) -> int | None:
-        """Bytes that the model holds on its GPU; None on a CPU."""
+    def probe(self, words: int) -> TranslationSample:
+        """A translation of about that many words on each side."""
+        return translation_probe(words)
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
         return device_memory_bytes(self._device)
 
     def _find(self) -> Checkpoint:

@@ -330,15 +330,21 @@ def test_the_work_of_a_stream_whose_reader_leaves_is_dropped():
         assert len(backend.batches) < 10
 
 
-def test_a_model_that_fails_every_batch_is_not_ready():
-    with running_service(FakeBackend(poison="bad")) as url:
+def test_a_model_that_fails_every_text_is_not_ready_and_bad_texts_alone_do_not_make_it_so():
+    backend = FakeBackend(poison="bad")
+    with running_service(backend) as url:
         for i in range(3):
-            assert httpx.get(f"{url}/health/ready").status_code == 200
             (result,) = _score(url, {"src": str(i), "mt": "bad"})["results"]
             assert result["error"]["type"] == "model_failure"
-        assert httpx.get(f"{url}/health/ready").status_code == 503
-        assert _score(url, PAIR)["results"][0]["ok"]  # it was the texts
-        assert httpx.get(f"{url}/health/ready").status_code == 200
+            assert httpx.get(f"{url}/health/ready").status_code == 200
+        backend.poison = ""  # now every text
+        _score(url, {"src": "a", "mt": "good"})
+        wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+        reason = httpx.get(f"{url}/health/ready").json()["error"]["message"]
+        assert reason == "the model fails"
+        backend.poison = None
+        wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
+        assert _score(url, PAIR)["results"][0]["ok"]
 
 
 def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
@@ -347,7 +353,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
     def broken(*args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(service, "_digest_samples", broken)
+    monkeypatch.setattr(service, "_with_keys", broken)
     with running_service(FakeBackend()) as url:
         headers = {"X-Request-Id": "the-id"}
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)

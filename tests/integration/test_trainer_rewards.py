@@ -247,6 +247,8 @@ class Dying(Recorder):
     """Answers, but has an error for each sample."""
 
     def encode(self, samples: Any, options: Any) -> Any:
+        if samples[0].src.startswith("word "):  # the warm-up's
+            return super().encode(samples, options)
         raise RuntimeError("out of order")
 
 

@@ -9,13 +9,17 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
-from scorekit.errors import RequestError, SampleError
+from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.backend import Encoded
-from scorekit.server.batching import Batcher, cut_batches, run_batch
+from scorekit.server.batch import cut_batches, padded_tokens, run_batch
+from scorekit.server.batching import Batcher, Wanted
 from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.job import Job
 from scorekit.server.metrics import Metrics
+from scorekit.server.settings import ServiceSettings
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
 
@@ -44,7 +48,7 @@ def _encode(backend, *mts):
 def test_a_poison_sample_fails_alone():
     backend = FakeBackend(poison="poison")
     samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
-    outcomes = run_batch(backend, encoded)
+    outcomes = run_batch(backend.forward, encoded)
     for sample, outcome in zip(samples, outcomes, strict=True):
         if sample.mt == "poison":
             assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
@@ -55,7 +59,7 @@ def test_a_poison_sample_fails_alone():
 def test_a_score_that_is_not_finite_is_a_typed_failure():
     backend = FakeBackend()
     _, encoded = _encode(backend, "fine", "nan")
-    good, bad = run_batch(backend, encoded)
+    good, bad = run_batch(backend.forward, encoded)
     assert math.isfinite(good["score"])
     assert bad.type == "non_finite"
 
@@ -66,7 +70,7 @@ def test_a_backend_that_answers_too_few_fails_its_samples():
             return super().forward(batch)[:-1]
 
     _, encoded = _encode(FakeBackend(), "a", "b")
-    assert [o.type for o in run_batch(Short(), encoded)] == ["model_failure"] * 2
+    assert [o.type for o in run_batch(Short().forward, encoded)] == ["model_failure"] * 2
 
 
 class Gate(FakeBackend):
@@ -79,10 +83,26 @@ class Gate(FakeBackend):
         self.go = threading.Semaphore(0)
         self.texts = []
 
+    def open(self, batches):
+        for _ in range(batches):
+            self.go.release()
+
     def forward(self, batch):
         self.go.acquire()
         self.texts.append([e.payload.mt for e in batch])
         return super().forward(batch)
+
+
+class Caller:
+    """What a test holds of one request: its job, and each text's flight."""
+
+    def __init__(self, batcher, job, keys):
+        self.job = job
+        self.flights = [batcher._flights[key] for key in keys]
+
+    async def answers(self):
+        await self.job.done
+        return [from_json(a) if isinstance(a, bytes) else a for a in self.job.answers]
 
 
 def _run(test, backend=None, **limits):
@@ -91,26 +111,32 @@ def _run(test, backend=None, **limits):
     stored = []
 
     async def body():
-        batcher = Batcher(
-            backend,
-            max_batch_tokens=limits.get("max_batch_tokens", 10_000),
-            max_queue_items=limits.get("max_queue_items", 1000),
-            metrics=Metrics(),
-            on_scored=stored.append,
-        )
-        batcher.start("cpu")
+        settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
+        batcher = Batcher(backend, settings, Metrics(), stored.append)
+        release = getattr(backend, "open", None)
+        if release:
+            release(2)
+        batcher.warm_up(backend.load())
+        backend.batches.clear()
+        if release:
+            backend.texts.clear()
+        batcher.start()
 
         def submit(*mts, priority="interactive", cache=True):
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
-            return batcher.submit(keys, samples, MetricXOptions(cache=cache), priority)
+            wanted = [
+                Wanted(i, k, s, 4) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
+            ]
+            job = Job([None] * len(mts), time.monotonic())
+            batcher.submit(job, wanted, MetricXOptions(cache=cache), priority)
+            return Caller(batcher, job, keys)
 
         try:
             await test(batcher, submit)
         finally:
-            for _ in range(1000):
-                if isinstance(backend, Gate):
-                    backend.go.release()
+            if release:
+                release(1000)
             batcher.stop()
 
     asyncio.run(asyncio.wait_for(body(), 20))
@@ -127,24 +153,25 @@ def test_requests_of_different_callers_share_a_batch():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first[0].started)
-        others = [submit(f"caller {i}")[0] for i in range(5)]
-        await _until(lambda: all(f.encoded for f in others))
-        backend.go.release()
-        backend.go.release()
-        await asyncio.wait([f.future for f in first + others])
+        await _until(lambda: first.flights[0].taken)
+        others = [submit(f"caller {i}") for i in range(5)]
+        await _until(lambda: all(o.flights[0].encoded for o in others))
+        backend.open(2)
+        for caller in (first, *others):
+            await caller.job.done
         assert sorted(backend.texts[1]) == [f"caller {i}" for i in range(5)]
 
     _run(test, backend)
 
 
-def test_equal_samples_in_flight_are_scored_once():
+def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
     backend = FakeBackend(seconds_per_batch=0.01)
 
     async def test(batcher, submit):
-        flights = submit("a", "b", "a") + submit("b", "a")
-        assert len(set(flights)) == 2
-        await asyncio.wait({f.future for f in flights})
+        one, two = submit("a", "b", "a"), submit("b", "a")
+        a, b, again = await one.answers()
+        assert a == again != b
+        assert await two.answers() == [b, a]
 
     _run(test, backend)
     assert sum(backend.batches) == 2
@@ -155,15 +182,16 @@ def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first[0].started)
+        await _until(lambda: first.flights[0].taken)
         bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
-        await _until(lambda: all(f.encoded for f in bulk))
+        await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
-        await _until(lambda: all(f.encoded for f in now))
-        for _ in range(3):
-            backend.go.release()
-        await asyncio.wait({f.future for f in bulk + now})
-        assert sorted(backend.texts[1]) == ["now", "wanted"]
+        last = submit("last")
+        await _until(lambda: last.flights[0].encoded)  # and with it what was lifted before
+        backend.open(3)
+        for caller in (bulk, now, last):
+            await caller.job.done
+        assert sorted(backend.texts[1]) == ["last", "now", "wanted"]
         assert sorted(backend.texts[2]) == ["bulk 1", "bulk 2"]
 
     _run(test, backend)
@@ -174,14 +202,15 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first[0].started)
-        leaver = submit("left", "shared")
-        stayer = submit("shared")
-        await _until(lambda: all(f.encoded for f in leaver))
-        batcher.release(leaver)
-        backend.go.release()
-        backend.go.release()
-        await asyncio.wait([f.future for f in first + stayer])
+        await _until(lambda: first.flights[0].taken)
+        leaver, stayer = submit("left", "shared"), submit("shared")
+        await _until(lambda: all(f.encoded for f in leaver.flights))
+        batcher.release(leaver.job)
+        backend.open(2)
+        await first.job.done
+        (answer,) = await stayer.answers()
+        assert "score" in answer
+        assert leaver.job.answers == [None, None]
         assert backend.texts[1] == ["shared"]
         assert batcher.in_flight == 0
 
@@ -205,76 +234,135 @@ def test_a_full_queue_refuses_the_whole_request_and_keeps_nothing_of_it():
     _run(test, backend, max_queue_items=10)
 
 
+def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
+    backend = Gate()  # each sample of these tests counts as 4 bytes: two tokens
+
+    async def test(batcher, submit):
+        first = submit("a", "b")
+        with pytest.raises(RequestError) as refused:
+            submit("c")
+        assert refused.value.type == "overloaded"
+        with pytest.raises(RequestError) as hopeless:
+            submit("c", "d", "e")
+        assert hopeless.value.type == "too_large"
+        backend.open(2)
+        await first.job.done
+        batcher.release(submit("c", "d").job)
+        assert batcher._room == 0
+        backend.open(2)
+        await submit("e", "f").job.done
+
+    _run(test, backend, max_queue_tokens=4)
+
+
 def test_only_good_results_are_handed_to_the_cache():
     async def test(batcher, submit):
-        flights = submit("good", "nan") + submit("unwanted", cache=False)
-        await asyncio.wait([f.future for f in flights])
+        for caller in (submit("good", "nan"), submit("unwanted", cache=False)):
+            await caller.job.done
 
-    stored = _run(test)
-    assert [key for results in stored for key in results] == [b"good"]
+    (stored,) = [results for results in _run(test) if results]
+    assert list(stored) == [b"good"]
+    assert from_json(stored[b"good"])["score"] == fake_score(
+        TranslationSample(src="s", mt="good"), 25.0
+    )
 
 
-def test_a_tokeniser_that_raises_fails_its_samples_and_nobody_hangs():
+def test_a_text_that_breaks_the_tokeniser_fails_alone_and_nobody_hangs():
     class Broken(FakeBackend):
         def encode(self, samples, options):
-            raise RuntimeError("no")
+            if any(s.mt == "breaks it" for s in samples):
+                raise RuntimeError("no")
+            return super().encode(samples, options)
 
     async def test(batcher, submit):
-        (flight,) = submit("a")
-        assert (await flight.future).type == "model_failure"
+        good, bad, fine = await submit("a", "breaks it", "b").answers()
+        assert bad.type == "model_failure"
+        assert "score" in good and "score" in fine
         assert batcher.in_flight == 0
 
     _run(test, Broken())
 
 
-def test_a_dead_model_thread_fails_its_waiters_and_says_so():
+@pytest.mark.parametrize("broken", ["encode", "forward"])
+def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
     class Deadly(FakeBackend):
+        def load(self):
+            self.armed = False
+            return super().load()
+
+        def encode(self, samples, options):
+            return self.die("encode") or super().encode(samples, options)
+
         def forward(self, batch):
-            raise SystemExit("the driver is gone")
+            return self.die("forward") or super().forward(batch)
+
+        def die(self, where):
+            if self.armed and where == broken:
+                raise SystemExit("the driver is gone")
+
+    backend = Deadly()
 
     async def test(batcher, submit):
-        (flight,) = submit("a")
-        assert (await flight.future).type == "model_failure"
-        await _until(lambda: not batcher.alive())
+        backend.armed = True
+        (answer,) = await submit("a").answers()
+        assert answer.type == "model_failure"
+        await _until(lambda: batcher.dead)
+        assert batcher.fault() == "the model thread ended"
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
 
-    _run(test, Deadly())
+    _run(test, backend)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 30), min_size=1, max_size=12),  # texts of a request
-            st.sampled_from(["interactive", "bulk"]),
-            st.booleans(),  # whether the caller leaves at once
-        ),
-        min_size=1,
-        max_size=12,
-    )
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 30), min_size=1, max_size=12),  # texts of a request
+        st.sampled_from(["interactive", "bulk"]),
+        st.sampled_from(["stays", "leaves at once", "leaves later"]),
+        st.sampled_from([0.0, 0.0, 0.002]),  # pause before the next one
+    ),
+    min_size=1,
+    max_size=12,
 )
-def test_every_waiter_gets_its_own_answer(requests):
-    backend = FakeBackend(poison="7")
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, st.sampled_from([0.0, 0.001]), st.sampled_from([0.0, 10.0]))
+def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
+    """Texts repeat, 7 kills its batch, 11 has no finite score, callers come and go."""
+    backend = FakeBackend(seconds_per_batch=batch_s, poison="7")
+    answered = []
+
+    def mt_of(text):
+        return f"{text} " * (text + 1) + ("nan" if text == 11 else "")
 
     async def test(batcher, submit):
-        waiting = []
-        for texts, priority, leaves in requests:
-            flights = submit(*(f"{t} " * (t + 1) for t in texts), priority=priority)
-            if leaves:
-                batcher.release(flights)
+        staying = []
+        for texts, priority, leaves, pause in requests:
+            caller = submit(*map(mt_of, texts), priority=priority)
+            caller.job.on_answer = lambda index, job=caller.job: answered.append((id(job), index))
+            if leaves == "leaves at once":
+                batcher.release(caller.job)
+            elif leaves == "leaves later":
+                asyncio.get_running_loop().call_later(0.003, batcher.release, caller.job)
             else:
-                waiting += zip(texts, flights, strict=True)
-            await asyncio.sleep(0)
-        for text, flight in waiting:
-            outcome = await flight.future
-            mt = f"{text} " * (text + 1)
-            if "7" in mt:
-                assert outcome.type == "model_failure"
-            else:
-                assert outcome["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
+                staying.append((texts, caller))
+            if pause:
+                await asyncio.sleep(pause)
+        for texts, caller in staying:
+            for text, answer in zip(texts, await caller.answers(), strict=True):
+                mt = mt_of(text)
+                if "7" in mt:
+                    assert answer.type == "model_failure"
+                elif "nan" in mt:
+                    assert answer.type == "non_finite"
+                else:
+                    assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
+        assert len(answered) == len(set(answered))
+        await _until(lambda: batcher.in_flight == 0)
+        assert batcher._room == 0
 
-    _run(test, backend, max_batch_tokens=40)
+    _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
 
 
 def test_encoded_is_small():
@@ -294,16 +382,15 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first[0].started)
+        await _until(lambda: first.flights[0].taken)
         for i in range(200):
-            batcher.release(submit(*(f"{i} {k}" for k in range(40))))
+            batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
-        await _until(lambda: last[0].encoded)
+        await _until(lambda: last.flights[0].encoded)
         assert batcher.in_flight == 2
-        assert sum(map(len, batcher._queues.values())) < 3000
-        backend.go.release()
-        backend.go.release()
-        await last[0].future
+        assert len(batcher._lanes) < 3000
+        backend.open(2)
+        await last.job.done
 
     _run(test, backend)
     assert len(tokenised) < 500  # of 8,000
@@ -316,11 +403,11 @@ def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
 
         critical = error
 
-    monkeypatch.setattr("scorekit.server.batching.log", Full())
-
     async def test(batcher, submit):
-        (flight,) = submit("poison")
-        assert (await flight.future).type == "model_failure"
+        monkeypatch.setattr("scorekit.server.batch.log", Full())
+        monkeypatch.setattr("scorekit.server.batching.log", Full())
+        (answer,) = await submit("poison").answers()
+        assert answer.type == "model_failure"
         await _until(lambda: batcher.dead)
         with pytest.raises(RequestError):
             submit("b")
@@ -348,5 +435,88 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     seen = []
     backend = Hungry()
     _, encoded = _encode(backend, *"abcdefgh")
-    assert all("score" in o for o in run_batch(backend, encoded))
+    assert all("score" in o for o in run_batch(backend.forward, encoded))
     assert set(alive) == {0}
+
+
+class Small(FakeBackend):
+    """A device whose memory holds 600 padded tokens."""
+
+    def forward(self, batch):
+        if padded_tokens(batch) > 600:
+            raise MemoryError("CUDA out of memory")
+        return super().forward(batch)
+
+
+def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
+    backend = Small()
+
+    async def test(batcher, submit):
+        batcher._lanes.max_tokens = 2000  # what warm-up would have refused
+        for name in "ab":
+            answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
+            assert all("score" in answer for answer in answers)
+        assert batcher._lanes.max_tokens <= 600
+
+    _run(test, backend, max_batch_tokens=512)
+
+
+def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
+    async def never(batcher, submit):
+        raise AssertionError("it started")
+
+    with pytest.raises(UserError, match=r"--max-batch-tokens 2000: a batch of .* does not fit"):
+        _run(never, Small(), max_batch_tokens=2000)
+
+
+def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
+    class Lost(FakeBackend):
+        def forward(self, batch):
+            if any("last" in e.payload.mt for e in batch):
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return super().forward(batch)
+
+    async def test(batcher, submit):
+        answers = await submit("last", "b").answers()
+        assert [a.type for a in answers] == ["model_failure"] * 2
+        await _until(lambda: batcher.dead)
+
+    _run(test, Lost())
+
+
+def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():
+    class Sick(FakeBackend):
+        sick = False
+
+        def forward(self, batch):
+            if self.sick:
+                raise RuntimeError("no answer")
+            return super().forward(batch)
+
+    backend = Sick(poison="poison")
+
+    async def test(batcher, submit):
+        await submit("poison").answers()
+        assert batcher.fault() is None  # the text was at fault
+        backend.sick = True
+        await submit("a").answers()
+        await _until(lambda: batcher.fault() == "the model fails")
+        backend.sick = False
+        await _until(lambda: batcher.fault() is None)  # asked without a request
+
+    _run(test, backend)
+
+
+def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        stuck = submit("hangs")
+        await _until(lambda: batcher.fault() == "the model hangs in a batch")
+        with pytest.raises(RequestError, match="hangs"):
+            submit("b")
+        backend.open(1)
+        await stuck.job.done
+        await _until(lambda: batcher.fault() is None)
+
+    _run(test, backend, stall_after=0.05)

@@ -1,0 +1,131 @@
+"""One batch: which samples go into it, and how it is scored whatever goes wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import structlog
+
+from scorekit.errors import SampleError
+from scorekit.server.backend import Encoded, Outcome
+
+log = structlog.get_logger()
+
+Forward = Callable[[Sequence[Encoded]], list[Outcome]]
+
+
+class DeviceLost(Exception):
+    """The device gives no answers any more in this process; only a new one can go on."""
+
+
+def default_batch_tokens(device: str) -> int:
+    """Padded tokens of a batch where nobody says: on a CPU a small batch stays in its caches, a
+    GPU wants a large one."""
+    return 1024 if device == "cpu" else 16384
+
+
+def cut_batches(
+    lengths: Sequence[tuple[int, int]], max_tokens: int, max_items: int | None = None
+) -> list[list[int]]:
+    """Cut samples into batches of similar length under a budget of padded tokens.
+
+    lengths: (length, rows) of each sample; a batch costs its longest length times its rows.
+    Returns lists of indexes, longest samples first; only the last batch has room left. A sample
+    over the budget gets its own batch.
+    """
+    batches: list[list[int]] = []
+    longest = rows = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i][0]):
+        length, own_rows = lengths[index]
+        full = longest * (rows + own_rows) > max_tokens or (
+            max_items is not None and batches and len(batches[-1]) >= max_items
+        )
+        if not batches or full:
+            batches.append([])
+            longest, rows = length, 0
+        batches[-1].append(index)
+        rows += own_rows
+    return batches
+
+
+def padded_tokens(batch: Sequence[Encoded]) -> int:
+    """Tokens that the model reads for a batch, padding included."""
+    return max(e.length for e in batch) * sum(e.rows for e in batch)
+
+
+def run_batch(
+    forward: Forward,
+    batch: Sequence[Encoded],
+    on_out_of_memory: Callable[[int], None] | None = None,
+) -> list[Outcome]:
+    """Score a batch; each outcome holds the result's fields, or why there is none.
+
+    A batch that raises, or does not fit the memory, is halved until the culprit is alone, so that
+    a bad sample fails alone. A score that is not finite is a failure of its sample.
+
+    on_out_of_memory is told the padded tokens of a batch that did not fit. Raises DeviceLost.
+    """
+    outcomes, fault = _try_forward(forward, batch)
+    if fault is None:
+        return [_finish(e, outcome) for e, outcome in zip(batch, outcomes, strict=True)]
+    # The exception is gone by now, and with it the memory that its frames held.
+    if fault == "out of memory":
+        release_device_memory()
+        if on_out_of_memory is not None:
+            on_out_of_memory(padded_tokens(batch))
+    if len(batch) == 1:
+        return [SampleError("model_failure", f"the model failed: {fault}")]
+    half = len(batch) // 2
+    first, second = batch[:half], batch[half:]
+    return run_batch(forward, first, on_out_of_memory) + run_batch(
+        forward, second, on_out_of_memory
+    )
+
+
+def _try_forward(forward: Forward, batch: Sequence[Encoded]) -> tuple[list[Outcome], str | None]:
+    """Outcomes, or what went wrong: "out of memory", else the name of what was raised."""
+    try:
+        outcomes = forward(batch)
+        if len(outcomes) != len(batch):
+            raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} samples")
+    except Exception as error:
+        kind = fault_kind(error)
+        if kind == "fatal":
+            raise DeviceLost(type(error).__name__) from error
+        if len(batch) == 1:
+            log.error("model_failure", exc_info=True)
+        return [], "out of memory" if kind == "memory" else type(error).__name__
+    return outcomes, None
+
+
+def _finish(encoded: Encoded, outcome: Outcome) -> Outcome:
+    if isinstance(outcome, SampleError):
+        return outcome
+    if not math.isfinite(outcome["score"]):
+        return SampleError("non_finite", f"the model's score is {outcome['score']}")
+    return {**outcome, **encoded.fields}
+
+
+def fault_kind(error: Exception) -> Literal["memory", "fatal", "other"]:
+    """What an exception of `forward` says of the device, by its name and words, so that no torch
+    is needed to ask. After a CUDA error every later call of the process fails too."""
+    names = {base.__name__ for base in type(error).__mro__}
+    text = str(error)
+    if names & {"MemoryError", "OutOfMemoryError"} or any(
+        words in text
+        for words in ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    ):
+        return "memory"
+    if "AcceleratorError" in names or "CUDA error" in text or "device-side assert" in text:
+        return "fatal"
+    return "other"
+
+
+def release_device_memory() -> None:
+    """Give the device's cached blocks back, so that a smaller batch may find room."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

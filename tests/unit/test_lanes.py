@@ -1,0 +1,111 @@
+"""What the model gets next: neighbours in length, nobody forgotten, bulk never starved."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorekit.server.backend import Encoded
+from scorekit.server.lanes import WINDOW, Flight, Lanes
+
+
+def flight(length, born=0.0, priority="interactive"):
+    one = Flight(b"", None, priority, 1, born)
+    one.encoded = Encoded(length, {}, None)
+    return one
+
+
+def lengths(batch):
+    return [f.encoded.length for f in batch]
+
+
+def drain(lanes, now=0.0):
+    batches = []
+    while batch := lanes.take(now):
+        batches.append(batch)
+    return batches
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(1, 300), st.sampled_from(["interactive", "bulk"])), max_size=40
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 1000),
+    st.integers(0, 3),
+)
+def test_every_flight_is_taken_once_within_the_budget(arrivals, budget, takes):
+    lanes = Lanes(budget, bulk_patience_s=5.0)
+    came, taken = [], []
+    for now, flights in enumerate(arrivals):
+        new = [flight(length, float(now), priority) for length, priority in flights]
+        came += new
+        lanes.put(new)
+        for _ in range(takes):
+            taken.append(lanes.take(float(now)))
+    taken += drain(lanes, 99.0)
+    assert sorted(map(id, came)) == sorted(id(f) for batch in taken for f in batch)
+    for batch in taken:
+        assert len({f.priority for f in batch}) <= 1
+        assert len(batch) <= 1 or max(lengths(batch)) * len(batch) <= budget
+
+
+def test_neighbours_in_length_share_a_batch_and_the_oldest_goes_first():
+    lanes = Lanes(100, 10.0)
+    lanes.put(flight(length) for length in (5, 50, 6, 49, 7))
+    assert [lengths(b) for b in drain(lanes)] == [[7, 6, 5], [50, 49]]
+
+
+def test_a_batch_with_room_left_waits_for_no_one_but_takes_what_has_come():
+    lanes = Lanes(20, 10.0)
+    lanes.put(flight(length) for length in (10, 10, 9))
+    assert lengths(lanes.take(0.0)) == [10, 10]
+    lanes.put([flight(8)])
+    assert lengths(lanes.take(0.0)) == [9, 8]
+    lanes.put([flight(4)])
+    assert lengths(lanes.take(0.0)) == [4]
+
+
+def test_a_long_sample_is_not_passed_over_for_ever():
+    lanes = Lanes(10, 10.0)
+    lanes.put([flight(100)])
+    lanes.put(flight(1) for _ in range(2 * WINDOW))
+    assert lengths(lanes.take(0.0)) == [100]
+
+
+def test_interactive_goes_first_until_bulk_has_waited_too_long_then_they_alternate():
+    lanes = Lanes(1, bulk_patience_s=5.0)
+    lanes.put(flight(1, 0.0, "bulk") for _ in range(3))
+    lanes.put(flight(1, 0.0) for _ in range(9))
+    assert [lanes.take(now)[0].priority for now in (1.0, 2.0, 4.9)] == ["interactive"] * 3
+    order = [lanes.take(6.0)[0].priority for _ in range(6)]
+    assert order == ["bulk", "interactive"] * 3
+    assert [b[0].priority for b in drain(lanes, 7.0)] == ["interactive"] * 3
+
+
+def test_young_bulk_behind_old_bulk_waits_its_turn():
+    lanes = Lanes(1, bulk_patience_s=5.0)
+    lanes.put([flight(1, 0.0, "bulk"), flight(1, 6.0, "bulk")])
+    lanes.put(flight(1, 6.0) for _ in range(3))
+    assert [lanes.take(6.0)[0].priority for _ in range(4)] == ["bulk"] + ["interactive"] * 3
+
+
+def test_who_left_is_skipped_and_purged_and_who_was_lifted_is_taken_once():
+    lanes = Lanes(1, 10.0)
+    flights = [flight(1) for _ in range(5)]
+    lanes.put(flights)
+    flights[0].gone = flights[3].gone = True
+    lanes.put([flights[1]])
+    lanes.purge()
+    assert len(lanes) == 4
+    assert [batch[0] for batch in drain(lanes)] == [flights[1], flights[2], flights[4]]
+
+
+def test_a_smaller_budget_holds_at_once():
+    lanes = Lanes(100, 10.0)
+    lanes.put(flight(10) for _ in range(30))
+    assert len(lanes.take(0.0)) == 10
+    lanes.shrink(20)
+    assert [len(b) for b in drain(lanes)] == [2] * 10
