@@ -134,6 +134,7 @@ def _configure_logs(level: str) -> None:
             tracebacks,
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
+        cache_logger_on_first_use=True,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -46,6 +47,7 @@ class ScoringService:
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
+        self._texts_of = attrgetter(*(f for f in backend.sample_type.model_fields if f != "id"))
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
@@ -203,8 +205,8 @@ class ScoringService:
     async def _wanted(self, samples: Sequence[Any], options: Any) -> list[Wanted]:
         prefix = self._key_prefix + to_json(options.model_dump(exclude={"cache"}))
         if len(samples) > MANY:
-            return await asyncio.to_thread(_with_keys, prefix, samples)
-        return _with_keys(prefix, samples)
+            return await asyncio.to_thread(_with_keys, prefix, self._texts_of, samples)
+        return _with_keys(prefix, self._texts_of, samples)
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:
         self.cache.remember(answers)
@@ -236,12 +238,14 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
     return await future
 
 
-def _with_keys(prefix: bytes, samples: Sequence[Any]) -> list[Wanted]:
+def _with_keys(
+    prefix: bytes, texts_of: Callable[[Any], Any], samples: Sequence[Any]
+) -> list[Wanted]:
     # JSON of a fixed list of fields is unambiguous: no two samples give the same bytes.
     start = hashlib.blake2b(prefix, digest_size=16)
     wanted = []
     for index, sample in enumerate(samples):
-        texts = to_json(sample, exclude={"id"})
+        texts = to_json(texts_of(sample))
         digest = start.copy()
         digest.update(texts)
         wanted.append(Wanted(index, digest.digest(), sample, len(texts)))
