@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     """
     import torch
 
+    _keep_freed_memory()
     # With a cgroup limit torch counts the host's cores; too many threads cost more than they give.
     threads = threads or usable_cpus()
     torch.set_num_threads(threads)
@@ -33,6 +35,17 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what a batch frees for the next one, where it would give it back to the
+    system and pay for each page anew."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
+    for name, value in ((trim_threshold, 2**30), (top_pad, 2**26), (mmap_threshold, 2**25)):
+        libc.mallopt(name, value)
 
 
 def device_memory_bytes(device: torch.device | None) -> tuple[int, int] | None:
