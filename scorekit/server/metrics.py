@@ -37,6 +37,10 @@ class Metrics:
             "scorekit_cache_damaged", "Stored values that did not pass the check on reading.",
             registry=registry,
         )  # fmt: skip
+        self.cache_breaker_open = Gauge(
+            "scorekit_cache_breaker_open",
+            "1 while the second cache tier is left alone after failures.", registry=registry,
+        )  # fmt: skip
         self.joined = Counter(
             "scorekit_joined", "Samples that joined an equal one in flight.", registry=registry
         )

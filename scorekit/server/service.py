@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import structlog
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION
 from scorekit.server.backend import Backend, Outcome
 from scorekit.server.batching import Batcher, Flight
-from scorekit.server.cache import Cache, open_tier
+from scorekit.server.cache import Cache
 from scorekit.server.checks import resolve_options, text_fault
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.tiers import open_tier
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class ScoringService:
             max_bytes=settings.cache_max_bytes,
             redis_password=secrets.redis_password,
         )
-        self.cache = Cache(settings.cache_memory_items, tier, self.metrics)
+        self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
         self.batcher = Batcher(
             backend,
             max_batch_tokens=settings.max_batch_tokens,
@@ -100,11 +101,11 @@ class ScoringService:
         options = self._resolve(request.options)
         job = Job([sample.id for sample in samples])
         keys = await self._keys(samples, options)
-        hits = await self.cache.get(list(dict.fromkeys(keys))) if options.cache else {}
+        hits = await self._look_up(list(dict.fromkeys(keys))) if options.cache else {}
         missing: list[int] = []
         for index, (key, sample) in enumerate(zip(keys, samples, strict=True)):
             if key in hits:
-                job.ready[index] = self._wire(job, index, hits[key], cached=True)
+                job.ready[index] = self._wire(job, index, from_json(hits[key]), cached=True)
             elif (fault := text_fault(sample)) is not None:
                 job.ready[index] = self._wire(job, index, fault)
             else:
@@ -208,8 +209,17 @@ class ScoringService:
             return await asyncio.to_thread(_digest_samples, prefix, samples)
         return _digest_samples(prefix, samples)
 
+    async def _look_up(self, keys: list[bytes]) -> dict[bytes, bytes]:
+        found = self.cache.recall(keys)
+        missing = [key for key in keys if key not in found]
+        return found | await self.cache.fetch(missing) if missing else found
+
     def _store(self, results: dict[bytes, dict[str, Any]]) -> None:
-        task = asyncio.create_task(self.cache.set(results))
+        values = {key: to_json(result) for key, result in results.items()}
+        self.cache.remember(values)
+        if not self.cache.has_tier:
+            return
+        task = asyncio.create_task(self.cache.store(values))
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
