@@ -34,6 +34,9 @@ CHUNK = 500
 #: Calls of the second tier at once; the rest waits here, and its time-out has not begun. Each is
 #: a connection to Redis. With all of a crowd in flight, the last replies would be read too late.
 READERS, WRITERS = 16, 4
+#: Seconds that one `fetch` may take, waiting for its turn included: where reads come faster than a
+#: slow tier answers, the rest is scored.
+FETCH_S = 1.0
 #: Bytes that may wait to be written; more are dropped, for a slow tier must not fill the memory.
 MAX_PENDING_BYTES = 32 * 2**20
 #: Seconds for which the second tier is left alone after a failure, and between probes.
@@ -103,20 +106,15 @@ class Cache:
     async def fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """What the second tier holds of those keys; memory has it from then on."""
         found: dict[bytes, bytes] = {}
-        for start in range(0, len(keys), CHUNK):
-            part = keys[start : start + CHUNK]
-            async with self._readers:
-                # It may have opened while this call waited for its turn.
-                if self._tier is None or self._breaker.state != "closed":
-                    self._probe_when_due(part)
-                    break
-                try:
-                    found |= await self._read(self._tier, part)
-                except Exception as error:
-                    self._breaker.failed(error)
-                    break
-        self.remember(found)
+        if self._tier is None:
+            return found
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FETCH_S):
+                for start in range(0, len(keys), CHUNK):
+                    if not await self._fetch_part(self._tier, keys[start : start + CHUNK], found):
+                        break
         if found:
+            self.remember(found)
             self._tier_hits.inc(len(found))
         return found
 
@@ -155,6 +153,22 @@ class Cache:
         if self._tier is not None:
             await self._tier.close()
 
+    async def _fetch_part(
+        self, tier: Tier, keys: Sequence[bytes], found: dict[bytes, bytes]
+    ) -> bool:
+        """Add what the tier holds to `found`; False where it is, or has just been, left alone."""
+        async with self._readers:
+            # Asked here, for it may open while a call waits for its turn.
+            if self._breaker.state != "closed":
+                self._probe_when_due(tier, keys)
+                return False
+            try:
+                found |= await self._read(tier, keys)
+            except Exception as error:
+                self._breaker.failed(error)
+                return False
+        return True
+
     async def _read(self, tier: Tier, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         async with self._breaker.limit(tier.timeout_s):
             values = await tier.get(keys)
@@ -169,10 +183,10 @@ class Cache:
                 found[key] = value
         return found
 
-    def _probe_when_due(self, keys: Sequence[bytes]) -> None:
+    def _probe_when_due(self, tier: Tier, keys: Sequence[bytes]) -> None:
         """After the rest, one read of these keys tries the tier; no request waits for it."""
-        if self._tier is not None and self._breaker.begin_probe():
-            self._probe = asyncio.create_task(self._try_tier(self._tier, keys))
+        if self._breaker.begin_probe():
+            self._probe = asyncio.create_task(self._try_tier(tier, keys))
 
     async def _try_tier(self, tier: Tier, keys: Sequence[bytes]) -> None:
         try:

@@ -216,6 +216,21 @@ def test_calls_that_wait_when_the_breaker_opens_return_at_once():
     asyncio.run(run())
 
 
+def test_nobody_waits_long_for_a_turn_at_a_slow_tier(monkeypatch):
+    monkeypatch.setattr(cache_module, "FETCH_S", 0.05)
+
+    async def run():
+        tier = DictTier()
+        cache = _cache(tier)
+        tier.hold = asyncio.Event()
+        crowd = [cache.fetch([_key(i)]) for i in range(3 * cache_module.READERS)]
+        async with asyncio.timeout(10):
+            assert await asyncio.gather(*crowd) == [{}] * len(crowd)
+        assert cache.breaker_state == "closed"
+
+    asyncio.run(run())
+
+
 def test_one_probe_at_a_time_tries_a_tier_that_failed(monkeypatch):
     monkeypatch.setattr(cache_module, "REST_S", 0.0)
 
