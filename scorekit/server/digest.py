@@ -38,12 +38,12 @@ def _digest_file(path: Path) -> str:
     # ctime besides mtime: copying tools set the mtime back, nothing sets the ctime.
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
     note = _note(path, stat)
-    if settled and (remembered := _read_note(note)):
+    if remembered := _read_note(note):
         return remembered
     digest = _read_file(path)
     if _note(path, path.stat()) != note:
         raise UserError(f"{path}: changed while it was read; start again when it is complete")
-    if settled:
+    if settled:  # so whatever is noted was settled
         _write_note(note, digest)
     return digest
 
