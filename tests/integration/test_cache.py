@@ -18,6 +18,7 @@ from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache, Seal
 from scorekit.server.fake import FakeBackend
 from scorekit.server.metrics import Metrics
+from scorekit.server.settings import Secrets
 from scorekit.server.tiers import SQLiteTier, open_tier
 from tests.servers import running_service, wait_until
 
@@ -194,6 +195,15 @@ def test_only_who_knows_the_secret_can_store_a_score(writer, reader):
         assert _counted(metrics, "damaged_total") == 1
 
     asyncio.run(run())
+
+
+def test_a_service_believes_only_scores_that_its_secret_signed(tmp_path):
+    cache, hits = f"sqlite:///{tmp_path}/c.sqlite", []
+    for secret in ("a", "a", "b", "b", None):
+        secrets = Secrets(cache_secret=SecretStr(secret) if secret else None)
+        with running_service(FakeBackend(), secrets, cache=cache) as url:
+            hits.append(_scores(url)[1])
+    assert hits == [0, len(SAMPLES), 0, len(SAMPLES), 0]
 
 
 def test_calls_that_wait_when_the_breaker_opens_return_at_once(monkeypatch):
