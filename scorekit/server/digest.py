@@ -4,57 +4,83 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import re
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from scorekit.errors import UserError
+
+#: Age from which a file's times can be trusted. A file written twice within the resolution of the
+#: clock (2 s on some file systems) keeps its times, size and inode, and has another content.
+SETTLED_S = 5.0
+
 
 def digest_files(paths: Iterable[Path]) -> str:
     """One 128-bit hex digest over the names and contents of files, in the order of their names.
 
-    A file's digest is remembered under its path, size, mtime and inode.
+    A file's digest is remembered under its path, device, inode, size, and times of change.
+    Raises UserError where a file changes while it is read.
     """
-    remembered = _read_memory()
+    parts = sorted((path.name, _digest_file(path)) for path in paths)
     whole = hashlib.blake2b(digest_size=16)
-    news: dict[str, str] = {}
-    for path in sorted(paths, key=lambda p: p.name):
-        stat = path.stat()
-        identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ino}"
-        if identity not in remembered:
-            remembered[identity] = news[identity] = _digest_file(path)
-        whole.update(f"{path.name}\0{remembered[identity]}\0".encode())
-    if news:
-        _write_memory(_read_memory() | news)
+    for name, digest in parts:
+        whole.update(f"{name}\0{digest}\0".encode())
     return whole.hexdigest()
 
 
 def _digest_file(path: Path) -> str:
+    stat = path.stat()
+    # ctime besides mtime: copying tools set the mtime back, nothing sets the ctime.
+    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
+    note = _note(path, stat)
+    if remembered := _read_note(note):
+        return remembered
+    digest = _read_file(path)
+    if _note(path, path.stat()) != note:
+        raise UserError(f"{path}: changed while it was read; start again when it is complete")
+    if settled:  # so whatever is noted was settled
+        _write_note(note, digest)
+    return digest
+
+
+def _read_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _memory_path() -> Path:
-    return user_cache_path("scorekit") / "digests.json"
+def _note(path: Path, stat: os.stat_result) -> Path:
+    """Where the digest of this state of this file is noted: one small file each, so that services
+    that start together do not overwrite each other's."""
+    identity = "|".join(
+        map(str, (path.resolve(), stat.st_dev, stat.st_ino, stat.st_size,
+                  stat.st_mtime_ns, stat.st_ctime_ns))
+    )  # fmt: skip
+    name = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
+    return user_cache_path("scorekit") / "digests" / name
 
 
-def _read_memory() -> dict[str, str]:
+def _read_note(note: Path) -> str | None:
     try:
-        memory = json.loads(_memory_path().read_text(encoding="utf-8"))
+        text = note.read_text(encoding="ascii")
     except (OSError, ValueError):
-        return {}
-    return memory if isinstance(memory, dict) else {}
+        return None
+    return text if re.fullmatch("[0-9a-f]{32}", text) else None
 
 
-def _write_memory(memory: dict[str, str]) -> None:
+def _write_note(note: Path, digest: str) -> None:
     # A cache folder that cannot be written costs time, not correctness.
     with contextlib.suppress(OSError):
-        path = _memory_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(memory, file)
-        os.replace(temporary, path)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
+            try:
+                file.write(digest)
+                file.close()
+                os.replace(file.name, note)
+            except OSError:
+                os.unlink(file.name)
+                raise

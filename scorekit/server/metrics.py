@@ -33,6 +33,9 @@ class Metrics:
         self.cache_damaged = counter(
             "cache_damaged", "Stored values that did not pass the check on reading."
         )
+        self.cache_breaker_open = gauge(
+            "cache_breaker_open", "1 while the second cache tier is left alone after failures."
+        )
         # queue
         self.joined = counter("joined", "Samples that joined an equal one in flight.")
         self.queue_items = gauge("queue_items", "Samples that wait for the model or are in it.")

@@ -19,11 +19,12 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend
 from scorekit.server.batching import Batcher, Wanted
-from scorekit.server.cache import Cache, open_tier
+from scorekit.server.cache import Cache
 from scorekit.server.checks import resolve_options, text_fault
 from scorekit.server.job import Job
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.tiers import open_tier
 
 log = structlog.get_logger()
 T = TypeVar("T")

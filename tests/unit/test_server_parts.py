@@ -1,4 +1,4 @@
-"""Settings, digests, devices: the small parts of the server half."""
+"""Settings, devices: the small parts of the server half."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pydantic import SecretStr
 
 from scorekit.errors import UserError
 from scorekit.server.device import looks_local, prepare_device
-from scorekit.server.digest import digest_files
 from scorekit.server.settings import (
     Secrets,
     ServiceSettings,
@@ -57,30 +56,6 @@ def test_a_missing_key_file_is_named(tmp_path):
 
 def test_at_least_one_cpu_is_usable():
     assert usable_cpus() >= 1
-
-
-def test_a_digest_follows_the_content(tmp_path):
-    a, b = tmp_path / "a.json", tmp_path / "b.json"
-    a.write_text("1")
-    b.write_text("2")
-    first = digest_files([a, b])
-    assert first == digest_files([b, a]) and len(first) == 32
-    b.write_text("3")
-    changed = digest_files([a, b])
-    assert changed != first
-    b.write_text("2")
-    assert digest_files([a, b]) == first
-
-
-def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
-    path = tmp_path / "model.bin"
-    path.write_text("weights")
-    first = digest_files([path])
-    read = []
-    monkeypatch.setattr("scorekit.server.digest._digest_file", lambda p: read.append(p) or "x")
-    assert digest_files([path]) == first and not read
-    path.write_text("other weights")
-    assert digest_files([path]) != first and read == [path]
 
 
 def test_hub_ids_and_paths_are_told_apart(tmp_path):

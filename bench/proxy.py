@@ -1,0 +1,64 @@
+"""A TCP proxy that holds replies back: what a far, busy or overloaded server looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
+    """Forward to 127.0.0.1:`port`, in a thread; gives the proxy's own port.
+
+    delay: asked for each piece of a reply, which waits so many seconds; order is kept.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy is being closed
+            await asyncio.gather(
+                _forward(reader, far_writer, lambda: 0.0), _forward(far_reader, writer, delay)
+            )
+
+    server = run(asyncio.start_server(serve, "127.0.0.1", 0))
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        run(_stop(server))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _forward(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
+) -> None:
+    """Until one side closes; then the other is closed too."""
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(65536):
+            if pause := delay():
+                await asyncio.sleep(pause)
+            writer.write(piece)
+            await writer.drain()
+    writer.close()
+
+
+async def _stop(server: asyncio.Server) -> None:
+    server.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
