@@ -61,13 +61,13 @@ def create_app(
 
 
 def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorResponse} for status in (401, 413, 422, 429, 500, 503, 504)
-    }
+    statuses = (400, 401, 408, 413, 422, 429, 431, 500, 503, 504)
+    refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
     @app.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+        service.refuse_if_unavailable()  # before the body is read
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
         try:
@@ -91,6 +91,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
+        service.refuse_if_unavailable()  # before the body is read
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
         pairs = service.stream(job, asked.timeout_s)

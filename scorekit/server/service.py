@@ -90,7 +90,7 @@ class ScoringService:
 
         Raises RequestError where the request as a whole cannot be taken.
         """
-        self._refuse_if_unavailable()
+        self.refuse_if_unavailable()
         samples = request.samples
         if len(samples) > self.settings.max_samples:
             raise RequestError(
@@ -105,7 +105,7 @@ class ScoringService:
         for index, (key, sample) in enumerate(zip(keys, samples, strict=True)):
             if key in hits:
                 job.ready[index] = self._wire(job, index, hits[key], cached=True)
-            elif (fault := text_fault(sample)) is not None:
+            elif (fault := text_fault(sample, self.settings.max_field_chars)) is not None:
                 job.ready[index] = self._wire(job, index, fault)
             else:
                 missing.append(index)
@@ -190,7 +190,8 @@ class ScoringService:
         self.metrics.samples.labels("cached" if cached else "ok").inc()
         return {"id": job.ids[index], "ok": True, "cached": cached, **outcome}
 
-    def _refuse_if_unavailable(self) -> None:
+    def refuse_if_unavailable(self) -> None:
+        """Raise `unavailable` while the model loads or the service shuts down."""
         if self.draining:
             raise RequestError("unavailable", "the service is shutting down", retry_after=5.0)
         if not self.loaded:
