@@ -215,7 +215,9 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     type = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return _error_response(RequestError(type, error.detail, status=error.status_code))
+    response = _error_response(RequestError(type, error.detail, status=error.status_code))
+    response.headers.update(error.headers or {})  # Allow
+    return response
 
 
 def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:

@@ -114,7 +114,8 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused or self._earlier_unanswered():
             self._start_clock()  # it is not the client who keeps us waiting
         else:
-            self.refuse(RequestError("slow_request", f"not sent in {self.receive_timeout_s:g} s"))
+            message = f"the request was not sent within {self.receive_timeout_s:g} s"
+            self.refuse(RequestError("slow_request", message))
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

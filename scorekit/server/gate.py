@@ -102,6 +102,7 @@ def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
 
 async def _refuse(send: Send, error: RequestError, more_headers: list[tuple[bytes, bytes]]) -> None:
     body = to_json({"error": error.wire()})
-    headers = [(b"content-type", b"application/json"), *more_headers]
+    length = (b"content-length", b"%d" % len(body))
+    headers = [(b"content-type", b"application/json"), length, *more_headers]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
