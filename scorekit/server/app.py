@@ -61,7 +61,7 @@ def create_app(
 
 
 def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
-    statuses = (400, 401, 408, 413, 422, 429, 431, 500, 503, 504)
+    statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
     @app.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
@@ -235,9 +235,25 @@ def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
                 "required": True,
                 "content": {"application/json": {"schema": body}},
             }
+        _describe_keys(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_keys(document: dict[str, Any]) -> None:
+    """Keys are optional: it is the settings that close a service."""
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schema = {"$ref": "#/components/schemas/ErrorResponse"}
+    refusal = {
+        "description": "Unauthorized",
+        "content": {"application/json": {"schema": schema}},
+    }
+    for path, operations in document["paths"].items():
+        if not path.startswith("/health/"):
+            for operation in operations.values():
+                operation["security"] = [{"key": []}, {}]
+                operation["responses"]["401"] = refusal
 
 
 def _commit() -> str | None:
