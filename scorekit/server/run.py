@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import signal
@@ -42,9 +43,7 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
         sys.exit(_complain(error))
     # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
     sys.setswitchinterval(0.0005)
-    # One file a connection; the usual soft limit of 1,024 is less than some hundred trainers need.
-    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    _allow_many_connections()
     log.info("listening", service=backend.service, url=f"http://{_in_url(host)}:{port}")
     server = DrainingServer(server_config(app, settings), app.state.service, settings.drain_s)
     server.run(sockets=[listener])
@@ -142,6 +141,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror}; name another") from None
     return listener
+
+
+def _allow_many_connections() -> None:
+    """One open file each; the usual soft limit of 1,024 is too few for hundreds of trainers."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # a system that allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _in_url(host: str) -> str:
