@@ -33,6 +33,7 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
     "unauthorized": (401, False),
     "not_found": (404, False),
     "method_not_allowed": (405, False),
+    "slow_request": (408, True),
     "too_large": (413, False),
     "invalid_request": (422, False),
     "overloaded": (429, True),

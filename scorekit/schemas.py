@@ -34,6 +34,11 @@ def _empty_is_absent(value: Any) -> Any:
     return None if value == "" else value
 
 
+def _whole(value: Any) -> Any:
+    """JSON knows no integers: 512.0 is the number 512, and some callers write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class TranslationSample(Wire):
     """One translation to score. Without `ref` (absent, null or "") it is quality estimation."""
 
@@ -53,8 +58,8 @@ class ScoreOptions(Wire):
         description="What to do with an input longer than `max_input_length` tokens: cut it and "
         "flag the result as truncated, or fail that sample with type `overlong`.",
     )
-    max_input_length: int | None = Field(
-        None, ge=16, description="Limit in tokens, up to the model's own; null: the model's own."
+    max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(_whole)] = (
+        Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
     )
     cache: bool = Field(True, description="Read and write the service's score cache.")
 

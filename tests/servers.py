@@ -15,6 +15,7 @@ import uvicorn
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
 from scorekit.server.fake import FakeBackend
+from scorekit.server.run import server_config
 from scorekit.server.settings import Secrets, ServiceSettings
 
 
@@ -26,10 +27,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_app(app: Any) -> Iterator[str]:
+def running_app(app: Any, config: uvicorn.Config | None = None) -> Iterator[str]:
     """Serve an ASGI app under uvicorn in a thread; gives its URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -45,9 +45,11 @@ def running_app(app: Any) -> Iterator[str]:
 def running_service(
     backend: Backend, secrets: Secrets | None = None, **settings: Any
 ) -> Iterator[str]:
-    """Serve a backend until the block ends; gives its URL once it is ready."""
+    """Serve a backend as run.py does until the block ends; gives its URL once it is ready."""
     settings.setdefault("cache", "memory")
-    with running_app(create_app(backend, ServiceSettings(**settings), secrets)) as url:
+    checked = ServiceSettings(**settings)
+    app = create_app(backend, checked, secrets)
+    with running_app(app, server_config(app, checked)) as url:
         wait_ready(url)
         if isinstance(backend, FakeBackend):
             backend.batches.clear()  # those of the warm-up

@@ -72,16 +72,15 @@ class DirectRoute(APIRoute):
 
 
 def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorResponse} for status in (401, 413, 422, 429, 500, 503, 504)
-    }
+    statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
+    refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
     router = APIRouter(route_class=DirectRoute)
 
     @router.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
-        service.refuse_if_unavailable()
+        service.refuse_if_unavailable()  # before the body is read
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
         leaving = asyncio.create_task(_watch_leaving(request, job))
@@ -108,7 +107,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
-        service.refuse_if_unavailable()
+        service.refuse_if_unavailable()  # before the body is read
         asked = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked)
         leaving = asyncio.create_task(_watch_leaving(request, job))
@@ -220,7 +219,9 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     type = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return _error_response(RequestError(type, error.detail, status=error.status_code))
+    response = _error_response(RequestError(type, error.detail, status=error.status_code))
+    response.headers.update(error.headers or {})  # Allow
+    return response
 
 
 def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
@@ -238,9 +239,25 @@ def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
                 "required": True,
                 "content": {"application/json": {"schema": body}},
             }
+        _describe_keys(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_keys(document: dict[str, Any]) -> None:
+    """Keys are optional: it is the settings that close a service."""
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schema = {"$ref": "#/components/schemas/ErrorResponse"}
+    refusal = {
+        "description": "Unauthorized",
+        "content": {"application/json": {"schema": schema}},
+    }
+    for path, operations in document["paths"].items():
+        if not path.startswith("/health/"):
+            for operation in operations.values():
+                operation["security"] = [{"key": []}, {}]
+                operation["responses"]["401"] = refusal
 
 
 def _commit() -> str | None:

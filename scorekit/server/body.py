@@ -34,6 +34,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         body += chunk
         if len(body) > max_bytes:
             raise too_large
+    request.scope["body_read"] = True  # so that a refusal may leave the connection open
     return bytes(body)
 
 

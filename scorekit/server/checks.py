@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+from pydantic import BaseModel
 
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Description
 
 
-def text_fault(sample: Any, max_chars: int | None) -> SampleError | None:
-    """Why no model should read this sample's texts; None if all is well."""
-    for name, value in sample:
-        if name == "id" or not isinstance(value, str):
+def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
+    """Why no model should read this sample's texts; None if all is well.
+
+    max_chars: most characters (code points) of one text.
+    """
+    values = sample.__dict__
+    for name in _TEXT_FIELDS.get(type(sample)) or _find_text_fields(type(sample)):
+        value = values[name]
+        if not value:
             continue
-        if max_chars is not None and len(value) > max_chars:
-            return SampleError(
-                "invalid_input", f"{name}: {len(value):,} characters, at most {max_chars:,}"
-            )
+        if len(value) > max_chars:
+            message = f"{name}: {len(value):,} characters, at most {max_chars:,}"
+            return SampleError("invalid_input", message)
         if "\0" in value:
             where = value.index("\0")
             return SampleError("invalid_input", f"{name}: NUL character at position {where}")
@@ -28,6 +35,19 @@ def text_fault(sample: Any, max_chars: int | None) -> SampleError | None:
                     "invalid_input", f"{name}: lone surrogate at position {error.start}"
                 )
     return None
+
+
+#: Names of the fields that hold text for the model, by type of sample.
+_TEXT_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {}
+
+
+def _find_text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
+    names = tuple(
+        name
+        for name, field in sample_type.model_fields.items()
+        if name != "id" and field.annotation in (str, str | None)
+    )
+    return _TEXT_FIELDS.setdefault(sample_type, names)
 
 
 def resolve_options(options: Any, description: Description) -> Any:

@@ -6,6 +6,7 @@ import hmac
 import re
 import time
 import uuid
+from contextvars import ContextVar
 
 import structlog
 from pydantic_core import to_json
@@ -16,6 +17,9 @@ from scorekit.errors import RequestError
 from scorekit.server.metrics import Metrics
 
 log = structlog.get_logger()
+
+#: The id of the request in work; run.py writes it into each log line of the request.
+request_id_now: ContextVar[str] = ContextVar("request_id_now")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -36,7 +40,7 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope["request_id"] = request_id
+        request_id_now.set(request_id)
         started = time.perf_counter()
         status = 0
 
@@ -50,6 +54,8 @@ class Gate:
                     (b"x-request-id", request_id.encode()),
                     (b"x-total-time", took.encode()),
                 ]
+                if status >= 400 and _has_unread_body(scope, headers):
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
@@ -59,14 +65,15 @@ class Gate:
                 error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")
                 await _refuse(send_marked, error, [(b"www-authenticate", b"Bearer")])
         except ClientDisconnect:
-            status = 499  # nobody reads an answer any more
+            # Nobody reads an answer any more: the client left, or connection.py sent it away.
+            status = scope.get("cut_off", 499)
         except Exception:
-            log.error("bug", id=request_id, exc_info=True)
+            log.error("bug", exc_info=True)
             if not status:
                 message = f"a bug; see the log for request {request_id}"
                 await _refuse(send_marked, RequestError("internal", message), [])
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - started)
+            self._note(scope, status, time.perf_counter() - started)
 
     def _allowed(self, path: str, headers: dict[bytes, bytes]) -> bool:
         if not self.keys or path.startswith("/health/"):
@@ -76,18 +83,26 @@ class Gate:
         matches = [hmac.compare_digest(token.strip(), key) for key in self.keys]
         return scheme.lower() == b"bearer" and any(matches)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.request_seconds.labels(route).observe(seconds)
         quiet = route.startswith("/health/") or route == "/metrics"
         (log.debug if quiet else log.info)(
-            "request", id=request_id, route=route, status=status, ms=round(seconds * 1000, 2)
+            "request", route=route, status=status, ms=round(seconds * 1000, 2)
         )
+
+
+def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Whether a refusal came before the body was read (read_request notes that it has read it)."""
+    if scope.get("body_read"):
+        return False
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 async def _refuse(send: Send, error: RequestError, more_headers: list[tuple[bytes, bytes]]) -> None:
     body = to_json({"error": error.wire()})
-    headers = [(b"content-type", b"application/json"), *more_headers]
+    length = (b"content-length", b"%d" % len(body))
+    headers = [(b"content-type", b"application/json"), length, *more_headers]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

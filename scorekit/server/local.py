@@ -39,7 +39,7 @@ class LocalScorer:
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):
-            fault = text_fault(sample, None)
+            fault = text_fault(sample)
             if fault is None:
                 readable.append(index)
             else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import structlog
 import uvicorn
@@ -16,11 +19,16 @@ import uvicorn
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
+from scorekit.server.connection import SHUTTING_DOWN, Connection, connection_type
+from scorekit.server.gate import request_id_now
 from scorekit.server.service import ScoringService
 from scorekit.server.settings import ServiceSettings, parse_settings
 
 log = structlog.get_logger()
 S = TypeVar("S", bound=ServiceSettings)
+
+#: Longer than clients keep an idle connection (httpx: 5 s): the side that sends next closes it.
+KEEP_ALIVE_S = 65
 
 
 def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoReturn:
@@ -36,20 +44,39 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
         sys.exit(_complain(error))
     # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
     sys.setswitchinterval(0.0005)
-    log.info("listening", service=backend.service, url=f"http://{host}:{port}")
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="on"
-    )
-    server = DrainingServer(config, app.state.service, settings.drain_s)
+    # Thousands of samples in flight are no garbage: looking through them for some cost 15 % of the
+    # rate, and the longest answers their time.
+    gc.set_threshold(50_000, 20, 100)
+    _allow_many_connections()
+    log.info("listening", service=backend.service, url=f"http://{_in_url(host)}:{port}")
+    server = DrainingServer(server_config(app, settings), app.state.service, settings.drain_s)
     server.run(sockets=[listener])
     sys.exit(server.exit_code)
+
+
+def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        http=connection_type(settings.receive_timeout_s, settings.max_body_bytes),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,  # `_drain` has done the waiting
+    )
 
 
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or SIGINT: new work gets 503, accepted work is answered, then exit 0.
 
-    uvicorn's own way closes the listener at once (connection refused, not 503) and re-raises the
-    signal at the end. A second signal ends without waiting.
+    Accepted is a request that was received to its end. What is not answered after `drain_s`, or
+    at a second signal, gets 503 where nothing was sent yet, and the exit code is 1. uvicorn's own
+    way closes the listener at once (connection refused, not 503) and re-raises the signal at the
+    end.
     """
 
     def __init__(self, config: uvicorn.Config, service: ScoringService, drain_s: float) -> None:
@@ -67,21 +94,28 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to drain (called by the signal handler)."""
-        if self.service.draining:
-            self.should_exit = self.force_exit = True
-            return
         # No log line here: the signal may have come while this thread holds the log's lock.
+        if self.service.draining:
+            self.drain_s = 0.0
+            return
         self.service.draining = True
         self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain(sig)))
 
     async def _drain(self, sig: int) -> None:
         log.info("draining", signal=signal.Signals(sig).name)
-        deadline = self._loop.time() + self.drain_s
-        while self.server_state.tasks and self._loop.time() < deadline:
+        started = self._loop.time()
+        while (owing := self._owing()) and self._loop.time() - started < self.drain_s:
             await asyncio.sleep(0.02)
-        if self.server_state.tasks:
-            log.warning("drain_deadline", unanswered_requests=len(self.server_state.tasks))
+        if owing:
+            log.warning("drain_deadline", unanswered_requests=len(owing))
+            self.exit_code = 1
+        for connection in owing:
+            connection.refuse(SHUTTING_DOWN)
         self.should_exit = True
+
+    def _owing(self) -> list[Connection]:
+        connections = cast(set[Connection], self.server_state.connections)
+        return [connection for connection in connections if connection.owes_answer]
 
     async def _watch_model(self) -> None:
         """End the process with the model: whoever supervises it may start it again."""
@@ -89,6 +123,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(0.01)
         try:
             await self.config.app.state.loading  # type: ignore[union-attr]
+            gc.freeze()  # the model stays: it need not be looked through either
             while not self.service.batcher.dead:
                 await asyncio.sleep(0.5)
             self.exit_code = 1
@@ -113,6 +148,17 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _allow_many_connections() -> None:
+    """One open file each; the usual soft limit of 1,024 is too few for hundreds of trainers."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # a system that allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _complain(error: UserError) -> int:
     print(f"error: {error}", file=sys.stderr)
     return 2
@@ -125,6 +171,7 @@ def _configure_logs(level: str) -> None:
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
     )
     shared: list[Any] = [
+        _add_request_id,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
     ]
@@ -150,3 +197,11 @@ def _configure_logs(level: str) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _add_request_id(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Each line that is written while a request is in work carries its id."""
+    request_id = request_id_now.get(None)
+    if request_id is not None:
+        event.setdefault("id", request_id)
+    return event

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import stat
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import structlog
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict
 
 from scorekit.errors import UserError
+
+log = structlog.get_logger()
 
 
 class ServiceSettings(BaseSettings):
@@ -68,7 +72,7 @@ class ServiceSettings(BaseSettings):
         600.0, gt=0, description="Seconds until an answer is due, where a request names none."
     )
     receive_timeout_s: float = Field(
-        30.0, gt=0, description="Seconds a client may take to send one request."
+        30.0, gt=0, description="Seconds a client may take to send a request, to its last byte."
     )
     stall_after: float | None = Field(
         None,
@@ -125,20 +129,40 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
 
 
 def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:
-    """All configured keys. Raises UserError where the address needs one and there is none."""
-    lines = secrets.api_keys.get_secret_value().split(",")
+    """All configured keys.
+
+    Raises UserError where the address needs one and there is none, and where keys are configured
+    but there is none: a service that was meant to be closed must not be open.
+    """
+    keys: list[str] = []
+    if "api_keys" in secrets.model_fields_set:
+        keys += _keys_in(secrets.api_keys.get_secret_value().split(","), "SCOREKIT_API_KEYS")
     if settings.api_keys_file is not None:
-        try:
-            lines += settings.api_keys_file.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise UserError(f"{settings.api_keys_file}: {error.strerror}") from None
-    keys = tuple(line.strip().encode() for line in lines if line.strip())
+        keys += _keys_in(_lines_of(settings.api_keys_file), f"{settings.api_keys_file}")
     if not keys and not settings.no_auth and not _is_loopback(settings.host):
         raise UserError(
             f"--host {settings.host} can be reached by others: set SCOREKIT_API_KEYS or "
             "--api-keys-file, or say --no-auth"
         )
+    return tuple(key.encode() for key in keys)
+
+
+def _keys_in(parts: list[str], source: str) -> list[str]:
+    keys = [part.strip() for part in parts if part.strip()]
+    if not keys:
+        raise UserError(f"{source}: no key in it; put one there, or do not set it")
     return keys
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        if path.stat().st_mode & stat.S_IROTH:
+            log.warning("key_file_readable_by_everyone", path=f"{path}", hint="chmod 600")
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
 
 
 def _is_loopback(host: str) -> bool:

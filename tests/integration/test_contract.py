@@ -95,6 +95,11 @@ def test_options_are_part_of_the_cache_key(url):
     assert failed["results"][0]["error"]["type"] == "overlong"
 
 
+def test_a_whole_number_may_be_written_with_a_point(url):
+    answer = _score(url, PAIR, options={"max_input_length": 20.0})
+    assert answer["results"][0]["ok"]
+
+
 def test_failed_samples_stand_beside_good_ones(url):
     answer = _score(
         url, PAIR, {"src": "a\0b", "mt": "x"}, {"src": "a", "mt": "nan", "id": "n"}, PAIR
@@ -126,6 +131,10 @@ def test_failed_samples_stand_beside_good_ones(url):
         (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"x": 1}}', "options.x: Extra"),
         (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 9999}}',
          "options.max_input_length: 9999, the model reads 512"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 99.5}}',
+         "options.max_input_length: "),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 15}}',
+         "options.max_input_length: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "priority": "urgent"}', "priority: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": 0}', "timeout_s: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": NaN}', "timeout_s: "),

@@ -102,12 +102,92 @@ def test_an_idle_service_ends_at_once():
 def test_accepted_work_may_not_hold_the_end_for_ever():
     with fake_service("--drain-s", "0.3", batch_s=60) as (process, url):
         wait_ready(url)
-        thread = threading.Thread(target=lambda: _suppressed(lambda: _post(url, 1, timeout=30)))
-        thread.start()
-        wait_until(lambda: "scorekit_queue_items 1.0" in httpx.get(f"{url}/metrics").text)
-        process.send_signal(signal.SIGTERM)
+        with _asked(url) as answers:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 1  # work was lost
+        _check_shut_down(answers[0])
+
+
+def test_a_second_signal_ends_without_waiting():
+    with fake_service(batch_s=60) as (process, url):
+        wait_ready(url)
+        with _asked(url) as answers:
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 1
+        _check_shut_down(answers[0])
+
+
+@contextlib.contextmanager
+def _asked(url):
+    """A request is in the model during the block; gives the list that gets its answer."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(_post(url, 1, timeout=30)))
+    thread.start()
+    wait_until(lambda: "scorekit_queue_items 1.0" in httpx.get(f"{url}/metrics").text)
+    yield answers
+    thread.join()
+
+
+def _check_shut_down(answer):
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+    assert answer.json()["error"]["message"] == "the service is shutting down"
+
+
+def test_a_half_sent_request_does_not_hold_the_end():
+    with fake_service() as (process, url):
+        wait_ready(url)
+        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\n"
+        with _connect(url) as in_head, _connect(url) as in_body, _connect(url):
+            in_head.sendall(head)
+            in_body.sendall(head + b"Content-Length: 999\r\n\r\n{")
+            # The service's loop takes connections in order: it has seen the others by now.
+            assert httpx.get(f"{url}/health/live").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            for connection in (in_head, in_body):
+                assert connection.recv(65536).startswith(b"HTTP/1.1 503")
+            assert process.wait(20) == 0
+
+
+def test_an_open_stream_is_sent_to_its_end():
+    with fake_service("--max-batch-tokens", "16", batch_s=0.3) as (process, url):
+        wait_ready(url)
+        samples = [{"src": f"{i} b c d e f g", "mt": "m n o p q r s t"} for i in range(5)]
+        with httpx.stream("POST", f"{url}/v1/score/stream", json={"samples": samples}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert json.loads(last) == {"done": True, "ok": 5, "failed": 0}
         assert process.wait(20) == 0
-        thread.join()
+
+
+def test_a_slow_reader_gets_all_of_an_answer_that_was_due():
+    samples = [{"id": f"{i}".ljust(1200), "src": f"{i}", "mt": "m"} for i in range(10_000)]
+    body = json.dumps({"samples": samples}).encode()
+    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with fake_service() as (process, url):
+        wait_ready(url)
+        with _connect(url) as reader:
+            reader.sendall(head + body)
+            answer = reader.recv(1000)  # the answer has begun; most of it waits in the service
+            process.send_signal(signal.SIGTERM)
+            time.sleep(2.0)
+            while part := reader.recv(2**20):
+                answer += part
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert len(body) > 10_000 * 1200  # more than the kernel keeps for us
+        assert len(json.loads(body)["results"]) == 10_000
+        assert process.wait(20) == 0
+
+
+def _connect(url):
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+    connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    return connection
 
 
 def _suppressed(call):

@@ -86,9 +86,12 @@ def test_one_command_generates_rewards_updates_and_evaluates(
     config: Path, fake_urls: dict[str, str]
 ) -> None:
     """Generate -> reward -> advantage -> 1 update -> evaluate again, on 32 samples."""
-    done = run("train", "--config", str(config), "--set", "misc.overwrite=true", **fake_urls)
+    environment = fake_urls | {"SCOREKIT_API_KEY": "THE-KEY"}
+    done = run("train", "--config", str(config), "--set", "misc.overwrite=true", **environment)
     assert done.returncode == 0, done.stderr
     out = config.parent / "out"
+    written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert b"THE-KEY" not in written and "THE-KEY" not in done.stdout + done.stderr
     (line,) = read(out / "log.jsonl")
     check_log_line(line)
     evaluations = read(out / "eval.jsonl")

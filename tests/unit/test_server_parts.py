@@ -6,6 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from scorekit.errors import UserError
+from scorekit.schemas import TranslationSample
+from scorekit.server.checks import text_fault
 from scorekit.server.device import looks_local, prepare_device
 from scorekit.server.settings import (
     Secrets,
@@ -40,13 +42,56 @@ def test_keys_come_from_the_environment_and_a_file(tmp_path, monkeypatch):
     assert "k1-secret" not in repr(Secrets())
 
 
-def test_a_wide_address_wants_a_key_or_an_explicit_no():
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.5", "scorer.example", "localhost.x"])
+def test_a_wide_address_wants_a_key_or_an_explicit_no(host):
     with pytest.raises(UserError, match="can be reached by others"):
-        load_api_keys(ServiceSettings(host="0.0.0.0"), Secrets())
-    assert load_api_keys(ServiceSettings(host="0.0.0.0", no_auth=True), Secrets()) == ()
-    assert load_api_keys(ServiceSettings(host="0.0.0.0"), Secrets(api_keys=SecretStr("k")))
-    for loopback in ("127.0.0.1", "::1", "localhost"):
+        load_api_keys(ServiceSettings(host=host), Secrets())
+    assert load_api_keys(ServiceSettings(host=host, no_auth=True), Secrets()) == ()
+    assert load_api_keys(ServiceSettings(host=host), Secrets(api_keys=SecretStr("k"))) == (b"k",)
+
+
+def test_an_address_of_this_machine_wants_no_key():
+    for loopback in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
         assert load_api_keys(ServiceSettings(host=loopback), Secrets()) == ()
+
+
+@pytest.mark.parametrize("empty", ["", " ", ",", " , ,"])
+def test_keys_that_are_configured_but_empty_open_nothing(empty, tmp_path, monkeypatch):
+    path = tmp_path / "keys"
+    path.write_text(empty.replace(",", "\n"))
+    with pytest.raises(UserError, match="keys: no key in it"):
+        load_api_keys(ServiceSettings(api_keys_file=path, no_auth=True), Secrets())
+    monkeypatch.setenv("SCOREKIT_API_KEYS", empty)
+    with pytest.raises(UserError, match="SCOREKIT_API_KEYS: no key in it"):
+        load_api_keys(ServiceSettings(), Secrets())
+
+
+def test_a_key_file_may_come_from_any_editor(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n two \r\n")
+    assert load_api_keys(ServiceSettings(api_keys_file=path), Secrets()) == (b"one", b"two")
+    path.write_bytes(b"\xff\xfeo\0n\0")
+    with pytest.raises(UserError, match="keys: not UTF-8 text"):
+        load_api_keys(ServiceSettings(api_keys_file=path), Secrets())
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        ({}, None),
+        ({"src": "", "mt": "", "ref": None}, None),
+        ({"id": "\0" * 99}, None),
+        ({"mt": "가" * 20}, None),
+        ({"mt": "가" * 21}, "mt: 21 characters, at most 20"),
+        ({"ref": "a" * 1_200_000}, "ref: 1,200,000 characters, at most 20"),
+        ({"src": "a\0"}, "src: NUL character at position 1"),
+        ({"ref": "가\ud800"}, "ref: lone surrogate at position 1"),
+    ],
+)
+def test_a_text_that_no_model_should_read_is_named(texts, fault):
+    found = text_fault(TranslationSample(**{"src": "a", "mt": "b"} | texts), 20)
+    assert (found and found.message) == fault
+    assert found is None or found.type == "invalid_input"
 
 
 def test_a_missing_key_file_is_named(tmp_path):

@@ -1,0 +1,155 @@
+"""One HTTP connection: uvicorn's, with limits on how long and how much a client may send.
+
+uvicorn knows no deadline for receiving a request, no limit on its headers, and its keep-alive
+timer ends with the first byte: a client that sends a byte now and then holds a connection, and
+the process's shutdown, for ever. ASGI middleware cannot help: it runs when the headers are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from pydantic_core import to_json
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from scorekit.errors import RequestError
+
+MAX_HEAD_BYTES = 64 * 1024
+_HEAD_TOO_LARGE = RequestError(
+    "too_large", f"headers: more than {MAX_HEAD_BYTES} bytes", status=431
+)
+SHUTTING_DOWN = RequestError("unavailable", "the service is shutting down", retry_after=5.0)
+
+
+class Connection(HttpToolsProtocol):
+    """Made by `connection_type`. The clock runs from the opening of the connection or the first
+    byte of a request to the request's last byte: never while it is scored or answered, nor while
+    a kept connection waits for its next request (there uvicorn's keep-alive timer runs).
+    """
+
+    receive_timeout_s: float
+    max_request_bytes: int
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come; now it has to send."""
+        super().connection_made(transport)
+        self._arriving: str | None = "head"  # the part of a request that is on its way
+        self._received = 0  # bytes of the request on its way, and what was read along with them
+        self._fault: RequestError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone, or was sent away."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; then see whether the clock has to run, and whether it is too much."""
+        self._received += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or (self._arriving is None and self._answering()):
+            self._stop_clock()
+        elif self._arriving == "head" and self._received > MAX_HEAD_BYTES:
+            self.refuse(_HEAD_TOO_LARGE)
+        elif self._arriving == "body" and self._received > self.max_request_bytes:
+            self.refuse(RequestError("too_large", "body: too much around its content"))
+        elif self._deadline is None:
+            self._start_clock()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._arriving = "head"
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The application starts here; the body may still be on its way."""
+        if self._received > MAX_HEAD_BYTES:  # most of it may be the body: look closer
+            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if head > MAX_HEAD_BYTES:
+                self._fault = _HEAD_TOO_LARGE
+                raise ValueError("the parser is told to stop")
+        self._arriving = "body"
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        self._arriving = None
+        self._received = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser does not understand is refused in the form of all refusals."""
+        self.refuse(self._fault or RequestError("invalid_request", "not valid HTTP", status=400))
+
+    def shutdown(self) -> None:
+        """The process ends: a half-sent request is refused, a received one still answered."""
+        if self._arriving is None or self._earlier_unanswered():
+            super().shutdown()
+        else:
+            self.refuse(SHUTTING_DOWN)
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a request was received to its end and its answer is not fully sent."""
+        if self.transport.get_write_buffer_size():
+            return True
+        return self._answering() and (self._arriving != "body" or self._earlier_unanswered())
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer what is on its way (or in work) with an error, and close the connection."""
+        cycle = self.cycle if self._answering() else None
+        silent = self._earlier_unanswered() or (cycle is not None and cycle.response_started)
+        if not silent and (self._received or cycle is not None):
+            self.transport.write(_raw_answer(error))
+        if cycle is not None:  # the application sees a client that has left
+            cycle.scope["cut_off"] = error.status  # type: ignore[typeddict-unknown-key]
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.flow.read_paused or self._earlier_unanswered():
+            self._start_clock()  # it is not the client who keeps us waiting
+        else:
+            message = f"the request was not sent within {self.receive_timeout_s:g} s"
+            self.refuse(RequestError("slow_request", message))
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _earlier_unanswered(self) -> bool:
+        """Whether a request before the one on its way is in work (pipelining)."""
+        return bool(self.pipeline) or (self._arriving == "head" and self._answering())
+
+    def _start_clock(self) -> None:
+        self._deadline = self.loop.call_later(self.receive_timeout_s, self._late)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def connection_type(receive_timeout_s: float, max_body_bytes: int) -> type[Connection]:
+    """The protocol class for `uvicorn.Config(http=...)`.
+
+    receive_timeout_s: seconds for one request. max_body_bytes: the application's own limit; here
+    twice that is let through, for chunk sizes and trailers are bytes as well.
+    """
+    limits = {
+        "receive_timeout_s": receive_timeout_s,
+        "max_request_bytes": 2 * max_body_bytes + MAX_HEAD_BYTES,
+    }
+    return type("Connection", (Connection,), limits)
+
+
+def _raw_answer(error: RequestError) -> bytes:
+    body = to_json({"error": error.wire()})
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+    if error.retry_after is not None:
+        head += f"retry-after: {error.retry_after:.0f}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
