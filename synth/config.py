@@ -1,0 +1,252 @@
+"""The config of a synthesis run: every key, its default, and what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scorekit.config import Config
+from scorekit.errors import UserError
+from scorekit.languages import find_language
+from synth.filters import RuleConfig
+
+
+class RunConfig(Config):
+    """Where a run lives and how it writes."""
+
+    out_dir: Path = Field(description="Folder of the run.")
+    seed: int = Field(1234, ge=0, description="Of sampling and of every teacher request.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Least severity in logs.txt."
+    )
+    shard_records: int = Field(
+        1000, ge=1, description="Sources a shard: what one machine takes at a time."
+    )
+    fsync_records: int = Field(100, ge=1, description="Answers after which they are synced.")
+    fsync_s: float = Field(1.0, gt=0, description="Seconds after which they are synced.")
+    prometheus_port: int | None = Field(
+        None, ge=1, le=65535, description="Port for Prometheus on loopback; null: none."
+    )
+
+
+class DataConfig(Config):
+    """The monolingual corpus and the language pair."""
+
+    madlad_dataset: str = Field("allenai/madlad-400", description="Dataset id on the hub.")
+    madlad_revision: str | None = Field(
+        None, description="Commit of the dataset; null: the one this version was written for."
+    )
+    madlad_split: Literal["clean", "noisy"] = Field("clean", description="Which half.")
+    files: list[str] | None = Field(
+        None, description="Local .jsonl.gz (or .jsonl) shards, as paths or globs; null: the hub."
+    )
+    src_lang: str = Field(description="Source language: MADLAD id or any code of it (kor, ko).")
+    tgt_lang: str = Field(description="Target language: any code of it.")
+    target_examples_total: int = Field(10_000, ge=1, description="Sources that get candidates.")
+    sample_pool_size: int = Field(1_000_000, ge=1, description="Sources that are prefiltered.")
+    newlines: Literal["auto", "real", "escaped"] = Field(
+        "auto", description="Whether a document's line ends are characters or written as \\n."
+    )
+    max_files: int | None = Field(None, ge=1, description="Read so many files at most.")
+    max_documents: int | None = Field(None, ge=1, description="Read so many documents at most.")
+
+
+class SegmentationConfig(Config):
+    """Documents -> segments."""
+
+    mode: Literal["auto", "newline", "list_field"] = Field(
+        "auto", description="list_field: `text` is a list; newline: a string; auto: as it comes."
+    )
+    min_chars: int = Field(20, ge=1, description="Shorter segments are left out.")
+    max_chars: int = Field(5000, ge=1, description="Longer ones are split, or left out.")
+    merge_short: bool = Field(
+        False, description="Join lines under min_chars with the next of their paragraph."
+    )
+    noise_rules: bool = Field(True, description="Leave out HTML, code, URLs and the like.")
+
+
+class BucketingConfig(Config):
+    """Lengths and quotas."""
+
+    boundaries: list[float] = Field(
+        [0, 10, 20, 40, 80, 120, 200, 400, 800, 999_999],
+        min_length=2,
+        description="Edges of the length buckets; each includes its lower edge.",
+    )
+    measure: Literal["approx_tokens", "whitespace", "tokenizer"] = Field(
+        "approx_tokens",
+        description="approx_tokens knows scripts; whitespace: words and half of the punctuation; "
+        "tokenizer: exact, and slow.",
+    )
+    tokenizer: str | None = Field(
+        None, description="Folder or hub id of the tokenizer, for measure: tokenizer."
+    )
+    per_bucket_quota: Literal["auto"] | int | list[int] = Field(
+        "auto", description="auto: equal shares; a number for each; or one for every bucket."
+    )
+
+
+class RetryConfig(Config):
+    """What happens when the teacher does not answer."""
+
+    max_attempts: int = Field(6, ge=1, description="Tries of one request.")
+    backoff_s: list[float] = Field(
+        [1, 2, 4, 8, 16, 32], min_length=1, description="Seconds before each further try."
+    )
+
+
+class GenerationConfig(Config):
+    """How the teacher samples."""
+
+    max_tokens: int = Field(512, ge=1, description="Of a sentence's translation.")
+    max_tokens_blob: int = Field(1536, ge=1, description="Of a blob's translation.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus.")
+    greedy_temperature: float = Field(0.0, ge=0, description="Of the greedy translation.")
+    sample_temperature: float = Field(1.0, gt=0, description="Of the prefilter's sample.")
+    final_temperature: float = Field(1.0, gt=0, description="Of the candidates.")
+    seed: int | None = Field(None, ge=0, description="Of the requests; null: run.seed.")
+
+
+class TeacherConfig(Config):
+    """The teacher: an OpenAI-compatible server."""
+
+    backend: Literal["vllm_openai_compatible"] = "vllm_openai_compatible"
+    base_url: str = Field("http://localhost:8000/v1", description="Of the server, with /v1.")
+    api_key_env: str = Field("VLLM_API_KEY", description="Environment variable with the key.")
+    model: str = Field(
+        "Qwen/Qwen3-235B-A22B-Instruct-2507", description="Model, or its served name."
+    )
+    prompt: str = Field("teacher", description="Template of scorekit/prompts.py, or a file.")
+    request_timeout_s: float = Field(120.0, gt=0, description="Least read time-out.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Connect time-out.")
+    wait_for_server_s: float = Field(
+        600.0, ge=0, description="Seconds that a server which is away is waited for."
+    )
+    max_concurrency: int = Field(32, ge=1, description="Requests in flight.")
+    max_sequences: int | None = Field(
+        None, ge=1, description="Sequences in flight (n=128 counts 128); null: no bound."
+    )
+    requests_per_minute: float | None = Field(None, gt=0, description="Rate limit.")
+    retry: RetryConfig = RetryConfig()
+    generation: GenerationConfig = GenerationConfig()
+
+
+class PrefilterConfig(Config):
+    """Greedy against sampled."""
+
+    store_texts: bool = Field(False, description="Keep both translations beside their scores.")
+    rank_by: Literal["bucket", "overall"] = Field(
+        "bucket", description="Take the most improved of each bucket, or of all."
+    )
+
+
+class BlobConfig(Config):
+    """Several consecutive segments as one source."""
+
+    enabled: bool = True
+    blob_ratio: float = Field(0.5, ge=0, le=1, description="Share of blobs among the sources.")
+    blob_max_tokens: int = Field(512, ge=1, description="Most tokens of a blob, as measured.")
+
+
+class FinalGenerationConfig(Config):
+    """The candidates of the selected sources."""
+
+    num_candidates: int = Field(128, ge=1, description="Candidates a source.")
+    store_top_k: int = Field(1, ge=1, description="Best candidates that are kept.")
+    strategy: Literal["auto", "per_call", "n_parameter"] = Field(
+        "auto", description="n in one request, one call each, or the first with a fall-back."
+    )
+    store_candidates: bool = Field(False, description="Keep all candidates with their scores.")
+    blob: BlobConfig = BlobConfig()
+
+
+class MetricXConfig(Config):
+    """The MetricX service."""
+
+    url: str | list[str] = Field("http://localhost:8001", description="Of the service or several.")
+    checkpoint: str = Field(
+        "google/metricx-24-hybrid-large-v2p6", description="Checked against the service."
+    )
+    batch_size: int = Field(64, ge=1, description="Samples a request.")
+    device: Literal["cuda", "cpu"] | None = Field(
+        None, description="Checked against the service; null: any."
+    )
+    cache_db: Path | None = Field(None, description="Client-side cache of scores (SQLite).")
+
+
+class JudgeConfig(Config):
+    """The judge service."""
+
+    enabled: bool = True
+    url: str | list[str] = Field("http://localhost:8003", description="Of the judge service.")
+    model: str | None = Field(
+        None, description="Model that the judge asks; null: the service's own."
+    )
+    temperature: float = Field(0.0, ge=0)
+    max_tokens: int = Field(128, ge=1)
+    fail_policy: Literal["conservative", "permissive"] = Field(
+        "conservative", description="Where the judge fails: reject, or let pass by the rules."
+    )
+
+
+class FiltersConfig(Config):
+    """What keeps a translation out."""
+
+    rule_based: bool = True
+    rules: RuleConfig = RuleConfig()
+    llm_judge: JudgeConfig = JudgeConfig()
+    on_reject: Literal["drop", "next_best"] = Field(
+        "drop", description="Drop the source, or try its next best candidate (store_top_k > 1)."
+    )
+
+
+class ExportConfig(Config):
+    """What is written at the end."""
+
+    formats: list[Literal["jsonl", "parquet"]] = Field(["jsonl", "parquet"], min_length=1)
+    preference_pairs: bool = Field(False, description="Also best against worst candidate.")
+
+
+class SynthConfig(Config):
+    """The whole config."""
+
+    run: RunConfig
+    data: DataConfig
+    segmentation: SegmentationConfig = SegmentationConfig()
+    bucketing: BucketingConfig = BucketingConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    prefilter: PrefilterConfig = PrefilterConfig()
+    final_generation: FinalGenerationConfig = FinalGenerationConfig()
+    metricx: MetricXConfig = MetricXConfig()
+    filters: FiltersConfig = FiltersConfig()
+    export: ExportConfig = ExportConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> SynthConfig:
+        for key in ("src_lang", "tgt_lang"):
+            if find_language(getattr(self.data, key)) is None:
+                raise ValueError(f"data.{key}: unknown language {getattr(self.data, key)!r}")
+        edges = self.bucketing.boundaries
+        if sorted(set(edges)) != edges:
+            raise ValueError("bucketing.boundaries: give rising numbers")
+        quota = self.bucketing.per_bucket_quota
+        if isinstance(quota, list) and len(quota) != len(edges) - 1:
+            raise ValueError(f"bucketing.per_bucket_quota: give {len(edges) - 1} numbers")
+        if self.bucketing.measure == "tokenizer" and self.bucketing.tokenizer is None:
+            raise ValueError("bucketing.tokenizer: name one for measure: tokenizer")
+        if self.filters.on_reject == "next_best" and self.final_generation.store_top_k < 2:
+            raise ValueError("filters.on_reject: next_best needs final_generation.store_top_k > 1")
+        if self.segmentation.min_chars > self.segmentation.max_chars:
+            raise ValueError("segmentation.min_chars is over max_chars")
+        return self
+
+
+def languages(cfg: SynthConfig) -> tuple[str, str]:
+    """BCP-47 tags of source and target, such as ("ko-KR", "en-US")."""
+    found = [find_language(code) for code in (cfg.data.src_lang, cfg.data.tgt_lang)]
+    tags = [language.tag for language in found if language is not None]
+    if len(tags) < 2:
+        raise UserError("data.src_lang, data.tgt_lang: unknown language")
+    return tags[0], tags[1]

@@ -1,0 +1,58 @@
+"""What a record holds. A record only gains fields on its way; one that is dropped is written too.
+
+sample_sources      source_id, source_text, source_type ("sentence" | "blob"), length,
+                    length_bucket_id, source_meta {madlad: {...}}
+prefilter_score     prefilter {score_greedy, score_sample, improvement[, greedy, sample]}
+select_sources      rank (0: the most improved)
+generate_128        candidates [{index, text, finish_reason}]
+score_select_best   topk [{index, text, score}], worst {index, text, score} | null;
+                    candidates go, unless they are stored
+format_filter       target_text, best {index, text, score}, filters {...}
+rejected            stage, reason_code, reason; and what the record had
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from dataclasses import dataclass, field
+from typing import Any
+
+from synth.store import Record
+
+
+@dataclass(slots=True)
+class Kept:
+    """A record that goes on."""
+
+    record: Record
+
+
+@dataclass(slots=True)
+class Rejected:
+    """A record that does not: why, as a code and in words."""
+
+    record: Record
+    reason_code: str
+    reason: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def as_record(self, stage: str) -> Record:
+        """What is written about it."""
+        told = {"stage": stage, "reason_code": self.reason_code, "reason": self.reason}
+        return {**self.record, **self.more, **told}
+
+
+def source_id(text: str) -> str:
+    """The name of a source: 128 bits over its normalised text, so that equal texts are one."""
+    normal = " ".join(unicodedata.normalize("NFC", text).split())
+    return hashlib.blake2b(normal.encode(), digest_size=16).hexdigest()
+
+
+def teacher_seed(run_seed: int, source: str, purpose: str) -> int:
+    """The first seed of a source's requests: candidate i of n has this plus i.
+
+    Below 2**31 - 2**16, so that n may be large in any server's integer.
+    """
+    digest = hashlib.blake2b(f"{run_seed}|{source}|{purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % (2**31 - 2**16)
