@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import platform
 import shutil
@@ -21,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import structlog
 from rich.console import Console
 from rich.table import Table
 
@@ -123,7 +125,7 @@ def largest_difference(ours: Sequence[float | None], theirs: Sequence[float | No
     return max(abs(a - b) for a, b in pairs)  # type: ignore[operator]
 
 
-# -- processes ----------------------------------------------------------------------
+# -- processes ----------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -202,7 +204,12 @@ def redis_server() -> Iterator[str]:
         process.wait()
 
 
-# -- what comes out ----------------------------------------------------------------------
+def quiet_logs() -> None:
+    """For services that run in this process: no line a request on the terminal."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+# -- what comes out ----------------------------------------------------
 
 
 def parse_quick(description: str | None) -> bool:
@@ -266,9 +273,14 @@ def run(
     return figures
 
 
-def measure(name: str, quick: bool, ask: Callable[[bool], Iterator[Figure]]) -> list[Figure]:
-    """Every figure of a script, each shown as it comes; written at the end."""
-    before = machine()
+def measure(
+    name: str, quick: bool, ask: Callable[[bool], Iterator[Figure]], **more: str
+) -> list[Figure]:
+    """Every figure of a script, each shown as it comes; written at the end.
+
+    more: what else stands beside the machine in the JSON.
+    """
+    before = machine() | more
     figures = []
     console = Console(stderr=True)
     for figure in ask(quick):

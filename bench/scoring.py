@@ -70,7 +70,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     yield from second_run_with_redis(xcomet, pairs, sizes.job_repeats)
 
 
-# -- xCOMET ----------------------------------------------------------------------
+# -- xCOMET ----------------------------------------------------
 
 
 class Upstream:
@@ -147,15 +147,15 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
     predict = Upstream(folder)
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict(calls[0])
-    scores: dict[int, list[float | None]] = {}
+    scores: dict[int, list[float]] = {}
 
     def theirs() -> list[float]:
         return [score for call in calls for score in predict(call)]
 
     with service("services.xcomet", "--model", str(folder), "--threads", "1",
                  "--cache", "memory") as (_, url):  # fmt: skip
-        asyncio.run(_score_in_calls(url, calls[:CALLERS], {}))
-        found = compare(lambda: asyncio.run(_score_in_calls(url, calls, scores)), theirs, repeats)
+        asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
+        found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
     found["pairs"] = len(pairs)
     yield Figure(f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
                  found["times_faster"], "times its rate", at_least=1.2, details=found)  # fmt: skip
@@ -164,21 +164,21 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
                  at_most=1e-5)  # fmt: skip
 
 
-async def _score_in_calls(
-    url: str, calls: list[Pairs], scores: dict[int, list[float | None]]
-) -> None:
+async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[float]]) -> None:
+    """Score the calls, four at a time, without the cache; call k's scores go to scores[k]."""
     waiting = iter(enumerate(calls))
     async with ScoringClient(url, max_in_flight=CALLERS) as client:
 
         async def caller() -> None:
             for index, call in waiting:
                 results = await client.score(call, {"cache": False})
-                scores[index] = [r.score if r.ok else None for r in results]
+                assert all(r.ok for r in results), "a sample has no score"
+                scores[index] = [r.score for r in results]
 
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
 
 
-# -- MetricX ----------------------------------------------------------------------
+# -- MetricX ----------------------------------------------------
 
 
 class UpstreamMetricX:
@@ -220,7 +220,7 @@ def metricx_against_one_at_a_time(
                  largest_difference(ours, predict(pairs)), "")  # fmt: skip
 
 
-# -- bfloat16 ---------------------------------------------------------------------------------------
+# -- bfloat16 ----------------------------------------------------------------------
 
 
 def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
@@ -253,7 +253,7 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
         yield Figure("  largest move of a score from float32", largest_difference(exact, moved), "")
 
 
-# -- the cache ----------------------------------------------------------------------
+# -- the cache ----------------------------------------------------
 
 
 def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
