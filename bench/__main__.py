@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: the figures of the README, in one table, about half an hour."""
+"""`python -m bench [--quick]`: the figures of the README, in one table, about 20 minutes."""
 
 from __future__ import annotations
 

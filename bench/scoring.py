@@ -109,7 +109,10 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
     scorer.score_batch(pairs[:CALL], cfg)
     predict(pairs[:CALL])
     work = WorkLog.watching(scorer.backend)
+    shape = checkpoints.XCOMET
+    rate = matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024)
     found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    rate = max(rate, matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024))
     found["pairs"] = len(pairs)
     question = f"xCOMET 25 M, {len(pairs)} pairs in one call, against predict(batch_size=16)"
     yield Figure(question, found["times_faster"], "times its rate", at_least=1.25, details=found)
@@ -119,15 +122,17 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
     details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
     yield Figure("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0,
                  details=details | {"batches": work.batches})  # fmt: skip
-    yield from _share_of_the_machine(work, found["ours_s"], repeats)
+    yield from _share_of_the_machine(work, rate, found["ours_s"], repeats)
 
 
-def _share_of_the_machine(work: WorkLog, seconds: float, repeats: int) -> Iterator[Figure]:
-    """FLOPs of the encoder (its linear layers and attention) a second, of what torch.mm reaches
-    alone with the same shapes, on as many rows as a batch holds tokens."""
+def _share_of_the_machine(
+    work: WorkLog, rate: float, seconds: float, repeats: int
+) -> Iterator[Figure]:
+    """FLOPs of the encoder (its linear layers and attention) a second, of the rate that torch.mm
+    reaches alone with the same shapes on as many rows as a batch holds tokens: the better of a
+    measurement before the runs and one after them."""
     shape = checkpoints.XCOMET
     runs = repeats + 1  # the one for the scores was watched, too
-    rate = matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024)
     real = work.flops(padded=False, **shape) / runs
     padded = work.flops(padded=True, **shape) / runs
     details = {
@@ -135,7 +140,7 @@ def _share_of_the_machine(work: WorkLog, seconds: float, repeats: int) -> Iterat
         "real_gflops": real / 1e9,
         "padded_gflops": padded / 1e9,
         "share_with_padding_percent": 100 * padded / seconds / rate,
-        "seconds_in_forward_share": work.seconds / runs / seconds,
+        "share_of_the_seconds_in_forward_percent": 100 * work.seconds / runs / seconds,
     }
     yield Figure("  share of the machine's matrix-product rate, real tokens",
                  100 * real / seconds / rate, "%", details=details)  # fmt: skip
