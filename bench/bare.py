@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from bench.busy import burn
 from scorekit.schemas import MetricXOptions, TranslationSample, score_request
 from scorekit.server.fake import fake_score
 
@@ -47,12 +48,6 @@ async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-
     }
 
 
-def burn() -> None:
-    """Hold the interpreter whenever it is to be had."""
-    while True:
-        pass
-
-
 def main() -> None:
     """Serve with the settings that a service gives uvicorn."""
     parser = argparse.ArgumentParser(description="A bare FastAPI route to compare with.")
@@ -61,7 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.setswitchinterval(0.0005)
     if args.burn:
-        threading.Thread(target=burn, daemon=True).start()
+        threading.Thread(target=burn, args=(float("inf"),), daemon=True).start()
     uvicorn.run(app, host="127.0.0.1", port=args.port, log_config=None, access_log=False)
 
 

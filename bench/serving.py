@@ -113,13 +113,14 @@ def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Figure]
     """Requests of one cached pair while bulk work keeps the model thread in batches of 20 ms.
 
     Cached, since another pair would wait for the batch in hand, which is no cost of the service.
-    Beside a model that burns Python, the bare route has such a thread as well.
+    Beside a model that burns Python, the bare route has such a thread as well. Neither process is
+    bound to a core: on one core the scheduler alone would decide who gets the interpreter.
     """
     burn = ("--burn",) if module != FAKE else ()
     with ExitStack() as stack:
         flags = ("--cache", "memory", "--seconds-per-batch", "0.02")
-        _, ours = stack.enter_context(service(module, *flags, core=SERVER))
-        _, bare = stack.enter_context(service("bench.bare", *burn, core=SERVER))
+        _, ours = stack.enter_context(service(module, *flags))
+        _, bare = stack.enter_context(service("bench.bare", *burn))
         stack.enter_context(on_core(LOAD))
         stack.enter_context(Background(ours))
         runs = _alternate(ours, bare, sizes, distinct=False)
