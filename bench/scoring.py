@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import httpx
 import torch
 
 from bench import checkpoints
@@ -161,12 +163,24 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
                  "--cache", "memory") as (_, url):  # fmt: skip
         asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
         found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
+        waste = _waste_percent(url)
     found["pairs"] = len(pairs)
     yield Figure(f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
                  found["times_faster"], "times its rate", at_least=1.2, details=found)  # fmt: skip
+    yield Figure("  padded-token waste of its batches", waste, "%")
     ours = [score for k in range(len(calls)) for score in scores[k]]
     yield Figure("  largest difference of its scores", largest_difference(ours, theirs()), "",
                  at_most=1e-5)  # fmt: skip
+
+
+def _waste_percent(url: str) -> float:
+    """Of all batches so far, by the service's own count."""
+    text = httpx.get(f"{url}/metrics").text
+    real, padding = (
+        float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
+        for name in ("tokens", "padding_tokens")
+    )
+    return 100 * padding / (real + padding)
 
 
 async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[float]]) -> None:
