@@ -39,8 +39,8 @@ lock: ## resolve every dependency anew and write constraints.txt
 	@bash tools/setup.sh venv-only
 	$(PY) tools/lock.py constraints.txt
 
-bench: setup ## measure the figures of the README; writes bench/results/
-	$(PY) -m bench.scoring
+bench: setup ## measure the figures of the README; writes bench/results/ (about 20 minutes)
+	$(PY) -m bench
 
 verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints
 	$(PY) -m tools.verify_checkpoints

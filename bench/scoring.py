@@ -1,154 +1,312 @@
-"""What do length-sorted batches, and the way over HTTP, give and cost?
+"""What do our batches give against upstream's own way of calling the same checkpoint?
 
-Each line compares two ways of scoring the same 1,000 pairs in the same process tree, one thread a
-model, no cache; a figure is the ratio of medians of runs that alternate.
+Same pairs, same process tree, same precision, one thread a model, no cache; the two sides run in
+turn, and a figure is the ratio of the medians. The checkpoints have 25 million parameters outside
+their embeddings (bench/checkpoints.py), and once the demo's small MetricX.
+
+    python -m bench.scoring [--quick]
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import os
-import platform
+import re
 import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import httpx
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from demo.processes import running_service
-from scorekit.client import SyncScoringClient
+from bench import checkpoints
+from bench.common import (
+    ROOT,
+    Figure,
+    compare,
+    largest_difference,
+    read_pairs,
+    redis_server,
+    run,
+    service,
+    timed,
+)
+from bench.work import WorkLog, matmul_flops_per_s
+from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
-from services.metricx.model import MetricXQEScorer
-from services.xcomet.model import XCometXLScorer
 
-ROOT = Path(__file__).parents[1]
-PAIRS = 1000
-REPEATS = 5
+Pairs = list[SampleForScoring]
+CALL = 8  # pairs that a trainer sends at once
+CALLERS = 4
 
 
-def read_pairs() -> list[SampleForScoring]:
-    """Real sources with translations: the demo's held-out and prompt sets."""
-    pairs = []
-    for name in ("heldout", "rl_prompts"):
-        for line in (ROOT / f"demo/data/{name}.jsonl").read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            pairs.append(SampleForScoring(row["src_text"], row["ref_text"]))
-    return pairs[:PAIRS]
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    pairs: int = 1000
+    repeats: int = 5
+    job_repeats: int = 3  # of the job with a cold and a warm Redis
 
 
-def compare(ours: Callable[[], Any], theirs: Callable[[], Any]) -> dict[str, float]:
-    """Seconds (medians of alternating runs) and how many times faster ours is."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(REPEATS):
-        for taken, run in zip(times, (ours, theirs), strict=True):
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-    mine, other = map(statistics.median, times)
-    return {"ours_s": mine, "other_s": other, "times_faster": other / mine}
-
-
-def metricx_against_one_at_a_time(pairs: list[SampleForScoring]) -> dict[str, float]:
-    """Upstream's predict.py scores examples one by one, in the order of the file."""
-    scorer = MetricXQEScorer(str(ROOT / "demo/models/metricx"), device="cpu", threads=1)
-    one = ScoringConfig(batch_size=1)
-    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)),
-                    lambda: [scorer.score_batch([pair], one) for pair in pairs])  # fmt: skip
-    batched = scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)).sequence_scores
-    single = [scorer.score_batch([pair], one).sequence_scores[0] for pair in pairs]
-    return found | {"largest_difference": _largest_difference(batched, single)}
-
-
-def xcomet_against_predict(pairs: list[SampleForScoring]) -> dict[str, float]:
-    """unbabel-comet's own `predict`, batches of 16, sorted by source characters."""
-    import comet
-
-    folder = ROOT / "demo/models/xcomet"
-    scorer = XCometXLScorer(str(folder), device="cpu", threads=1)
-    theirs = load_upstream(folder, comet)
-    samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
-
-    def predict() -> Any:
-        return theirs.predict(samples, batch_size=16, gpus=0, progress_bar=False, num_workers=0)
-
-    found = compare(lambda: scorer.score_batch(pairs, ScoringConfig(batch_size=PAIRS)), predict)
-    ours = scorer.score_batch(pairs).sequence_scores
-    return found | {"largest_difference": _largest_difference(ours, predict().scores)}
-
-
-def load_upstream(folder: Path, comet: Any) -> Any:
-    """The same checkpoint through unbabel-comet alone. Its stored encoder path is relative, which
-    upstream reads from the working folder."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        return comet.load_from_checkpoint("checkpoints/model.ckpt", local_files_only=True)
-    finally:
-        os.chdir(before)
-
-
-def http_against_in_process(pairs: list[SampleForScoring]) -> dict[str, float]:
-    """The MetricX service over HTTP in requests of 64, against the same model called directly."""
-    model = str(ROOT / "demo/models/metricx")
-    scorer = MetricXQEScorer(model, device="cpu", threads=1)
-    cfg = ScoringConfig(batch_size=PAIRS)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_service("metricx", Path(folder), "--model", model) as url,
-        SyncScoringClient(url, batch_size=64) as client,
-    ):
-        return compare(lambda: client.score(pairs, options={"cache": False}),
-                       lambda: scorer.score_batch(pairs, cfg))  # fmt: skip
-
-
-def _largest_difference(ours: list[float | None], theirs: Any) -> float:
-    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True) if a is not None)
-
-
-QUESTIONS = {
-    "MetricX: sorted batches against one example at a time": metricx_against_one_at_a_time,
-    "xCOMET: our forward against predict(batch_size=16)": xcomet_against_predict,
-    "MetricX: over HTTP against the same model in process": http_against_in_process,
-}
-
-
-def main() -> None:
-    """Ask every question, print the table, write the JSON."""
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # Lightning's notes, once a call
-    pairs = read_pairs()
-    table = Table("question", "ours, s", "other, s", "ratio", "largest difference")
-    results: dict[str, Any] = {"machine": machine(), "pairs": len(pairs), "repeats": REPEATS}
-    for title, ask in QUESTIONS.items():
-        found = results[title] = ask(pairs)
-        difference = found.get("largest_difference")
-        table.add_row(title, f"{found['ours_s']:.2f}", f"{found['other_s']:.2f}",
-                      f"{found['times_faster']:.2f}",
-                      "" if difference is None else f"{difference:.1e}")  # fmt: skip
-    Console().print(table)
-    path = ROOT / "bench/results/scoring.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path.relative_to(ROOT)}", file=sys.stderr)
+    warnings.filterwarnings("ignore")
+    sizes = Sizes(64, 1, 1) if quick else Sizes()
+    pairs = read_pairs(sizes.pairs)
+    xcomet, metricx = checkpoints.xcomet(), checkpoints.metricx()
+    yield from xcomet_in_one_call(xcomet, pairs, sizes.repeats)
+    yield from xcomet_in_calls(xcomet, pairs, sizes.repeats)
+    for name, folder in (("25 M", metricx), ("demo", ROOT / "demo/models/metricx")):
+        yield from metricx_against_one_at_a_time(name, folder, pairs, sizes.repeats)
+    yield from in_bfloat16(xcomet, metricx, pairs, sizes.repeats)
+    yield from second_run_with_redis(xcomet, pairs, sizes.job_repeats)
 
 
-def machine() -> str:
-    """Processor and versions."""
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.split(":")[1].strip()
-            break
-    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a process"
+# -- xCOMET ----------------------------------------------------
+
+
+class Upstream:
+    """unbabel-comet's own `predict` on a checkpoint: batches of 16 sorted by source characters."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        import comet
+
+        before = Path.cwd()
+        os.chdir(folder)  # the stored path of the encoder is relative to it
+        try:
+            model = comet.load_from_checkpoint("checkpoints/model.ckpt", local_files_only=True)
+        finally:
+            os.chdir(before)
+        self.model = model.to(dtype)
+
+    def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
+        """Scores of one call."""
+        samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
+        found = self.model.predict(
+            samples, batch_size=16, gpus=0, progress_bar=False, num_workers=0
+        )
+        return [float(score) for score in found.scores]
+
+
+def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
+    from services.xcomet.model import XCometXLScorer
+
+    return XCometXLScorer(str(folder), device="cpu", dtype=dtype, threads=1)
+
+
+def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+    """All pairs in one call; the waste and the arithmetic are counted in the same runs."""
+    scorer, predict = _local_xcomet(folder), Upstream(folder)
+    cfg = ScoringConfig(batch_size=len(pairs))
+    scorer.score_batch(pairs[:CALL], cfg)
+    predict(pairs[:CALL])
+    work = WorkLog.watching(scorer.backend)
+    shape = checkpoints.XCOMET
+    rate = matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024)
+    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    rate = max(rate, matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024))
+    found["pairs"] = len(pairs)
+    question = f"xCOMET 25 M, {len(pairs)} pairs in one call, against predict(batch_size=16)"
+    yield Figure(question, found["times_faster"], "times its rate", at_least=1.25, details=found)
+    ours = scorer.score_batch(pairs, cfg).sequence_scores
+    difference = largest_difference(ours, predict(pairs))
+    yield Figure("  largest difference of its scores", difference, "", at_most=1e-5)
+    details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
+    yield Figure("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0,
+                 details=details | {"batches": work.batches})  # fmt: skip
+    yield from _share_of_the_machine(work, rate, found["ours_s"], repeats)
+
+
+def _share_of_the_machine(
+    work: WorkLog, rate: float, seconds: float, repeats: int
+) -> Iterator[Figure]:
+    """FLOPs of the encoder (its linear layers and attention) a second, of the rate that torch.mm
+    reaches alone with the same shapes on as many rows as a batch holds tokens: the better of a
+    measurement before the runs and one after them."""
+    shape = checkpoints.XCOMET
+    runs = repeats + 1  # the one for the scores was watched, too
+    real = work.flops(padded=False, **shape) / runs
+    padded = work.flops(padded=True, **shape) / runs
+    details = {
+        "matmul_gflops_per_s": rate / 1e9,
+        "real_gflops": real / 1e9,
+        "padded_gflops": padded / 1e9,
+        "share_with_padding_percent": 100 * padded / seconds / rate,
+        "share_of_the_seconds_in_forward_percent": 100 * work.seconds / runs / seconds,
+    }
+    yield Figure("  share of the machine's matrix-product rate, real tokens",
+                 100 * real / seconds / rate, "%", details=details)  # fmt: skip
+
+
+def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+    """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 pairs
+    each (one after another: it is not thread-safe)."""
+    predict = Upstream(folder)
+    calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
+    predict(calls[0])
+    scores: dict[int, list[float]] = {}
+
+    def theirs() -> list[float]:
+        return [score for call in calls for score in predict(call)]
+
+    with service("services.xcomet", "--model", str(folder), "--threads", "1",
+                 "--cache", "memory") as (_, url):  # fmt: skip
+        asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
+        found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
+        waste = _waste_percent(url)
+    found["pairs"] = len(pairs)
+    yield Figure(f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
+                 found["times_faster"], "times its rate", at_least=1.2, details=found)  # fmt: skip
+    yield Figure("  padded-token waste of its batches", waste, "%")
+    ours = [score for k in range(len(calls)) for score in scores[k]]
+    yield Figure("  largest difference of its scores", largest_difference(ours, theirs()), "",
+                 at_most=1e-5)  # fmt: skip
+
+
+def _waste_percent(url: str) -> float:
+    """Of all batches so far, by the service's own count."""
+    text = httpx.get(f"{url}/metrics").text
+    real, padding = (
+        float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
+        for name in ("tokens", "padding_tokens")
+    )
+    return 100 * padding / (real + padding)
+
+
+async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[float]]) -> None:
+    """Score the calls, four at a time, without the cache; call k's scores go to scores[k]."""
+    waiting = iter(enumerate(calls))
+    async with ScoringClient(url, max_in_flight=CALLERS) as client:
+
+        async def caller() -> None:
+            for index, call in waiting:
+                results = await client.score(call, {"cache": False})
+                assert all(r.ok for r in results), "a sample has no score"
+                scores[index] = [r.score for r in results]
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+
+
+# -- MetricX ----------------------------------------------------
+
+
+class UpstreamMetricX:
+    """As upstream's predict.py scores: one example at a time, in the order of the file, through
+    transformers' own mT5. Without the costs of its Trainer, which are not counted against it."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        from demo.train.checkpoints import MetricX
+
+        self.plain = MetricX(folder)
+        self.plain.model.to(dtype)
+
+    def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
+        """Scores in order."""
+        return [self.plain([pair.src], [pair.mt])[0] for pair in pairs]
+
+
+def _local_metricx(folder: Path, dtype: str = "float32") -> Any:
+    from services.metricx.model import MetricXQEScorer
+
+    return MetricXQEScorer(str(folder), device="cpu", dtype=dtype, threads=1)
+
+
+def metricx_against_one_at_a_time(
+    name: str, folder: Path, pairs: Pairs, repeats: int
+) -> Iterator[Figure]:
+    """All pairs in one call against one by one."""
+    scorer, predict = _local_metricx(folder), UpstreamMetricX(folder)
+    cfg = ScoringConfig(batch_size=len(pairs))
+    scorer.score_batch(pairs[:CALL], cfg)
+    predict(pairs[:CALL])
+    work = WorkLog.watching(scorer.backend)
+    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    found |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
+    yield Figure(f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
+                 found["times_faster"], "times its rate", at_least=2.0, details=found)  # fmt: skip
+    ours = scorer.score_batch(pairs, cfg).sequence_scores
+    yield Figure("  largest difference of its scores (of 25)",
+                 largest_difference(ours, predict(pairs)), "")  # fmt: skip
+
+
+# -- bfloat16 ----------------------------------------------------------------------
+
+
+def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+    """Both comparisons with both sides in bfloat16, and how far scores move from float32."""
+    cpu = Path("/proc/cpuinfo").read_text()
+    native = "avx512_bf16" in cpu or "amx_bf16" in cpu
+    if not native:
+        pairs = pairs[: len(pairs) // 10]
+    cfg = ScoringConfig(batch_size=len(pairs))
+    how = "" if native else " (emulated: this CPU has no bfloat16)"
+    half = torch.bfloat16
+    for name, make, upstream, folder in (
+        ("xCOMET 25 M", _local_xcomet, Upstream, xcomet),
+        ("MetricX 25 M", _local_metricx, UpstreamMetricX, metricx),
+    ):
+        exact = make(folder).score_batch(pairs, cfg).sequence_scores
+        scorer, predict = make(folder, "bfloat16"), upstream(folder, half)
+        found = compare(lambda s=scorer: s.score_batch(pairs, cfg),
+                        lambda p=predict: p(pairs), repeats)  # fmt: skip
+        moved = scorer.score_batch(pairs, cfg).sequence_scores
+        theirs = predict(pairs)
+        found |= {
+            "pairs": len(pairs),
+            "native": native,
+            "mean_move": statistics.fmean(abs(a - b) for a, b in zip(exact, moved, strict=True)),
+            "upstream_largest_move": largest_difference(exact, theirs),
+        }
+        yield Figure(f"{name} in bfloat16{how}, against upstream's way in it",
+                     found["times_faster"], "times its rate", details=found)  # fmt: skip
+        yield Figure("  largest move of a score from float32", largest_difference(exact, moved), "")
+
+
+# -- the cache ----------------------------------------------------
+
+
+def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+    """The same job twice, each time on a fresh service, so that only Redis knows the scores."""
+    import redis
+
+    cold: list[float] = []
+    warm: list[float] = []
+    with redis_server() as cache:
+        for _ in range(repeats):
+            with redis.Redis.from_url(cache) as connection:
+                connection.flushall()
+            first, seconds = _job(folder, cache, pairs)
+            cold.append(seconds)
+            second, seconds = _job(folder, cache, pairs)
+            warm.append(seconds)
+            assert [r.score for r in first] == [r.score for r in second], "a cached score differs"
+            hits = sum(r.cached for r in second)
+            assert hits == len(pairs), f"{hits} of {len(pairs)} came from the cache"
+    ratio = statistics.median(cold) / statistics.median(warm)
+    details = {"pairs": len(pairs), "cold_runs_s": cold, "warm_runs_s": warm}
+    yield Figure("xCOMET 25 M, the same job again on a fresh service, Redis warm",
+                 ratio, "times the cold rate", at_least=50.0, details=details)  # fmt: skip
+
+
+def _job(folder: Path, cache: str, pairs: Pairs) -> tuple[list[Any], float]:
+    results: list[Any] = []
+    with service("services.xcomet", "--model", str(folder), "--threads", "1",
+                 "--cache", cache) as (_, url):  # fmt: skip
+        with SyncScoringClient(url) as client:
+            client.info()
+            seconds = timed(lambda: results.extend(client.score(pairs)))
+    return results, seconds
 
 
 if __name__ == "__main__":
-    main()
+    run("scoring", __doc__, questions)

@@ -55,6 +55,7 @@ def build_checkpoint(
     hidden: int = 32,
     layers: int = 3,
     heads: int = 2,
+    intermediate: int | None = None,
     encoder_model: str = "XLM-RoBERTa-XL",
     hparams: dict[str, Any] | None = None,
     stored_hparams: dict[str, Any] | None = None,
@@ -62,6 +63,7 @@ def build_checkpoint(
     """Write a checkpoint with random weights to `folder`, which it returns.
 
     pairs: samples (`src`, `mt`) on which its scores and labels will vary.
+    intermediate: inner width of the encoder's blocks; None: twice `hidden`.
     hparams: arguments of `XCOMETMetric` that differ. stored_hparams: entries of hparams.yaml that
     differ from them. The path of the encoder is stored as an absolute one, as upstream does.
     """
@@ -69,7 +71,9 @@ def build_checkpoint(
     import torch
     from comet.models import XCOMETMetric
 
-    encoder = _build_encoder(folder / "encoder", tokenizer, encoder_model, hidden, layers, heads)
+    shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+             "intermediate_size": intermediate or 2 * hidden}  # fmt: skip
+    encoder = _build_encoder(folder / "encoder", tokenizer, encoder_model, shape)
     torch.manual_seed(seed)
     metric = XCOMETMetric(
         encoder_model=encoder_model,
@@ -97,7 +101,7 @@ def build_checkpoint(
 
 
 def _build_encoder(
-    folder: Path, tokenizer: Path, encoder_model: str, hidden: int, layers: int, heads: int
+    folder: Path, tokenizer: Path, encoder_model: str, shape: dict[str, int]
 ) -> Path:
     from transformers import XLMRobertaConfig, XLMRobertaTokenizerFast, XLMRobertaXLConfig
 
@@ -106,10 +110,7 @@ def _build_encoder(
     inner.save_pretrained(folder)
     config_type[encoder_model](
         vocab_size=len(inner),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=2 * hidden,
+        **shape,
         max_position_embeddings=514,
         pad_token_id=inner.pad_token_id,
         bos_token_id=inner.cls_token_id,

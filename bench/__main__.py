@@ -1,0 +1,21 @@
+"""`python -m bench [--quick]`: the figures of the README, in one table, about 20 minutes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from bench import scoring, serving
+from bench.common import measure, parse_quick, table
+
+
+def main() -> None:
+    """Ask the questions of both scripts that need no GPU and break nothing."""
+    quick = parse_quick(__doc__)
+    # Serving first: torch's threads, once there, would sit beside the load.
+    figures = measure("serving", quick, serving.questions)
+    figures = measure("scoring", quick, scoring.questions) + figures
+    Console().print(table(figures))
+
+
+if __name__ == "__main__":
+    main()

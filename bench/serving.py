@@ -1,0 +1,204 @@
+"""What does the way over HTTP cost, when the model costs nothing or little?
+
+The backend is the fake one: its answers are a function of the texts, so each one is checked. The
+service is one process on one core, the load comes from another core.
+
+    python -m bench.serving [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from bench.common import Figure, compare, on_core, quiet_logs, run, service
+from bench.load import (
+    Background,
+    batches,
+    check,
+    distinct_samples,
+    encode,
+    expected_scores,
+    send_and_time,
+)
+from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.fake import FakeBackend
+from scorekit.server.local import LocalScorer
+from tests.servers import running_service
+
+FAKE = "scorekit.server.fake"
+SERVER, LOAD = 0, 1  # cores
+REQUEST = 64  # pairs
+KNOWN = 20  # pairs that are cached, where it is cached ones that are asked for
+SECONDS_PER_PAIR = 0.01 / 64
+Sample = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    repeats: int = 5
+    http_pairs: int = 32_000  # against the backend in process: 5 s of its time a run
+    load_requests: int = 2000  # of 64 pairs, a run
+    single_requests: int = 2000  # of 1 pair, a run
+    rollouts: int = 20
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    sizes = Sizes(2, 1920, 40, 100, 2) if quick else Sizes()
+    yield http_against_in_process(sizes)
+    yield throughput(sizes)
+    yield from single_pairs(sizes)
+    for module, how in ((FAKE, "sleeps"), ("bench.busy", "burns Python")):
+        yield from beside_a_busy_model(sizes, module, how)
+    yield from duplicates(sizes.rollouts)
+
+
+def http_against_in_process(sizes: Sizes) -> Figure:
+    """Requests of 64 over HTTP against LocalScorer with the same backend, of 10 ms a 64 pairs."""
+    samples = distinct_samples(sizes.http_pairs)
+    pairs = [SampleForScoring(s["src"], s["mt"]) for s in samples]
+    scorer = LocalScorer(FakeBackend(seconds_per_pair=SECONDS_PER_PAIR))
+    cfg = ScoringConfig(batch_size=len(pairs))
+    flags = ("--cache", "memory", "--seconds-per-pair", str(SECONDS_PER_PAIR))
+    with service(FAKE, *flags, core=SERVER) as (_, url), on_core(LOAD):
+        with SyncScoringClient(url, batch_size=REQUEST) as client:
+            client.score(pairs[:REQUEST], options={"cache": False})
+            found = compare(lambda: client.score(pairs, options={"cache": False}),
+                            lambda: scorer.score_batch(pairs, cfg), sizes.repeats)  # fmt: skip
+            results = client.score(pairs, options={"cache": False})
+    assert [r.score for r in results if r.ok] == expected_scores(samples), "a score is wrong"
+    found["pairs"] = len(pairs)
+    return Figure("HTTP against the same backend in process, 10 ms a 64 pairs",
+                  100 * found["times_faster"], "% of its rate", at_least=95.0,
+                  details=found)  # fmt: skip
+
+
+def throughput(sizes: Sizes) -> Figure:
+    """Distinct pairs of 250 bytes in requests of 64, everything on; every answer is checked."""
+    rates = []
+    with service(FAKE, "--cache", "memory", core=SERVER) as (_, url), on_core(LOAD):
+        for turn in range(sizes.repeats + 1):  # the first one warms up
+            count = sizes.load_requests // (1 if turn else 10)
+            parts = batches(distinct_samples(count * REQUEST, turn * 10**7), REQUEST)
+            answers, seconds = send_and_time(url, [encode(part) for part in parts], 8)
+            assert len(answers) == count
+            for answer in answers:
+                check(answer, parts[answer.index])
+            rates.append(count * REQUEST / seconds)
+    details = {"runs_pairs_per_s": rates[1:], "requests_a_run": sizes.load_requests}
+    return Figure("fake backend, pairs of 250 bytes, 64 a request, one process",
+                  statistics.median(rates[1:]), "pairs/s", at_least=50_000,
+                  details=details)  # fmt: skip
+
+
+def single_pairs(sizes: Sizes) -> Iterator[Figure]:
+    """Requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
+    with ExitStack() as stack:
+        _, ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
+        _, bare = stack.enter_context(service("bench.bare", core=SERVER))
+        stack.enter_context(on_core(LOAD))
+        runs = _alternate(ours, bare, sizes, distinct=True)
+    yield from _added("1-pair requests", runs, at_most=0.2)
+
+
+def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Figure]:
+    """Requests of one cached pair while bulk work keeps the model thread in batches of 20 ms.
+
+    Cached, since another pair would wait for the batch in hand, which is no cost of the service.
+    Beside a model that burns Python, the bare route has such a thread as well. Neither process is
+    bound to a core: on one core the scheduler alone would decide who gets the interpreter.
+    """
+    burn = ("--burn",) if module != FAKE else ()
+    with ExitStack() as stack:
+        flags = ("--cache", "memory", "--seconds-per-batch", "0.02")
+        _, ours = stack.enter_context(service(module, *flags))
+        _, bare = stack.enter_context(service("bench.bare", *burn))
+        stack.enter_context(on_core(LOAD))
+        stack.enter_context(Background(ours))
+        runs = _alternate(ours, bare, sizes, distinct=False)
+    yield from _added(f"cached 1-pair requests, the model {how}", runs)
+
+
+Latencies = list[tuple[list[float], list[float]]]
+
+
+def _alternate(ours: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latencies:
+    """Milliseconds of each request of the two, run by run."""
+    runs: Latencies = []
+    for turn in range(sizes.repeats + 1):  # the first one warms up, and fills the cache
+        count = sizes.single_requests if turn else KNOWN
+        if distinct:
+            samples = distinct_samples(count, turn * 10**7)
+        else:
+            samples = (distinct_samples(KNOWN) * count)[:count]
+        requests = [encode([sample]) for sample in samples]
+        pair = []
+        for url in (ours, bare):
+            answers, _ = send_and_time(url, requests, 1)
+            for answer in answers:
+                check(answer, [samples[answer.index]])
+            pair.append([answer.seconds * 1000 for answer in answers])
+        runs.append((pair[0], pair[1]))
+    return runs[1:]
+
+
+def _added(title: str, runs: Latencies, at_most: float | None = None) -> Iterator[Figure]:
+    """Our p50 and p99 less the bare route's: medians over the runs."""
+    for name, quantile in (("p50", 50), ("p99", 99)):
+        mine, other = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
+        added = [a - b for a, b in zip(mine, other, strict=True)]
+        details = {"requests_a_run": len(runs[0][0]), "ours_runs_ms": mine, "bare_runs_ms": other}
+        yield Figure(f"{title}: {name} above a bare FastAPI route",
+                     statistics.median(added), "ms",
+                     at_most=at_most if name == "p50" else None, details=details)  # fmt: skip
+        yield Figure(f"  {name} itself", statistics.median(mine), "ms")
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
+
+
+def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Figure]:
+    """Concurrent callers with 128 candidates each, rollout after rollout; half of all samples are
+    duplicates, within a caller's list, of another caller's, or of an earlier rollout's."""
+    chance = random.Random(1)
+    backend = FakeBackend(seconds_per_batch=0.002)
+    half = callers * candidates // 2
+    pool: list[Sample] = []
+
+    async def rollout(client: ScoringClient, lists: list[list[Sample]]) -> None:
+        for samples, results in zip(
+            lists, await asyncio.gather(*map(client.score, lists)), strict=True
+        ):
+            assert [r.score for r in results if r.ok] == expected_scores(samples)
+
+    async def all_rollouts(url: str) -> None:
+        async with ScoringClient(url, batch_size=candidates) as client:
+            for turn in range(rollouts):
+                new = distinct_samples(half, turn * half)
+                pool.extend(new)
+                mixed = new + chance.choices(pool, k=half)
+                chance.shuffle(mixed)
+                await rollout(client, [list(part) for part in batches(mixed, candidates)])
+
+    quiet_logs()
+    with running_service(backend) as url:
+        before = sum(backend.batches)  # a warm-up's
+        asyncio.run(all_rollouts(url))
+        seen = sum(backend.batches) - before
+    details = {"samples_sent": 2 * len(pool), "distinct": len(pool), "seen_by_the_model": seen}
+    yield Figure(f"{callers} callers x {candidates} candidates x {rollouts} rollouts, half "
+                 "duplicates: times the model sees a distinct sample", seen / len(pool), "",
+                 at_least=1.0, at_most=1.0, details=details)  # fmt: skip
+
+
+if __name__ == "__main__":
+    run("serving", __doc__, questions)

@@ -1,0 +1,88 @@
+"""How much arithmetic a scorer did, and how fast this machine multiplies matrices."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class WorkLog:
+    """What went through a backend's `forward`: (padded length, lengths of the rows) a batch."""
+
+    shapes: list[tuple[int, list[int]]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @classmethod
+    def watching(cls, backend: Any) -> WorkLog:
+        """A log of every further batch of `backend`."""
+        log = cls()
+        forward = backend.forward
+
+        def watched(batch: Sequence[Any]) -> Any:
+            lengths = [one.length for one in batch for _ in range(one.rows)]
+            log.shapes.append((max(lengths), lengths))
+            started = time.perf_counter()
+            try:
+                return forward(batch)
+            finally:
+                log.seconds += time.perf_counter() - started
+
+        backend.forward = watched
+        return log
+
+    @property
+    def batches(self) -> int:
+        """How many there were."""
+        return len(self.shapes)
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens of texts."""
+        return sum(sum(lengths) for _, lengths in self.shapes)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens with the padding to the longest of a batch."""
+        return sum(longest * len(lengths) for longest, lengths in self.shapes)
+
+    @property
+    def waste(self) -> float:
+        """Share of the padded tokens that is padding."""
+        return 1 - self.real_tokens / self.padded_tokens
+
+    def flops(
+        self, *, padded: bool, layers: int, hidden: int, intermediate: int, heads: int
+    ) -> float:
+        """Floating-point operations of an encoder of that shape (a product of [m, k] and [k, n]
+        costs 2mkn): four projections, two inner ones, and attention's two products a block."""
+        del heads  # splits the width, costs nothing
+        linear = 2 * (4 * hidden**2 + 2 * hidden * intermediate)
+        total = 0.0
+        for longest, lengths in self.shapes:
+            for length in [longest] * len(lengths) if padded else lengths:
+                total += length * (linear + 4 * length * hidden)
+        return layers * total
+
+
+def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float = 2.0) -> float:
+    """The rate of torch.mm in float32 over the products of one encoder block, into memory that is
+    there already: what the model could reach if it did nothing else."""
+    import torch
+
+    shapes = [(hidden, hidden)] * 4 + [(hidden, intermediate), (intermediate, hidden)]
+    products = [
+        (torch.randn(rows, k), torch.randn(n, k).t(), torch.empty(rows, n)) for k, n in shapes
+    ]
+    flops = sum(2 * rows * k * n for k, n in shapes)
+    rates = []
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(rates) < 3:
+        started = time.perf_counter()
+        for a, b, out in products:
+            torch.mm(a, b, out=out)
+        rates.append(flops / (time.perf_counter() - started))
+    return statistics.median(rates)
