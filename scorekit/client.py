@@ -84,6 +84,10 @@ class SyncScoringClient:
         """See ScoringClient.info."""
         return self._thread.run(self._client.info())
 
+    def limits(self) -> Info:
+        """See ScoringClient.limits."""
+        return self._thread.run(self._client.limits())
+
     def wait_ready(self, timeout_s: float = 600.0) -> None:
         """See ScoringClient.wait_ready."""
         self._thread.run(self._client.wait_ready(timeout_s))
