@@ -149,7 +149,7 @@ def serve(
         Literal["metricx", "xcomet"] | None, typer.Option(help="What must run there.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Allow an address that others can reach: OpenRLHF "
                            "sends no key, so anyone there can ask for rewards.")
@@ -191,6 +191,8 @@ def serve(
     except ScorekitError as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 async def _serve(
