@@ -43,12 +43,29 @@ class RewardRequest(BaseModel):
     labels: list[Any] | None = None
 
 
-def completion_of(query: str, prompt: str, end_marks: Sequence[str] = END_MARKS) -> str:
-    """The query behind its prompt, without the marks at its end. Raises UserError where the prompt
-    does not stand in the query (one that was cut, for instance)."""
-    if prompt not in query:
-        raise UserError("the prompt does not stand in the query: was it cut?")
-    text = query[query.index(prompt) + len(prompt) :]
+def completion_of(
+    query: str, prompt: str, end_marks: Sequence[str] = END_MARKS, turn_mark: str | None = None
+) -> str:
+    """The query behind its prompt, without the marks at its end.
+
+    turn_mark: what begins the model's turn. With it the prompt need not stand in the query letter
+    by letter: the completion begins behind as many of these marks as the prompt has.
+
+    Raises UserError where the completion's beginning cannot be told.
+    """
+    if turn_mark is not None:
+        turns = prompt.count(turn_mark)
+        pieces = query.split(turn_mark, turns)
+        if not turns or len(pieces) <= turns:
+            raise UserError(f"{turn_mark!r} does not stand in prompt and query")
+        text = pieces[-1]
+    elif prompt in query:
+        text = query[query.index(prompt) + len(prompt) :]
+    else:
+        raise UserError(
+            "the prompt does not stand in the query letter by letter (cut, or changed by the "
+            "tokenizer): say --turn-mark"
+        )
     while True:
         bare = text.rstrip()
         mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
@@ -78,11 +95,13 @@ class RewardServer:
         client: ScoringClient,
         settings: RewardSettings,
         end_marks: Sequence[str] = END_MARKS,
+        turn_mark: str | None = None,
     ) -> None:
         self._client = client
         self._settings = settings
         self._samples = Samples(settings)
         self._end_marks = end_marks
+        self._turn_mark = turn_mark
 
     async def get_reward(self, body: bytes) -> dict[str, Any]:
         """The answer to one request. Raises UserError for a request of another shape, SampleError
@@ -107,7 +126,7 @@ class RewardServer:
         for index, query in enumerate(asked.query):
             prompt = asked.prompts[index]
             try:
-                mt = completion_of(query, prompt, self._end_marks)
+                mt = completion_of(query, prompt, self._end_marks, self._turn_mark)
                 wanted.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
             except UserError as error:
                 raise UserError(f"sample {index}: {error}") from None
@@ -169,6 +188,10 @@ def serve(
     end_mark: Annotated[
         list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
     ] = None,
+    turn_mark: Annotated[
+        str | None,
+        typer.Option(help="What begins the model's turn, where decoding changes the prompt."),
+    ] = None,
     offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
     overlong: Annotated[
         Literal["truncate", "error"], typer.Option(help="Inputs over the limit: cut, or failed.")
@@ -187,7 +210,8 @@ def serve(
             ref_key=ref_key, offset=offset, overlong=overlong, timeout_s=deadline,
             deadline_s=deadline,
         )  # fmt: skip
-        asyncio.run(_serve(host, port, settings, service, tuple(end_mark or END_MARKS), wait))
+        marks = (tuple(end_mark or END_MARKS), turn_mark)
+        asyncio.run(_serve(host, port, settings, service, marks, wait))
     except ScorekitError as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
@@ -197,7 +221,7 @@ def serve(
 
 async def _serve(
     host: str, port: int, settings: RewardSettings, service: str | None,
-    end_marks: Sequence[str], wait: float,
+    marks: tuple[Sequence[str], str | None], wait: float,
 ) -> None:  # fmt: skip
     import uvicorn
 
@@ -207,7 +231,7 @@ async def _serve(
         deadline_s=settings.deadline_s,
         max_in_flight=MAX_IN_FLIGHT,
     ) as client:
-        app = create_app(RewardServer(client, settings, end_marks))
+        app = create_app(RewardServer(client, settings, *marks))
         await client.wait_ready(wait)
         info = await client.info()
         if service is not None and info.service != service:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from scorekit.adapters import verl
 from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
@@ -137,6 +139,16 @@ def test_verl_one_by_one(metricx, xcomet):
     assert compute_score(**call | {"solution_str": ""}, extra_info=extra, url=metricx) == _metricx(
         "a", ""
     )
+
+
+def test_verl_loads_the_file_by_its_path(metricx):
+    """As verl/utils/import_utils.py does with custom_reward_function.path."""
+    spec = importlib.util.spec_from_file_location("custom_module", verl.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    call = {"data_source": "wmt", "solution_str": "가", "ground_truth": "", "extra_info": EXTRA}
+    got = module.compute_score(**{**call, "url": metricx, "src_key": "ground_truth"})
+    assert got == _metricx("", "가")
 
 
 def test_verl_in_batches_configured_by_the_environment(metricx, monkeypatch):
@@ -273,12 +285,23 @@ def test_a_completion_is_the_query_without_prompt_and_marks(query, mt):
     assert completion_of(query, "P") == mt
 
 
+def test_a_prompt_that_decoding_changed_is_left_at_the_mark_of_the_turn():
+    prompt = "<user>Hi !<model>Hey<user>Translate: a .<model>"
+    query = "<user>Hi!<model>Hey<user>Translate: a.<model>가 <model> 나</s>"
+    assert completion_of(query, prompt, turn_mark="<model>") == "가 <model> 나"
+    with pytest.raises(UserError, match="say --turn-mark"):
+        completion_of(query, prompt)
+    with pytest.raises(UserError, match="'<model>' does not stand in prompt and query"):
+        completion_of("<model>가", prompt, turn_mark="<model>")
+
+
 def test_the_openrlhf_process(metricx):
     port = free_port()
     command = [sys.executable, "-m", "scorekit.adapters.openrlhf", "--url", metricx]
     wrong = subprocess.run([*command, "--service", "xcomet"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "is a metricx service" in wrong.stderr
-    wide = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True)
+    wide = subprocess.run([*command, "--host", "0.0.0.0", "--port", str(port)],
+                          capture_output=True, text=True, timeout=30)  # fmt: skip
     assert wide.returncode == 2 and "say --no-auth" in wide.stderr
     child = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
     try:
