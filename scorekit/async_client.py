@@ -34,6 +34,8 @@ from scorekit.transport import (
 Result = Scored | Failed
 #: Seconds by which an answer may be later than the service was granted.
 _GRACE_S = 10.0
+#: Seconds between two looks at a service that is not ready.
+_POLL_S = 0.1
 
 
 class _Environment(BaseSettings):
@@ -132,9 +134,10 @@ class ScoringClient:
                     await self._send(endpoint, "GET", "/health/ready", deadline)
                     break
                 except (ServiceUnreachable, RequestError) as error:
-                    if not deadline.left():
-                        raise ServiceUnreachable(endpoint.url, f"not ready: {error}") from None
-                await asyncio.sleep(0.1)
+                    if deadline.left() <= _POLL_S:
+                        reason = getattr(error, "reason", error)
+                        raise ServiceUnreachable(endpoint.url, f"not ready: {reason}") from None
+                await asyncio.sleep(_POLL_S)
 
     async def score(
         self,

@@ -16,7 +16,7 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.settings import ServiceSettings
 from tests.recording import Recorder
-from tests.servers import running_app, running_service
+from tests.servers import free_port, running_app, running_service
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 
@@ -198,3 +198,9 @@ def test_a_pinned_client_refuses_the_answer_of_another_model():
         with SyncScoringClient([a, b], batch_size=5, pin_model=True) as client:
             with pytest.raises(ServiceUnreachable, match="it runs fake-metricx"):
                 client.score(SAMPLES)
+
+
+def test_a_service_that_does_not_become_ready_is_named_with_its_reason():
+    with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as client:
+        with pytest.raises(ServiceUnreachable, match="not ready: All connection attempts failed"):
+            client.wait_ready(0.5)
