@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
-from scorekit.schemas import Failed, Info, Priority, Scored, score_result
+from scorekit.schemas import Info, Priority, Result, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.transport import (
     attempts,
@@ -128,13 +128,13 @@ class ScoringClient:
         *,
         priority: Priority = "interactive",
         batch_size: int | None = None,
-    ) -> list[Scored | Failed]:
+    ) -> list[Result]:
         """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
 
         Raises RequestError where a request was refused for good, ServiceUnreachable where no URL
         answered within the deadline.
         """
-        results: list[Scored | Failed | None] = [None] * len(samples)
+        results: list[Result | None] = [None] * len(samples)
         if not samples:
             return []
         tail = request_tail(options, priority, self.timeout_s)
@@ -154,10 +154,10 @@ class ScoringClient:
         options: Mapping[str, Any] | None = None,
         *,
         priority: Priority = "interactive",
-    ) -> AsyncIterator[tuple[int, Scored | Failed]]:
+    ) -> AsyncIterator[tuple[int, Result]]:
         """(index, result) in order of completion; a stream that breaks off is asked again for
         what is missing."""
-        results: list[Scored | Failed | None] = [None] * len(samples)
+        results: list[Result | None] = [None] * len(samples)
         tail = request_tail(options, priority, self.timeout_s)
         encoded = await self._encode(samples, results)
         for index, result in enumerate(results):
@@ -174,7 +174,7 @@ class ScoringClient:
     # -- one request ----------------------------------------------------------------------------
 
     async def _score_part(
-        self, part: list[tuple[int, bytes]], tail: bytes, results: list[Scored | Failed | None]
+        self, part: list[tuple[int, bytes]], tail: bytes, results: list[Result | None]
     ) -> None:
         async with self._slots:  # the wait for a slot does not count against the deadline
             body = request_body(part, tail)
@@ -189,7 +189,7 @@ class ScoringClient:
 
     async def _stream_part(
         self, part: list[tuple[int, bytes]], tail: bytes
-    ) -> AsyncIterator[tuple[int, Scored | Failed]]:
+    ) -> AsyncIterator[tuple[int, Result]]:
         indexes = [index for index, _ in part]
         async with self._slots, self._endpoint() as endpoint:
             url = f"{endpoint.url}/v1/score/stream"
@@ -245,7 +245,7 @@ class ScoringClient:
     # -- cutting a list into requests -------------------------------------------------------------
 
     async def _encode(
-        self, samples: Sequence[Sample], results: list[Scored | Failed | None]
+        self, samples: Sequence[Sample], results: list[Result | None]
     ) -> list[tuple[int, bytes]]:
         """(index, JSON) of each sample; one that could never be sent fails here, alone."""
         most = (self._limits or await self._ask_limits()).max_body_bytes - _ENVELOPE
@@ -292,7 +292,7 @@ class ScoringClient:
         return info
 
 
-def _present(result: Scored | Failed | None) -> Scored | Failed:
+def _present(result: Result | None) -> Result:
     assert result is not None  # every request either filled its results or raised
     return result
 
@@ -343,7 +343,7 @@ class SyncScoringClient:
         """See ScoringClient.wait_ready."""
         self._thread.run(self._client.wait_ready(timeout_s))
 
-    def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[Scored | Failed]:
+    def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[Result]:
         """See ScoringClient.score."""
         return self._thread.run(self._client.score(samples, **kwargs))
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.errors import UserError
-from scorekit.schemas import Failed, Scored
+from scorekit.schemas import Failed, JudgeScored, Result, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,12 @@ class Scorer(Protocol):
         ...
 
 
-def reward_output(results: Sequence[Scored | Failed]) -> RewardOutput:
-    """Results of a service -> RewardOutput."""
-    scores = [r.score if isinstance(r, Scored) else None for r in results]
-    return RewardOutput(scores, list(results))
+def reward_output(results: Sequence[Result]) -> RewardOutput:
+    """Results of a service that scores translations -> RewardOutput."""
+    translations = [r for r in results if not isinstance(r, JudgeScored)]
+    if len(translations) < len(results):
+        raise UserError("a judge's verdicts are no scores of translations: ask another service")
+    return RewardOutput([r.score if r.ok else None for r in translations], translations)
 
 
 def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
