@@ -70,7 +70,9 @@ def test_the_contract_half_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["services.metricx", "services.xcomet", "trainer"])
+@pytest.mark.parametrize(
+    "module", ["services.metricx", "services.xcomet", "services.judge", "trainer"]
+)
 def test_help_answers_without_torch(module):
     code = (
         "import runpy, sys\n"
