@@ -15,9 +15,8 @@ from scorekit.client import SyncScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import UserError
 from scorekit.prompts import FIELDS, load_template
-from scorekit.schemas import Failed, Info, Scored
+from scorekit.schemas import Info, Result, Scored
 
-Result = Scored | Failed
 #: Trainers that ask for one completion at a time do so from many threads.
 MAX_IN_FLIGHT = 256
 
