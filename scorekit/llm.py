@@ -1,0 +1,289 @@
+"""A client of OpenAI-compatible chat servers (vLLM): teacher, judge, generator.
+
+async with LLMClient("http://localhost:8000/v1", "teacher", api_key=SecretStr(key)) as client:
+    await client.check()
+    choices = await client.chat(messages, Sampling(max_tokens=512, seed=7), n=128, request_id="a1")
+
+The SDK's own retries are switched off: stacked on ours they would multiply the attempts and make
+the counts wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from pydantic import SecretStr
+from pydantic_core import from_json
+
+from scorekit.errors import UserError
+from scorekit.llm_errors import LLMError, explained, wrong_model
+from scorekit.llm_pacing import Budget, Pace, Patience, read_timeout_s
+from scorekit.llm_wire import Choice, Prompt, Sampling, parse_json, read_answer
+from scorekit.transport import checked_url
+
+__all__ = ["Choice", "LLMClient", "LLMCounts", "LLMError", "Sampling", "parse_json"]
+
+Strategy = Literal["auto", "n_parameter", "per_call"]
+#: Choices of one request, at most: what a time-out or a broken connection loses.
+_PART = 32
+
+
+@dataclass(slots=True)
+class LLMCounts:
+    """Since the client was made. requests: sent over HTTP, of which `retries` were sent again;
+    failures: calls of `chat` that raised; tokens: as the server's `usage` says."""
+
+    requests: int = 0
+    retries: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    choices: int = 0
+
+
+class LLMClient:
+    """One server, one model.
+
+    base_url: as the SDK takes it, with /v1; the attribute is without user name and password.
+    api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the least time that an
+    answer may take; more where the work needs it (`llm_pacing.read_timeout_s`).
+    max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
+    default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
+    that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
+    `llm_pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
+    for one, `auto` for 32 until the server refuses or answers fewer, and then for one.
+
+    Use it in one event loop. Raises UserError for what is no http URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: SecretStr | None = None,
+        request_timeout_s: float = 120.0,
+        connect_timeout_s: float = 5.0,
+        max_concurrency: int = 32,
+        max_sequences: int | None = None,
+        max_attempts: int = 6,
+        backoff_s: Sequence[float] = (1, 2, 4, 8, 16, 32),
+        requests_per_minute: float | None = None,
+        strategy: Strategy = "auto",
+        wait_for_server_s: float = 0.0,
+    ) -> None:
+        try:
+            from openai import AsyncOpenAI, Omit
+        except ImportError:
+            raise UserError("the LLM client needs `pip install scorekit[synth]`") from None
+        sequences = max_concurrency * _PART if max_sequences is None else max_sequences
+        if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
+            raise ValueError("max_concurrency, max_sequences, max_attempts, backoff_s: at least 1")
+        self.base_url, credentials = _without_credentials(checked_url(base_url))
+        self.model = model
+        self.counts = LLMCounts()
+        self._key = api_key
+        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
+        self._strategy = strategy
+        self._one_by_one = strategy == "per_call"
+        self._budget = Budget(max_concurrency, sequences)
+        self._pace = Pace(requests_per_minute)
+        # What is not given here the SDK would take from OPENAI_API_KEY, OPENAI_ORG_ID and
+        # OPENAI_PROJECT_ID, and send the user's own to this server.
+        self._api = AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=api_key.get_secret_value() if api_key else "none",
+            max_retries=0,
+            default_headers={
+                "OpenAI-Organization": Omit(),  # type: ignore[dict-item]
+                "OpenAI-Project": Omit(),  # type: ignore[dict-item]
+                **credentials,
+            },
+        )
+
+    async def __aenter__(self) -> LLMClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def check(self) -> None:
+        """Return if the server is there, takes the key and knows the model.
+
+        Raises UserError that says what to do; a server that is away is waited for
+        `wait_for_server_s` before.
+        """
+        patience = Patience(1, *self._patience[1:])
+        while True:
+            try:
+                served = await self._served_models()
+                break
+            except LLMError as error:
+                pause = patience.pause_after(error)
+                if pause is None:
+                    raise UserError(
+                        f"no LLM server answers at {self.base_url}: start it, "
+                        f"or mend base_url ({error})"
+                    ) from None
+                await asyncio.sleep(pause)
+        if self.model not in served:
+            names = ", ".join(map(repr, served)) or "nothing"
+            raise wrong_model(self.base_url, self.model, f"it serves {names}")
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        request_id: str,
+        json_schema: Mapping[str, Any] | None = None,
+    ) -> list[Choice]:
+        """n choices in order of index. `request_id` names the request in every attempt's
+        X-Request-Id (a part of it: `ID.0-31`, a single candidate: `ID.7`).
+
+        json_schema: what the texts shall be; check them with `parse_json`.
+        Raises LLMError after the attempts, UserError for what the operator must mend, ValueError
+        for several greedy choices (they would be equal, and vLLM refuses them).
+        """
+        if n < 1 or (n > 1 and sampling.temperature <= 0):
+            raise ValueError(f"n={n} at temperature {sampling.temperature}: greedy has one answer")
+        if not (request_id.isascii() and request_id.isprintable()):
+            raise ValueError(f"request id {request_id!r} does not fit a header")
+        prompt = Prompt(messages, sampling, n, request_id, json_schema)
+        size = 1 if self._one_by_one else min(self._budget.sequences, _PART)
+        parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
+        try:
+            found = await _merged(self._candidates(prompt, part) for part in parts)
+        except (LLMError, UserError):
+            self.counts.failures += 1
+            raise
+        self.counts.choices += n
+        return [found[index] for index in range(n)]
+
+    # -- parts of a logical request ---------------------------------------------------------------
+
+    async def _candidates(self, prompt: Prompt, part: range) -> dict[int, Choice]:
+        """Candidates by index: in one request if the server can, what is missing one by one."""
+        if len(part) == 1:
+            return await self._request(prompt, part)
+        try:
+            found = await self._request(prompt, part)
+        except LLMError as error:
+            if error.type != "refused" or self._strategy == "n_parameter":
+                raise
+            found = {}
+        missing = [range(i, i + 1) for i in part if i not in found]
+        if not missing:
+            return found
+        if self._strategy == "n_parameter":
+            said = f"{len(found)} of {len(part)} choices: use strategy auto or per_call"
+            raise LLMError("incomplete", said, request_id=prompt.request_id)
+        if not self._one_by_one:  # the first one alone shows whether n was at fault
+            found |= await self._request(prompt, missing.pop(0))
+            self._one_by_one = True
+        return found | await _merged(self._request(prompt, one) for one in missing)
+
+    async def _request(self, prompt: Prompt, part: range) -> dict[int, Choice]:
+        """One request with its attempts; nothing where n fell out of use while it waited."""
+        async with self._budget.hold(len(part)):
+            if len(part) > 1 and self._one_by_one:
+                return {}
+            patience = Patience(*self._patience)
+            while True:
+                try:
+                    return await self._attempt(prompt, part, patience.attempts)
+                except LLMError as error:
+                    pause = patience.pause_after(error)
+                    if pause is None:
+                        raise
+                await asyncio.sleep(pause)
+
+    async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
+        from openai import APIError, Timeout
+
+        await self._pace.turn()
+        self.counts.requests += 1
+        self.counts.retries += earlier > 0
+        read_s = read_timeout_s(
+            self._request_timeout_s, prompt.sampling.max_tokens, self._budget.sequences_in_flight
+        )
+        part_id = prompt.part_id(part)
+        headers = {"X-Request-Id": part_id, "X-Stainless-Retry-Count": str(earlier)}
+        try:
+            answer = await self._api.chat.completions.with_raw_response.create(
+                model=self.model,
+                extra_headers=headers,
+                # the SDK's pool holds 1,000 connections: waiting for one is no failure
+                timeout=Timeout(read_s, connect=self._connect_timeout_s, pool=None),
+                **prompt.fields(part),
+            )
+        except APIError as error:
+            raise self._explained(error, part_id) from None
+        except UnicodeEncodeError:
+            raise LLMError(
+                "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
+            ) from None
+        return self._read(answer.content, part, part_id)
+
+    def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
+        try:
+            found, usage = read_answer(body, part)
+        except LLMError as error:
+            error.request_id = part_id
+            raise
+        self.counts.prompt_tokens += usage.prompt_tokens
+        self.counts.completion_tokens += usage.completion_tokens
+        return found
+
+    async def _served_models(self) -> list[str]:
+        from openai import APIError, Timeout
+
+        timeout = Timeout(self._request_timeout_s, connect=self._connect_timeout_s)
+        try:
+            answer = await self._api.models.with_raw_response.list(timeout=timeout)
+            return [str(model["id"]) for model in from_json(answer.content)["data"]]
+        except APIError as error:
+            raise self._explained(error) from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{self.base_url} is no OpenAI-compatible API: base_url usually ends in /v1"
+            ) from None
+
+    def _explained(self, error: Any, request_id: str = "") -> LLMError | UserError:
+        key = self._key.get_secret_value() if self._key else None
+        return explained(error, url=self.base_url, model=self.model, key=key, request_id=request_id)
+
+
+def _without_credentials(url: str) -> tuple[str, dict[str, str]]:
+    """The URL without user name and password, which the HTTP library would log, and the header
+    that carries them instead."""
+    parts = urlsplit(url)
+    userinfo, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    basic = b64encode(unquote(userinfo).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {basic}"}
+
+
+async def _merged(
+    works: Iterable[Coroutine[Any, Any, dict[int, Choice]]],
+) -> dict[int, Choice]:
+    """Await all at once; the first failure ends the others and is raised bare."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return {index: choice for task in tasks for index, choice in task.result().items()}

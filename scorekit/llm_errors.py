@@ -1,0 +1,166 @@
+"""What can go wrong between us and an OpenAI-compatible server, in our own words.
+
+A mistake of the operator is a `UserError` that says what to do; every other failure is an
+`LLMError` of one request.
+"""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import ScorekitError, UserError
+
+if TYPE_CHECKING:
+    from openai import APIError, APIStatusError
+
+#: `LLMError.type` -> what happened.
+LLM_ERROR_TYPES = {
+    "unreachable": "refused or broken connection, or HTTP 502, 503, 504",
+    "timeout": "no answer in time",
+    "overloaded": "HTTP 429",
+    "server_error": "HTTP 408, 409 or another 5xx, or an answer that the server itself broke off",
+    "malformed": "an answer that is no chat completion, or a text that is not the JSON asked for",
+    "length": "a text cut by max_tokens where JSON was asked for",
+    "overlong": "prompt and max_tokens do not fit the model's context",
+    "incomplete": "fewer choices than asked for (strategy n_parameter)",
+    "refused": "another 4xx, or a prompt that is not Unicode text",
+}
+_AWAY = frozenset({502, 503, 504})
+_RETRY_4XX = frozenset({408, 409})
+_NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is not set")
+_TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
+_OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model length")
+
+
+class LLMError(ScorekitError):
+    """One request failed for good, after its attempts. `type` is a key of `LLM_ERROR_TYPES`.
+
+    retryable: whether the same request may succeed later. request_id: the caller's.
+    retry_after: seconds that the server asked for.
+    """
+
+    def __init__(
+        self,
+        type: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        request_id: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        if type not in LLM_ERROR_TYPES:
+            raise ValueError(f"unknown LLM error type {type!r}")
+        super().__init__(type, message)
+        self.type = type
+        self.message = message
+        self.retryable = retryable
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+    @property
+    def server_is_away(self) -> bool:
+        """Whether the server may be restarting: worth waiting for (`wait_for_server_s`)."""
+        return self.type in ("unreachable", "timeout")
+
+
+def explained(
+    error: APIError, *, url: str, model: str, key: str | None, request_id: str = ""
+) -> LLMError | UserError:
+    """The SDK's error as ours. The key appears in no message, even where the server echoes it."""
+    from openai import APIStatusError, APITimeoutError
+
+    if isinstance(error, APIStatusError):
+        said = _server_message(error, key)
+        mistake = _operator_mistake(error.status_code, said, url, model, key)
+        return mistake or _refusal(error, f"{url}: HTTP {error.status_code}: {said}", request_id)
+    cause = error.__cause__ or error
+    reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    kind = "timeout" if isinstance(error, APITimeoutError) else "unreachable"
+    return LLMError(kind, f"{url}: {reason}", retryable=True, request_id=request_id)
+
+
+def _operator_mistake(
+    status: int, said: str, url: str, model: str, key: str | None
+) -> UserError | None:
+    """What every request would run into until the operator mends it."""
+    low = said.lower()
+    if status in (401, 403):
+        what = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
+        return UserError(
+            f"{what}: put the value of the server's --api-key into the environment variable that "
+            "api_key_env names (VLLM_API_KEY)"
+        )
+    if status == 404 and "model" in low:
+        return wrong_model(url, model, f"it said: {said}")
+    if status == 404:
+        return UserError(
+            f"{url} is no OpenAI-compatible API (HTTP 404): base_url usually ends in /v1"
+        )
+    if status in (400, 500) and any(phrase in low for phrase in _NO_TEMPLATE):
+        return UserError(
+            f"{url}: the model {model!r} has no chat template: start the server with "
+            "--chat-template /path/to/template.jinja"
+        )
+    if status in (400, 500) and any(phrase in low for phrase in _TEMPLATE_REFUSES):
+        return UserError(
+            f"{url}: the chat template of {model!r} refuses our messages ({said}): start the "
+            "server with another one, --chat-template /path/to/template.jinja"
+        )
+    return None
+
+
+def wrong_model(url: str, model: str, hint: str) -> UserError:
+    """The server does not know the model under that name."""
+    return UserError(
+        f"{url} does not serve a model named {model!r}: use the name that it "
+        f"was started with (vllm serve NAME, or --served-model-name NAME); {hint}"
+    )
+
+
+def _refusal(error: APIStatusError, message: str, request_id: str) -> LLMError:
+    status = error.status_code
+    if status == 429:
+        kind = "overloaded"
+    elif status in _AWAY:
+        kind = "unreachable"
+    elif status >= 500 or status in _RETRY_4XX:
+        kind = "server_error"
+    elif any(phrase in message.lower() for phrase in _OVERLONG):
+        kind = "overlong"
+    else:
+        kind = "refused"
+    return LLMError(
+        kind,
+        message,
+        retryable=kind not in ("overlong", "refused"),
+        request_id=request_id,
+        retry_after=_retry_after(error.response.headers),
+    )
+
+
+def _server_message(error: APIStatusError, key: str | None) -> str:
+    """One short line of what the server said."""
+    body: Any = error.body
+    if isinstance(body, dict):
+        body = body.get("message") or body.get("error") or body.get("detail") or body
+    line = " ".join(str(body).split())
+    return (line.replace(key, "***") if key else line)[:300]
+
+
+def _retry_after(headers: Any) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date."""
+    value = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value).timestamp()
+        sent = parsedate_to_datetime(headers["date"]).timestamp()  # the server's own clock
+    except (ValueError, TypeError, KeyError):
+        return None
+    return max(0.0, when - sent)
