@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from synth.config import SynthConfig
@@ -73,4 +74,5 @@ async def _look(src: str, mt: str, tools: Tools) -> tuple[dict[str, Any], str | 
         return filters, f"judge_error:{said['error']}", "the judge gave no verdict"
     if said["pass"]:
         return filters, None, ""
-    return filters, f"judge:{said['reason_code']}", said.get("notes") or ""
+    code = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40]
+    return filters, f"judge:{code or 'unnamed'}", said.get("notes") or ""
