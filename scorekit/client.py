@@ -1,300 +1,36 @@
-"""The client of every scoring service: async, with a thin sync wrapper that works in a notebook.
+"""The client of every scoring service for code that is not async: scripts, notebooks, data frames.
 
-async with ScoringClient("http://127.0.0.1:8001") as client:
-    results = await client.score([{"src": "Hello.", "mt": "안녕하세요."}])
+with SyncScoringClient("http://127.0.0.1:8001") as client:
+    results = client.score([{"src": "Hello.", "mt": "안녕하세요."}], progress=True)
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
-from pydantic_core import PydanticSerializationError, from_json, to_json
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
-from scorekit.schemas import Failed, Info, Priority, Scored, score_result
-from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.transport import (
-    attempts,
-    checked_url,
-    is_retryable,
-    raise_refusal,
-    reason_of,
-    request_body,
-    request_tail,
-    understood,
+from scorekit.async_client import ScoringClient
+from scorekit.distinct import Sample
+from scorekit.frames import samples_of_frame, with_results
+from scorekit.progress import progress_bar
+from scorekit.schemas import Failed, Info, Scored
+from scorekit.scorers import (
+    RewardOutput,
+    SampleForScoring,
+    ScoringConfig,
+    raise_for_failures,
+    reward_output,
 )
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["RemoteScorer", "Sample", "ScoringClient", "SyncScoringClient", "raise_for_failures"]
+
 T = TypeVar("T")
-Sample = SampleForScoring | Mapping[str, Any]
-#: Bytes of a request beside its samples, at most.
-_ENVELOPE = 1024
-#: Seconds that a URL which failed is used only if every other one failed too.
-_REST_S = 5.0
-
-
-class _Environment(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SCOREKIT_", extra="ignore")
-    api_key: str | None = None
-
-
-@dataclass(slots=True)
-class _Endpoint:
-    url: str
-    outstanding: int = 0
-    resting_until: float = 0.0
-
-
-class ScoringClient:
-    """Talks to one service at one or more URLs.
-
-    api_key: default from SCOREKIT_API_KEY.
-    timeout_s: seconds the service may take for one request.
-    deadline_s: seconds for one request including its retries of connection errors, 429, 502-504.
-    max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
-
-    Raises UserError for what is no http URL.
-    """
-
-    def __init__(
-        self,
-        urls: str | Iterable[str],
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 600.0,
-        deadline_s: float = 900.0,
-        max_in_flight: int = 8,
-        batch_size: int = 256,
-    ) -> None:
-        urls = [urls] if isinstance(urls, str) else list(urls)
-        if not urls:
-            raise UserError("a client needs at least one URL")
-        self._endpoints = [_Endpoint(checked_url(url)) for url in urls]
-        self.timeout_s = timeout_s
-        self.deadline_s = deadline_s
-        self.batch_size = batch_size
-        key = api_key or _Environment().api_key
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(min(timeout_s + 10.0, deadline_s), connect=5.0),
-            limits=httpx.Limits(max_connections=max_in_flight),
-        )
-        self._slots = asyncio.Semaphore(max_in_flight)
-        self._limits: Info | None = None
-
-    async def __aenter__(self) -> ScoringClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def info(self) -> Info:
-        """`GET /v1/info`, asked once, without retries. Raises ServiceUnreachable, RequestError."""
-        async with self._endpoint() as endpoint:
-            answer = await self._send(endpoint, "GET", "/v1/info")
-            with understood(endpoint.url):
-                self._limits = Info.model_validate(answer)
-        return self._limits
-
-    async def wait_ready(self, timeout_s: float = 600.0) -> None:
-        """Return when every URL is ready. Raises ServiceUnreachable after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        for endpoint in self._endpoints:
-            while True:
-                try:
-                    await self._send(endpoint, "GET", "/health/ready")
-                    break
-                except (ServiceUnreachable, RequestError) as error:
-                    if time.monotonic() > deadline:
-                        raise ServiceUnreachable(endpoint.url, f"not ready: {error}") from None
-                await asyncio.sleep(0.1)
-
-    async def score(
-        self,
-        samples: Sequence[Sample],
-        options: Mapping[str, Any] | None = None,
-        *,
-        priority: Priority = "interactive",
-        batch_size: int | None = None,
-    ) -> list[Scored | Failed]:
-        """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
-
-        Raises RequestError where a request was refused for good, ServiceUnreachable where no URL
-        answered within the deadline.
-        """
-        results: list[Scored | Failed | None] = [None] * len(samples)
-        if not samples:
-            return []
-        tail = request_tail(options, priority, self.timeout_s)
-        encoded = await self._encode(samples, results)
-        parts = await self._cut(encoded, batch_size or self.batch_size)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for part in parts:
-                    group.create_task(self._score_part(part, tail, results))
-        except ExceptionGroup as failed:  # the first one ended the others
-            raise failed.exceptions[0] from None
-        return [_present(result) for result in results]
-
-    async def stream(
-        self,
-        samples: Sequence[Sample],
-        options: Mapping[str, Any] | None = None,
-        *,
-        priority: Priority = "interactive",
-    ) -> AsyncIterator[tuple[int, Scored | Failed]]:
-        """(index, result) in order of completion; a stream that breaks off is asked again for
-        what is missing."""
-        results: list[Scored | Failed | None] = [None] * len(samples)
-        tail = request_tail(options, priority, self.timeout_s)
-        encoded = await self._encode(samples, results)
-        for index, result in enumerate(results):
-            if result is not None:
-                yield index, result
-        for part in await self._cut(encoded, self.batch_size):
-            missing = dict(part)
-            async for attempt in attempts(self.deadline_s):
-                with attempt:
-                    async for index, result in self._stream_part(list(missing.items()), tail):
-                        del missing[index]
-                        yield index, result
-
-    # -- one request ----------------------------------------------------------------------------
-
-    async def _score_part(
-        self, part: list[tuple[int, bytes]], tail: bytes, results: list[Scored | Failed | None]
-    ) -> None:
-        async with self._slots:  # the wait for a slot does not count against the deadline
-            body = request_body(part, tail)
-            async for attempt in attempts(self.deadline_s):
-                with attempt:
-                    async with self._endpoint() as endpoint:
-                        answer = await self._send(endpoint, "POST", "/v1/score", body)
-                        with understood(endpoint.url):
-                            scored = [score_result.validate_python(r) for r in answer["results"]]
-                            for (index, _), result in zip(part, scored, strict=True):
-                                results[index] = result
-
-    async def _stream_part(
-        self, part: list[tuple[int, bytes]], tail: bytes
-    ) -> AsyncIterator[tuple[int, Scored | Failed]]:
-        indexes = [index for index, _ in part]
-        async with self._slots, self._endpoint() as endpoint:
-            url = f"{endpoint.url}/v1/score/stream"
-            try:
-                async with self._http.stream(
-                    "POST", url, content=request_body(part, tail)
-                ) as response:
-                    if response.status_code != 200:
-                        await response.aread()
-                        raise_refusal(endpoint.url, response)
-                    async for line in response.aiter_lines():
-                        with understood(endpoint.url):
-                            result = from_json(line)
-                            if "done" in result:
-                                return
-                            index = indexes[result.pop("index")]
-                            scored = score_result.validate_python(result)
-                        yield index, scored
-            except httpx.HTTPError as error:
-                raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
-        raise ServiceUnreachable(endpoint.url, "the stream broke off")
-
-    async def _send(
-        self, endpoint: _Endpoint, method: str, path: str, body: bytes | None = None
-    ) -> Any:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        try:
-            response = await self._http.request(
-                method, endpoint.url + path, content=body, headers=headers
-            )
-        except httpx.HTTPError as error:
-            raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
-        if response.status_code != 200:
-            raise_refusal(endpoint.url, response)
-        with understood(endpoint.url):
-            return from_json(response.content)
-
-    @asynccontextmanager
-    async def _endpoint(self) -> AsyncIterator[_Endpoint]:
-        """The URL with the least outstanding requests; one that failed rests."""
-        now = time.monotonic()
-        endpoint = min(self._endpoints, key=lambda e: (e.resting_until > now, e.outstanding))
-        endpoint.outstanding += 1
-        try:
-            yield endpoint
-        except (ServiceUnreachable, RequestError) as error:
-            if is_retryable(error):
-                endpoint.resting_until = time.monotonic() + _REST_S
-            raise
-        finally:
-            endpoint.outstanding -= 1
-
-    # -- cutting a list into requests -------------------------------------------------------------
-
-    async def _encode(
-        self, samples: Sequence[Sample], results: list[Scored | Failed | None]
-    ) -> list[tuple[int, bytes]]:
-        """(index, JSON) of each sample; one that could never be sent fails here, alone."""
-        most = (self._limits or await self._ask_limits()).max_body_bytes - _ENVELOPE
-        encoded = []
-        for index, sample in enumerate(samples):
-            wire = sample.wire() if isinstance(sample, SampleForScoring) else sample
-            fault = None
-            try:
-                body = to_json(wire)
-            except (PydanticSerializationError, UnicodeEncodeError):
-                fault = "not Unicode text (a lone surrogate?)"
-            else:
-                if len(body) > most:
-                    fault = f"{len(body)} bytes, a request of the service holds {most}"
-            if fault is None:
-                encoded.append((index, body))
-            else:
-                error = SampleError("invalid_input", fault).wire()
-                failed = {"id": wire.get("id"), "ok": False, "error": error}
-                results[index] = score_result.validate_python(failed)
-        return encoded
-
-    async def _cut(
-        self, encoded: list[tuple[int, bytes]], batch_size: int
-    ) -> list[list[tuple[int, bytes]]]:
-        """Requests within the service's own limits on samples and bytes."""
-        limits = self._limits or await self._ask_limits()
-        most = min(batch_size, limits.max_samples)
-        room = limits.max_body_bytes - _ENVELOPE
-        parts: list[list[tuple[int, bytes]]] = []
-        size = 0
-        for index, sample in encoded:
-            size += len(sample) + 1
-            if not parts or len(parts[-1]) >= most or size > room:
-                parts.append([])
-                size = len(sample) + 1
-            parts[-1].append((index, sample))
-        return parts
-
-    async def _ask_limits(self) -> Info:
-        async for attempt in attempts(self.deadline_s):
-            with attempt:
-                info = await self.info()
-        return info
-
-
-def _present(result: Scored | Failed | None) -> Scored | Failed:
-    assert result is not None  # every request either filled its results or raised
-    return result
 
 
 class _LoopThread:
@@ -315,7 +51,12 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.submit(work).result()
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C, or a notebook's stop button: nobody waits for the rest
+            raise
 
     def stop(self) -> None:
         self.stopped = True
@@ -333,19 +74,43 @@ class SyncScoringClient:
         async def make() -> ScoringClient:
             return ScoringClient(urls, **kwargs)
 
-        self._client = self._thread.run(make())
+        try:
+            self._client = self._thread.run(make())
+        except BaseException:
+            self._thread.stop()
+            raise
 
     def info(self) -> Info:
         """See ScoringClient.info."""
         return self._thread.run(self._client.info())
 
+    def limits(self) -> Info:
+        """See ScoringClient.limits."""
+        return self._thread.run(self._client.limits())
+
     def wait_ready(self, timeout_s: float = 600.0) -> None:
         """See ScoringClient.wait_ready."""
         self._thread.run(self._client.wait_ready(timeout_s))
 
-    def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[Scored | Failed]:
-        """See ScoringClient.score."""
-        return self._thread.run(self._client.score(samples, **kwargs))
+    def score(
+        self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
+    ) -> list[Scored | Failed]:
+        """See ScoringClient.score. progress: show a bar with rate and time left."""
+        if not progress:
+            return self._thread.run(self._client.score(samples, *args, **kwargs))
+        with progress_bar(len(samples)) as advance:
+            work = self._client.score(samples, *args, on_progress=advance, **kwargs)
+            return self._thread.run(work)
+
+    def score_frame(self, frame: DataFrame, **kwargs: Any) -> DataFrame:
+        """A copy of a pandas data frame with the columns `score` (NaN where it failed), `ok`,
+        `error` (None where it did not) and, from services that mark them, `error_spans`.
+
+        It has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no reference);
+        other columns stay as they are. `kwargs` as for `score`. Raises UserError that names a
+        column, or a row, which is not so.
+        """
+        return with_results(frame, self.score(samples_of_frame(frame), **kwargs))
 
     def close(self) -> None:
         """Close the connections and end the thread; a second call does nothing."""

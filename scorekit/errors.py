@@ -85,12 +85,25 @@ class ServiceError(ScorekitError):
 
 
 class SampleError(ServiceError):
-    """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`."""
+    """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
-    def __init__(self, type: str, message: str) -> None:
+    id, index: the caller's name for the sample, and its place in the call, where they are known.
+    """
+
+    def __init__(
+        self, type: str, message: str, *, id: str | None = None, index: int | None = None
+    ) -> None:
         if type not in SAMPLE_ERROR_TYPES:
             raise ValueError(f"unknown sample error type {type!r}")
         super().__init__(type, message, retryable=type in _RETRYABLE_SAMPLE_TYPES)
+        self.id = id
+        self.index = index
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return super().__str__()
+        name = "" if self.id is None else f" ({self.id})"
+        return f"sample {self.index}{name}: {super().__str__()}"
 
 
 class RequestError(ServiceError):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.errors import UserError
+from scorekit.errors import SampleError, UserError
 from scorekit.schemas import Failed, Scored
 
 
@@ -74,6 +74,15 @@ def reward_output(results: Sequence[Scored | Failed]) -> RewardOutput:
     """Results of a service -> RewardOutput."""
     scores = [r.score if isinstance(r, Scored) else None for r in results]
     return RewardOutput(scores, list(results))
+
+
+def raise_for_failures(results: Sequence[Scored | Failed]) -> list[Scored]:
+    """The results, all of them good; raises SampleError with the first failure's id and index."""
+    for index, result in enumerate(results):
+        if isinstance(result, Failed):
+            error = result.error
+            raise SampleError(error.type, error.message, id=result.id, index=index)
+    return [result for result in results if isinstance(result, Scored)]
 
 
 def resolve_scorer(target: str, **kwargs: Any) -> Scorer:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from pydantic_core import from_json, to_json
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_random_exponential
 
 from scorekit.errors import REQUEST_ERRORS, RequestError, ServiceUnreachable, UserError
@@ -29,6 +30,24 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
+class Deadline:
+    """A moment in the future, `seconds` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; never negative."""
+        return max(0.0, self._at - time.monotonic())
+
+    def for_service(self, most: float) -> float:
+        """Seconds to grant the service, at most `most`: a little less than what is left, so that
+        its answer, with all that was scored in time, still arrives."""
+        left = self.left()
+        return min(most, max(0.001, left - min(1.0, left / 10)))
+
+
 @contextmanager
 def understood(url: str) -> Iterator[None]:
     """An answer of another shape is not retried: it would have that shape again."""
@@ -41,15 +60,12 @@ def understood(url: str) -> Iterator[None]:
         ) from error
 
 
-def request_tail(options: Mapping[str, Any] | None, priority: Priority, timeout_s: float) -> bytes:
-    """What follows the samples in the body of a request."""
-    rest = {"options": dict(options or {}), "priority": priority, "timeout_s": timeout_s}
-    return b"]," + to_json(rest)[1:]
-
-
-def request_body(part: list[tuple[int, bytes]], tail: bytes) -> bytes:
+def request_body(
+    samples: Sequence[bytes], options: Mapping[str, Any], priority: Priority, timeout_s: float
+) -> bytes:
     """A request of encoded samples: they are joined, not encoded again."""
-    return b'{"samples":[' + b",".join(sample for _, sample in part) + tail
+    rest = to_json({"options": options, "priority": priority, "timeout_s": timeout_s})
+    return b'{"samples":[' + b",".join(samples) + b"]," + rest[1:]
 
 
 def raise_refusal(url: str, response: httpx.Response) -> None:
@@ -60,10 +76,13 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         type, message = None, f"HTTP {response.status_code}"
     if type not in REQUEST_ERRORS:
-        if response.status_code not in _RETRY_STATUS:
+        if response.status_code == 413:  # of a proxy with a smaller limit
+            type = "too_large"
+        elif response.status_code in _RETRY_STATUS:
+            type = "unavailable"
+        else:
             reason = f"HTTP {response.status_code}: not a scoring service?"
             raise ServiceUnreachable(url, reason, retryable=False)
-        type = "unavailable"
     try:
         retry_after = float(response.headers.get("retry-after", ""))
     except ValueError:
@@ -84,26 +103,22 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, ServiceUnreachable) and error.retryable
 
 
-_backoff = wait_random_exponential(multiplier=0.2, max=10.0)
-
-
-def _wait(state: RetryCallState) -> float:
-    """Jittered; never sooner than the service's Retry-After."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = getattr(error, "retry_after", None) or 0.0
-    return float(max(asked, _backoff(state)))
-
-
 def reason_of(error: Exception) -> str:
     """A word on an error that may have no text."""
     return str(error) or type(error).__name__
 
 
-def attempts(deadline_s: float) -> AsyncRetrying:
-    """Tries of one request: jittered pauses, never shorter than the service's Retry-After."""
-    return AsyncRetrying(
-        retry=retry_if_exception(is_retryable),
-        stop=stop_after_delay(deadline_s),
-        wait=_wait,
-        reraise=True,
-    )
+_backoff = wait_random_exponential(multiplier=0.2, max=10.0)
+
+
+def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
+    """Tries of one request: jittered pauses of `pause()` seconds at least. A try that could only
+    begin after the deadline is not waited for: the last error is raised at once."""
+
+    def wait(state: RetryCallState) -> float:
+        return max(pause(), _backoff(state))
+
+    def stop(state: RetryCallState) -> bool:
+        return state.upcoming_sleep >= deadline.left()
+
+    return AsyncRetrying(retry=retry_if_exception(is_retryable), stop=stop, wait=wait, reraise=True)

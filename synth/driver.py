@@ -80,7 +80,7 @@ class Stage(Protocol):
 class MapStage(Stage, Protocol):
     """A stage of one record at a time. uses: of "teacher", "metricx", "judge"."""
 
-    uses: frozenset[str]
+    def uses(self, cfg: SynthConfig) -> frozenset[str]: ...
 
     async def process(self, record: Record, tools: Tools) -> Kept | Rejected: ...
 
@@ -162,7 +162,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
     total = sum(records for _, records, done in plan)
     ctx.advance(sum(records for _, records, done in plan if done), total)
     todo = iter([(index, records) for index, records, done in plan if not done])
-    async with Tools.open(ctx.cfg, stage.uses, ctx.out_dir, ctx.stats) as tools:
+    async with Tools.open(ctx.cfg, stage.uses(ctx.cfg), ctx.out_dir, ctx.stats) as tools:
         window = asyncio.Semaphore(tools.window)
 
         async def work() -> None:

@@ -217,6 +217,11 @@ class StageFolder:
         """What the stage was begun with; None where it was not begun."""
         return _read_json(self.path / "stage.json")
 
+    def manifest_digest(self) -> str | None:
+        """The digest of what the stage was begun with."""
+        manifest = self.manifest()
+        return None if manifest is None else manifest["digest"]
+
     def set_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Say what the stage is begun with."""
         self.path.mkdir(parents=True, exist_ok=True)

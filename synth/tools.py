@@ -65,6 +65,8 @@ class Tools:
             "src_lang_code": source, "tgt_lang_code": target,
         }  # fmt: skip
         self.languages = (source, target)
+        seed = cfg.teacher.generation.seed
+        self.seed = cfg.run.seed if seed is None else seed
 
     @property
     def window(self) -> int:

@@ -86,7 +86,7 @@ class FakeBackend:
             revision="fake",
             tokenizer="words",
             dtype="float64",
-            device="cpu",
+            device="fake",
             max_input_length=MAX_INPUT_LENGTH,
             score_range=ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
             higher_is_better=not metricx,

@@ -184,6 +184,8 @@ class ScoringService:
         if missing and self.cache.has_tier:
             keys = list(dict.fromkeys(w.key for w in missing))
             missing = self._answer_from(await self.cache.fetch(keys), job, missing)
+            # While the second tier was asked, an equal sample in flight may have been scored.
+            missing = self._answer_from(self.cache.recall([w.key for w in missing]), job, missing)
         return missing
 
     def _answer_from(

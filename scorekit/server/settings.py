@@ -48,7 +48,7 @@ class ServiceSettings(BaseSettings):
     max_batch_tokens: int | None = Field(
         None,
         ge=16,
-        description="Most tokens in one batch of the model, padding included; null: 1,024 on a "
+        description="Most tokens in one batch of the model, padding included; null: 256 on a "
         "CPU, 16,384 on a GPU.",
     )
     max_queue_items: int = Field(

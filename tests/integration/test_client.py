@@ -17,7 +17,7 @@ from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.settings import Secrets, ServiceSettings
-from tests.servers import free_port, running_app, running_service
+from tests.servers import free_port, running_app, running_service, wait_ready
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(100)]
 
@@ -193,6 +193,7 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline():
         create_app(FakeBackend(seconds_per_batch=0.2), ServiceSettings(cache="memory")), 503
     )
     with running_app(flaky) as url:
+        wait_ready(url)
         with SyncScoringClient(url, batch_size=10, max_in_flight=1, deadline_s=1.0) as client:
             assert _right(client.score(SAMPLES))
     assert flaky.refused >= 10

@@ -1,0 +1,252 @@
+"""OpenRLHF's remote reward model: POST /get_reward in front of a scoring service.
+
+python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000
+... --remote_rm_url http://127.0.0.1:5000/get_reward --label_key src     (of OpenRLHF's trainer)
+
+OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}. A label may
+be a plain text (its field is called `label`) or a JSON object with fields. Any failure fails the
+request with a 5xx: OpenRLHF tries again, then goes on without a reward for the sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
+
+from scorekit.adapters.rewards import (
+    MAX_IN_FLIGHT,
+    RewardSettings,
+    Samples,
+    reward_of,
+    reward_settings,
+)
+from scorekit.async_client import ScoringClient
+from scorekit.config import describe_faults
+from scorekit.errors import ScorekitError, UserError
+from scorekit.scorers import raise_for_failures
+
+#: What models put at the end of a turn; it is no part of the translation.
+END_MARKS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<eos>", "</s>", "<pad>")
+
+
+class RewardRequest(BaseModel):
+    """What OpenRLHF sends; labels may be null."""
+
+    query: list[str]
+    prompts: list[str]
+    labels: list[Any] | None = None
+
+
+def completion_of(
+    query: str, prompt: str, end_marks: Sequence[str] = END_MARKS, turn_mark: str | None = None
+) -> str:
+    """The query behind its prompt, without the marks at its end.
+
+    turn_mark: what begins the model's turn. With it the prompt need not stand in the query letter
+    by letter: the completion begins behind as many of these marks as the prompt has.
+
+    Raises UserError where the completion's beginning cannot be told.
+    """
+    if turn_mark is not None:
+        turns = prompt.count(turn_mark)
+        pieces = query.split(turn_mark, turns)
+        if not turns or len(pieces) <= turns:
+            raise UserError(f"{turn_mark!r} does not stand in prompt and query")
+        text = pieces[-1]
+    elif prompt in query:
+        text = query[query.index(prompt) + len(prompt) :]
+    else:
+        raise UserError(
+            "the prompt does not stand in the query letter by letter (cut, or changed by the "
+            "tokenizer): say --turn-mark"
+        )
+    while True:
+        bare = text.rstrip()
+        mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
+        if mark is None:
+            return text
+        text = bare.removesuffix(mark)
+
+
+def fields_of(label: Any) -> dict[str, Any]:
+    """The fields of a label: those of a JSON object, and the whole as `label`."""
+    fields: dict[str, Any] = {}
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        try:
+            fields = from_json(label)
+        except ValueError:
+            fields = {}
+    elif isinstance(label, dict):
+        fields = label
+    return {**fields, "label": label}
+
+
+class RewardServer:
+    """Answers OpenRLHF's requests out of a scoring service."""
+
+    def __init__(
+        self,
+        client: ScoringClient,
+        settings: RewardSettings,
+        end_marks: Sequence[str] = END_MARKS,
+        turn_mark: str | None = None,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._samples = Samples(settings)
+        self._end_marks = end_marks
+        self._turn_mark = turn_mark
+
+    async def get_reward(self, body: bytes) -> dict[str, Any]:
+        """The answer to one request. Raises UserError for a request of another shape, SampleError
+        where a sample failed, and what the client raises."""
+        samples = self._wanted(body)
+        info = await self._client.limits()
+        results = await self._client.score(samples, {"overlong": self._settings.overlong})
+        good = raise_for_failures(results)
+        rewards = [reward_of(result, info, self._settings.offset) for result in good]
+        scores = {f"{info.service}_score": [result.score for result in good]}
+        return {"rewards": rewards, "scores": rewards, "extra_logs": scores}
+
+    def _wanted(self, body: bytes) -> list[dict[str, str]]:
+        try:
+            asked = RewardRequest.model_validate_json(body)
+        except ValidationError as error:
+            raise UserError(describe_faults(error, "body")) from None
+        labels = asked.labels or [None] * len(asked.query)
+        if not len(asked.query) == len(asked.prompts) == len(labels):
+            raise UserError("query, prompts and labels have different lengths")
+        wanted = []
+        for index, query in enumerate(asked.query):
+            prompt = asked.prompts[index]
+            try:
+                mt = completion_of(query, prompt, self._end_marks, self._turn_mark)
+                wanted.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
+            except UserError as error:
+                raise UserError(f"sample {index}: {error}") from None
+        return wanted
+
+
+def create_app(server: RewardServer) -> Any:
+    """The ASGI application: POST /get_reward, GET /health."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    def answer(content: Any, status: int = 200) -> Response:
+        return Response(to_json(content), status, media_type="application/json")
+
+    async def get_reward(request: Request) -> Response:
+        try:
+            return answer(await server.get_reward(await request.body()))
+        except ScorekitError as error:
+            status = 422 if isinstance(error, UserError) else 502
+            return answer({"error": {"type": type(error).__name__, "message": str(error)}}, status)
+
+    async def health(request: Request) -> Response:
+        return answer({"live": True})
+
+    return Starlette(
+        routes=[Route("/get_reward", get_reward, methods=["POST"]), Route("/health", health)]
+    )
+
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def serve(
+    url: Annotated[list[str], typer.Option(help="URL of the service; repeat it for replicas.")],
+    service: Annotated[
+        Literal["metricx", "xcomet"] | None, typer.Option(help="What must run there.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Allow an address that others can reach: OpenRLHF "
+                           "sends no key, so anyone there can ask for rewards.")
+    ] = False,
+    src_key: Annotated[
+        str, typer.Option(help="Field of the label that is the source; `label`: all of it.")
+    ] = "label",
+    src_pattern: Annotated[
+        str | None, typer.Option(help="Or: a pattern with a group (?P<src>...) for the prompt.")
+    ] = None,
+    src_template: Annotated[
+        str | None, typer.Option(help="Or: the template that the whole prompt was made from.")
+    ] = None,
+    ref_key: Annotated[
+        str | None, typer.Option(help="Field of the label that is the reference.")
+    ] = None,
+    end_mark: Annotated[
+        list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
+    ] = None,
+    turn_mark: Annotated[
+        str | None,
+        typer.Option(help="What begins the model's turn, where decoding changes the prompt."),
+    ] = None,
+    offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
+    overlong: Annotated[
+        Literal["truncate", "error"], typer.Option(help="Inputs over the limit: cut, or failed.")
+    ] = "truncate",
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180.")
+    ] = 170.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
+) -> None:  # fmt: skip
+    """Serve rewards to OpenRLHF."""
+    try:
+        if not no_auth and not _is_loopback(host):
+            raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
+        settings = reward_settings(
+            url=url, src_key=src_key, src_pattern=src_pattern, src_template=src_template,
+            ref_key=ref_key, offset=offset, overlong=overlong, timeout_s=deadline,
+            deadline_s=deadline,
+        )  # fmt: skip
+        marks = (tuple(end_mark or END_MARKS), turn_mark)
+        asyncio.run(_serve(host, port, settings, service, marks, wait))
+    except ScorekitError as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+async def _serve(
+    host: str, port: int, settings: RewardSettings, service: str | None,
+    marks: tuple[Sequence[str], str | None], wait: float,
+) -> None:  # fmt: skip
+    import uvicorn
+
+    async with ScoringClient(
+        settings.url,
+        timeout_s=settings.timeout_s,
+        deadline_s=settings.deadline_s,
+        max_in_flight=MAX_IN_FLIGHT,
+    ) as client:
+        app = create_app(RewardServer(client, settings, *marks))
+        await client.wait_ready(wait)
+        info = await client.info()
+        if service is not None and info.service != service:
+            raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
+        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
+        typer.echo(f"rewards of {info.model}: http://{host}:{port}/get_reward", err=True)
+        await server.serve()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m scorekit.adapters.openrlhf")

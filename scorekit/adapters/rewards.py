@@ -1,0 +1,193 @@
+"""What the adapters share: where a sample's source stands, and how a score becomes a reward."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from scorekit.client import SyncScoringClient
+from scorekit.config import describe_faults
+from scorekit.errors import UserError
+from scorekit.prompts import FIELDS, load_template
+from scorekit.schemas import Failed, Info, Scored
+
+Result = Scored | Failed
+#: Trainers that ask for one completion at a time do so from many threads.
+MAX_IN_FLIGHT = 256
+
+
+class RewardSettings(BaseSettings):
+    """Where to ask and what to ask for. Each may come from SCOREKIT_REWARD_<NAME>."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SCOREKIT_REWARD_", extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+    url: Annotated[tuple[str, ...], NoDecode] = Field(
+        description="URLs of a scoring service, separated by commas."
+    )
+    src_key: str = Field(
+        "src", description="Field of the dataset's row (or of a JSON label) that is the source."
+    )
+    src_pattern: str | None = Field(
+        None,
+        description="Take the source from the prompt instead: a regular expression with a group "
+        "named `src`, searched for; `.` matches line ends.",
+    )
+    src_template: str | None = Field(
+        None,
+        description="Take the source from the prompt instead, which is this template of "
+        "scorekit/prompts.py (a name or a file), filled.",
+    )
+    ref_key: str | None = Field(
+        None, description="Field that is the reference; null: quality estimation."
+    )
+    offset: float = Field(
+        5.0, description="Reward of a score where lower is better: offset - score."
+    )
+    overlong: Literal["truncate", "error"] = Field(
+        "truncate", description="Inputs over the limit: cut, or a failed sample."
+    )
+    timeout_s: float = Field(120.0, gt=0, description="Seconds the service may take.")
+    deadline_s: float = Field(170.0, gt=0, description="Seconds for a request with its retries.")
+
+
+def reward_settings(**given: Any) -> RewardSettings:
+    """Settings from arguments, then the environment. `url` may be one or several.
+
+    Raises UserError for a missing URL, an unknown name or a bad value.
+    """
+    urls = given.get("url", os.environ.get("SCOREKIT_REWARD_URL"))
+    if not urls:
+        raise UserError("no scoring service: give url, or set SCOREKIT_REWARD_URL")
+    given["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
+    try:
+        return RewardSettings(**given)
+    except ValidationError as error:
+        raise UserError(f"reward settings: {describe_faults(error)}") from None
+
+
+class Samples:
+    """Finds source and reference of a sample in what a trainer passes along.
+
+    Raises UserError for a pattern without a group `src`, or two ways to find the source.
+    """
+
+    def __init__(self, settings: RewardSettings) -> None:
+        if settings.src_pattern is not None and settings.src_template is not None:
+            raise UserError("src_pattern and src_template: give one of them")
+        self._src_key = settings.src_key
+        self._ref_key = settings.ref_key
+        self._pattern: re.Pattern[str] | None = None
+        if settings.src_template is not None:
+            self._pattern = template_pattern(load_template(settings.src_template))
+        elif settings.src_pattern is not None:
+            self._pattern = _compiled(settings.src_pattern)
+
+    def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, str]:
+        """fields: what the dataset's row holds. Raises UserError that says what is missing."""
+        if self._pattern is None:
+            src = _text(fields, self._src_key)
+        else:
+            if prompt is None:
+                raise UserError("the prompt is not passed along: give src_key, a field that is")
+            found = self._pattern.search(prompt)
+            if found is None or found["src"] is None:
+                raise UserError("the source cannot be found in the prompt: check the pattern")
+            src = found["src"]
+        sample = {"src": src, "mt": mt}
+        if self._ref_key is not None:
+            sample["ref"] = _text(fields, self._ref_key)
+        return sample
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise UserError(f"src_pattern: {error}") from None
+    if "src" not in compiled.groupindex:
+        raise UserError("src_pattern has no group (?P<src>...)")
+    return compiled
+
+
+def template_pattern(template: str) -> re.Pattern[str]:
+    """A pattern that matches exactly the filled template; `{text}` is the group `src`."""
+    seen: set[str] = set()
+    pattern = ""
+    for part in re.split(r"(\{[a-z_]+\})", template):
+        name = part[1:-1]
+        if not (part.startswith("{") and name in FIELDS):
+            pattern += re.escape(part)
+            continue
+        group = "src" if name == "text" else name
+        repeated = f"(?P={group})"
+        pattern += repeated if group in seen else f"(?P<{group}>.*{'' if name == 'text' else '?'})"
+        seen.add(group)
+    return re.compile(rf"\A{pattern}\Z", re.DOTALL)
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    if key not in fields:
+        raise UserError(f"no field {key!r}; there are: {', '.join(sorted(fields)) or 'none'}")
+    if not isinstance(fields[key], str):
+        raise UserError(f"field {key!r} is no text but {type(fields[key]).__name__}")
+    return str(fields[key])
+
+
+def reward_of(result: Scored, info: Info, offset: float) -> float:
+    """The more the better: the score, or offset - score where lower is better."""
+    return result.score if info.higher_is_better else offset - result.score
+
+
+class Rewards:
+    """A scoring service as a source of rewards, for code that is not async."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.settings = settings
+        self.samples = Samples(settings)
+        self._client = SyncScoringClient(
+            settings.url,
+            timeout_s=settings.timeout_s,
+            deadline_s=settings.deadline_s,
+            max_in_flight=MAX_IN_FLIGHT,
+        )
+
+    def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
+        """See ScoringClient.score."""
+        return self._client.score(samples, {"overlong": self.settings.overlong})
+
+    def reward(self, result: Scored) -> float:
+        """The reward of a result that `score` gave."""
+        return reward_of(result, self._client.limits(), self.settings.offset)
+
+
+def rewards_for(settings: RewardSettings) -> Rewards:
+    """One client a process and settings: a trainer calls once a batch, or once a sample."""
+    return _rewards(settings, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _rewards(settings: RewardSettings, pid: int) -> Rewards:
+    """pid: a client's thread does not live on in a forked process."""
+    return Rewards(settings)
+
+
+def message_text(message: Any) -> str:
+    """The text of a prompt or completion: a string, or the last of a list of chat messages that
+    has text (`content` is a string, or a list of parts with `text`)."""
+    if isinstance(message, str):
+        return message
+    for turn in reversed(list(message)):
+        content = turn.get("content")
+        if isinstance(content, str):
+            return content
+        if content:
+            return "".join(part.get("text") or "" for part in content)
+    return ""

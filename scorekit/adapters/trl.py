@@ -1,0 +1,51 @@
+"""A reward function for TRL's trainers (`reward_funcs`).
+
+trainer = GRPOTrainer(..., reward_funcs=reward_function("http://127.0.0.1:8001", src_key="src"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
+from scorekit.schemas import Scored
+
+
+def reward_function(
+    url: str | Sequence[str] | None = None, *, name: str = "translation_reward", **settings: Any
+) -> Callable[..., list[float | None]]:
+    """A function that TRL calls with prompts, completions and the dataset's columns.
+
+    name: under which TRL logs it. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
+    Prompts and completions may be texts or lists of chat messages. A completion that could not be
+    scored gets None; where the service cannot be reached at all, the function raises.
+
+    Raises UserError for a setting that is wrong.
+    """
+    given = settings if url is None else {"url": url, **settings}
+    known = reward_settings(**given)
+    rewards_for(known)  # a wrong pattern is told now
+
+    def rewards(
+        prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        source = rewards_for(known)
+        rows = [
+            {key: values[k] for key, values in columns.items() if _is_column(values, prompts)}
+            for k in range(len(prompts))
+        ]
+        samples = [
+            source.samples.sample(row, message_text(prompt), message_text(completion))
+            for row, prompt, completion in zip(rows, prompts, completions, strict=True)
+        ]
+        results = source.score(samples)
+        return [source.reward(r) if isinstance(r, Scored) else None for r in results]
+
+    rewards.__name__ = rewards.__qualname__ = name
+    return rewards
+
+
+def _is_column(values: Any, prompts: Sequence[Any]) -> bool:
+    """TRL also passes its state and two functions for logging by keyword."""
+    return isinstance(values, list) and len(values) == len(prompts)

@@ -1,0 +1,141 @@
+"""A score cache on the caller's side: a SQLite file that outlives services and runs.
+
+It may lose values; it never makes a request fail. Only good results are stored. Several processes
+may share a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from scorekit.errors import UserError
+from scorekit.schemas import SCHEMA_VERSION, Info, Scored
+
+log = logging.getLogger(__name__)
+
+_CHECKSUM = 8  # bytes
+_LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
+#: Seconds to wait for another process that writes, and to leave the file alone after a failure.
+_BUSY_S = 1.0
+_REST_S = 5.0
+
+
+def score_keys(info: Info, options: Mapping[str, Any], bodies: Sequence[bytes]) -> list[bytes]:
+    """128 bits over all that a score depends on: model, engine, options, and the exact texts."""
+    context = [
+        SCHEMA_VERSION,
+        info.service,
+        info.model,
+        info.revision,
+        info.tokenizer,
+        info.dtype,
+        info.device.split(":")[0],
+        sorted(info.versions.items()),
+        sorted((name, value) for name, value in options.items() if name != "cache"),
+    ]
+    salt = hashlib.blake2b(to_json(context), digest_size=32).digest()
+    return [hashlib.blake2b(body, digest_size=16, key=salt).digest() for body in bodies]
+
+
+class ClientCache:
+    """Scores by key in a SQLite file, which one thread of this process touches.
+
+    Raises UserError where the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._resting_until = 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
+        try:
+            self._db = self._thread.submit(self._open).result()
+        except (sqlite3.Error, OSError) as error:
+            self._thread.shutdown()
+            raise UserError(f"cache_db {self._path}: {error}; name another file") from None
+
+    async def get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
+        """The stored results of those keys that have one; empty on any trouble."""
+        return await self._run(self._get, keys) or {}
+
+    async def set(self, results: Mapping[bytes, Scored]) -> None:
+        """Store good results; on any trouble they are lost."""
+        if results:
+            await self._run(self._set, [(key, _pack(key, r)) for key, r in results.items()])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._thread.submit(self._db.close).result()
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[Any], Any], argument: Any) -> Any:
+        """What `work` gives; None after a failure, and while the file rests from one."""
+        if time.monotonic() < self._resting_until:
+            return None
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, work, argument)
+        except sqlite3.Error as error:
+            self._resting_until = time.monotonic() + _REST_S
+            log.warning("cache_db %s rests for %g s: %s", self._path, _REST_S, error)
+            return None
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+        return db
+
+    def _get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
+        found: dict[bytes, Scored] = {}
+        for start in range(0, len(keys), _LOOKUP):
+            some = keys[start : start + _LOOKUP]
+            marks = ",".join("?" * len(some))
+            rows = self._db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
+            for key, value in rows:
+                result = _unpack(key, value)
+                if result is not None:
+                    found[key] = result
+        return found
+
+    def _set(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
+            self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+
+def _checksum(key: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_CHECKSUM, key=key).digest()
+
+
+def _pack(key: bytes, result: Scored) -> bytes:
+    payload = to_json(result.model_dump(exclude={"id", "cached"}))
+    return _checksum(key, payload) + payload
+
+
+def _unpack(key: bytes, value: bytes) -> Scored | None:
+    """The stored result; None unless the value is whole, belongs to the key and holds a score."""
+    try:
+        payload = value[_CHECKSUM:]
+        if value[:_CHECKSUM] != _checksum(key, payload):
+            return None
+        result = Scored.model_validate(from_json(payload) | {"id": None, "cached": True})
+    except (ValueError, TypeError):
+        return None
+    return result if math.isfinite(result.score) else None

@@ -1,0 +1,94 @@
+"""The distinct samples of one call: each is sent once, and each caller's sample gets its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import Failed, Info, Scored, score_result
+from scorekit.scorers import SampleForScoring
+
+#: Bytes of a request beside its samples, at most.
+_ENVELOPE = 1024
+
+#: A sample's place among the distinct ones of its call, and its JSON.
+Placed = tuple[int, bytes]
+Sample = SampleForScoring | Mapping[str, Any]
+
+
+class Distinct:
+    """Samples without their repetitions.
+
+    bodies: the JSON of each distinct sample, without an id.
+    failed: (index, result) of the samples that could never be sent.
+    """
+
+    def __init__(self, samples: Sequence[Sample], max_bytes: int) -> None:
+        """Encode samples; one of over `max_bytes` fails. Raises UserError for an id that is no
+        text."""
+        self.bodies: list[bytes] = []
+        self.failed: list[tuple[int, Failed]] = []
+        self._ids: list[str | None] = []
+        self._owners: list[list[int]] = []
+        places: dict[bytes, int] = {}
+        for index, sample in enumerate(samples):
+            id, body, fault = _encode(index, sample, max_bytes)
+            self._ids.append(id)
+            if fault is not None:
+                self.failed.append((index, invalid_input(fault, id)))
+            elif body in places:
+                self._owners[places[body]].append(index)
+            else:
+                places[body] = len(self.bodies)
+                self.bodies.append(body)
+                self._owners.append([index])
+
+    def spread(self, place: int, result: Scored | Failed) -> Iterator[tuple[int, Scored | Failed]]:
+        """(index, result with its own id) of every sample that `bodies[place]` stands for."""
+        for index in self._owners[place]:
+            yield index, result.model_copy(update={"id": self._ids[index]})
+
+
+def _encode(index: int, sample: Sample, max_bytes: int) -> tuple[str | None, bytes, str | None]:
+    """(id, JSON without the id, what is wrong with it)."""
+    fields = sample.wire() if isinstance(sample, SampleForScoring) else dict(sample)
+    id = fields.pop("id", None)
+    if id is not None and not isinstance(id, str):
+        raise UserError(f"samples.{index}.id: a string or None, not {type(id).__name__}")
+    if fields.get("ref") in (None, ""):  # all three mean the same
+        fields.pop("ref", None)
+    try:
+        body = to_json(dict(sorted(fields.items())))
+    except (PydanticSerializationError, UnicodeEncodeError):
+        return id, b"", "not Unicode text (a lone surrogate?)"
+    if len(body) > max_bytes:
+        return id, b"", f"{len(body)} bytes, a request of the service holds {max_bytes}"
+    return id, body, None
+
+
+def invalid_input(fault: str, id: str | None = None) -> Failed:
+    """The result of a sample that no service could take."""
+    error = SampleError("invalid_input", fault).wire()
+    return cast(Failed, score_result.validate_python({"id": id, "ok": False, "error": error}))
+
+
+def room(limits: Info) -> int:
+    """Bytes of samples that a request may hold."""
+    return limits.max_body_bytes - _ENVELOPE
+
+
+def cut(samples: list[Placed], limits: Info, batch_size: int) -> list[list[Placed]]:
+    """Requests within the service's own limits on samples and bytes."""
+    most = min(batch_size, limits.max_samples)
+    parts: list[list[Placed]] = []
+    size = 0
+    for place, body in samples:
+        size += len(body) + 1
+        if not parts or len(parts[-1]) >= most or size > room(limits):
+            parts.append([])
+            size = len(body) + 1
+        parts[-1].append((place, body))
+    return parts

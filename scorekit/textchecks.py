@@ -1,0 +1,361 @@
+"""What can be said of a translation by looking at it: measures and found texts, no verdicts.
+
+Each function is pure and gives a number or the text that it found; thresholds are the caller's.
+Languages are any code, tag or name that scorekit/languages.py knows.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable
+from copy import copy
+from functools import lru_cache
+from typing import Any
+
+from scorekit.languages import Language, find_language
+from scorekit.scripts import LETTERS, scripts_of
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+#: UTF-8 bytes that a language takes for what English says in one. ko, de, es, zh: medians over
+#: translations of software texts, its documentation and talks; the others are set by hand.
+_BYTES = {"ko": 1.2, "zh": 0.95, "ja": 1.3, "th": 2.6, "de": 1.2, "es": 1.2}
+_BYTES_OF_SCRIPT = {"Latin": 1.1, "Cyrillic": 1.9, "Greek": 2.1, "Arabic": 1.6, "Hebrew": 1.4}
+_BYTES_OF_OTHERS = 2.6  # the Indic scripts: three bytes a letter
+
+
+def script_share(text: str, language: str, src: str = "") -> float | None:
+    """Share of the letters that stand in the language's scripts. Markup, code and links are left
+    out, and the source's names: words with a capital letter, digit or underscore that it has too.
+
+    None where there is no letter, or the language is not known.
+    """
+    scripts = scripts_of(language)
+    names = {word for word in _WORD.findall(src) if not word.islower()}
+    bare = _WORD.sub(lambda word: " " if word.group() in names else word.group(), mask(text))
+    letters = sum(char.isalpha() for char in bare)
+    if not scripts or not letters:
+        return None
+    own = sum(match.group().isalpha() for name in scripts for match in LETTERS[name].finditer(bare))
+    return own / letters
+
+
+# -- language --------------------------------------------------------------------------------------
+
+#: Ids of the identifier that differ from MADLAD's.
+_IDENTIFIER_CODES = {"iw": "he", "fil": "tl"}
+
+
+def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | None:
+    """(candidate, probability): the likeliest of these languages, markup, code and links left out.
+
+    None where no letter is left, or fewer than two candidates are known to the identifier: say so
+    little of a text under some 40 characters. A text in a language that is no candidate gets one
+    all the same, and a mixture the one of its commoner script: look at `script_share`, too.
+    """
+    bare = mask(text)
+    if not any(char.isalpha() for char in bare):
+        return None
+    codes = {_identifier_code(found): name for name in candidates
+             if (found := find_language(name)) is not None}  # fmt: skip
+    identifier = _identifier(frozenset(codes))
+    if identifier is None:
+        return None
+    code, probability = identifier.classify(bare, datatype="uint32")
+    return codes[code], float(probability)
+
+
+def _identifier_code(language: Language) -> str:
+    return _IDENTIFIER_CODES.get(language.madlad, language.madlad)
+
+
+@lru_cache(maxsize=64)
+def _identifier(codes: frozenset[str]) -> Any:
+    """One for each set: narrowing a shared one would not be safe in threads."""
+    identifier = copy(_whole_identifier())
+    known = codes & set(identifier.nb_classes)
+    if len(known) < 2:
+        return None
+    identifier.set_languages(known)
+    return identifier
+
+
+@lru_cache(maxsize=1)
+def _whole_identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
+
+
+# -- length ----------------------------------------------------------------------------------------
+
+
+def length_ratio(src: str, mt: str) -> float:
+    """UTF-8 bytes of the translation for each of the source's; 0 for two empty texts, infinite for
+    an empty source alone."""
+    a, b = _size(src), _size(mt)
+    return b / a if a else (float("inf") if b else 0.0)
+
+
+def length_band(
+    src: str, source_lang: str, target_lang: str, *, slack: float = 3.0, floor: int = 40
+) -> tuple[float, float]:
+    """(least, most) `length_ratio` to be expected between two languages.
+
+    The ratio that their scripts make usual, divided and multiplied by `slack`. A source of fewer
+    than `floor` characters widens the band by as much as it falls short: a menu's single word may
+    well become a sentence.
+    """
+    usual = _usual_bytes(target_lang) / _usual_bytes(source_lang)
+    wide = slack * max(1.0, floor / max(1, len(src.strip())))
+    return usual / wide, usual * wide
+
+
+def _size(text: str) -> int:
+    return len(text.strip().encode("utf-8", "surrogatepass"))
+
+
+def _usual_bytes(language: str) -> float:
+    known = find_language(language)
+    if known is None or known.madlad == "en":
+        return 1.0
+    script = scripts_of(language)[0]
+    return _BYTES.get(known.madlad, _BYTES_OF_SCRIPT.get(script, _BYTES_OF_OTHERS))
+
+
+# -- what is copied, and what repeats --------------------------------------------------------------
+
+_CODE = r"```.*?(?:```|\Z)|``[^`]+``|`[^`\n]+`"
+_URL = r"\b(?:https?|ftp)://[^\s<>\"'）」]+|\bwww\.[^\s<>\"']+|\b[\w.+-]+@[\w-]+\.[\w.-]+"
+_TAG = r"</?[A-Za-z][A-Za-z0-9:_-]*(?:\s[^<>=]*=[^<>]*)?\s?/?>"
+_PLACEHOLDER = (
+    r"\{\{\s*[\w.:@!\[\]-]+\s*\}\}|\$?\{\s*[\w.:@!\[\]-]*\s*\}|%(?:\([\w.-]+\))?(?:\d+\$)?[#+-]?\d*(?:\.\d+)?[sdifgxXrc@]"
+    r"(?![A-Za-z])|%[A-Za-z_]\w*%|\$t?\([\w.:]+\)"
+)
+_ROLE = r":[a-z][\w+.:-]*:(?=`)"  # reStructuredText's, before its code
+_MASKED = re.compile("|".join((_CODE, _URL, _TAG, _PLACEHOLDER, _ROLE, r"\d+(?:[.,:]\d+)*")), re.S)
+
+
+def mask(text: str) -> str:
+    """The text without what no translator translates: code, links, tags, placeholders, numbers."""
+    return _MASKED.sub(" ", text)
+
+
+def copied_share(src: str, mt: str, *, run: int = 12) -> float:
+    """Share of the translation's letters and digits in runs of `run` or more that the source has
+    too, case and spacing aside, markup, code, links and numbers left out.
+
+    A shorter translation counts whole where the source has it, else not at all. 0 where nothing is
+    left to compare.
+    """
+    theirs, ours = _folded(src), _folded(mt)
+    if not ours:
+        return 0.0
+    run = min(run, len(ours))
+    grams = {theirs[i : i + run] for i in range(len(theirs) - run + 1)}
+    covered = 0  # up to which character `ours` is counted
+    copied = 0
+    for start in range(len(ours) - run + 1):
+        if ours[start : start + run] in grams:
+            copied += start + run - max(covered, start)
+            covered = start + run
+    return copied / len(ours)
+
+
+def _folded(text: str) -> str:
+    return "".join(char for char in mask(text).casefold() if char.isalnum())
+
+
+#: Something of 3 to 100 characters, three times or more in a row.
+_LOOP = re.compile(r"(.{3,100}?)\1{2,}", re.S)
+
+
+def looped_share(text: str) -> float:
+    """Share of the characters that stand in loops: something of 3 to 100 characters with a letter
+    or digit in it, three times or more in a row."""
+    looped = sum(
+        len(match.group())
+        for match in _LOOP.finditer(text)
+        if any(char.isalnum() for char in match.group(1))
+    )
+    return looped / len(text) if text else 0.0
+
+
+def repetition(src: str, mt: str) -> float:
+    """How much larger the `looped_share` of the translation is than the source's; at least 0."""
+    return max(0.0, looped_share(mt) - looped_share(src))
+
+
+# -- what no translation says ----------------------------------------------------------------------
+
+_EDGE = r"[\s\"'“”‘’「『*_#>-]{0,9}"
+_NAME = r"[^\s:：\n]{2,20}"
+_OPENER = (
+    r"(?:(?:sure|certainly|of course|okay|ok|absolutely|네|물론입니다|물론이죠|알겠습니다)"
+    r"[!,.]+\s*|"
+    r"(?:好的|当然|當然)[!！,，。]+\s*|(?:はい|もちろん(?:です)?|承知しました|かしこまりました)"
+    r"[!！、。,]+\s*)?"
+)
+#: A label: nothing but the word, a language beside it, then a colon or a line of its own.
+_LABELS = (
+    rf"(?:(?:the |{_NAME} )?translat(?:ion|ed text)(?: (?:in)?to {_NAME})?)",
+    rf"(?:(?:{_NAME} ?)?번역(?:문|본|\s?결과)?)",
+    r"(?:[\w]{0,4}(?:翻译|翻譯|译文|譯文)(?:结果|結果|如下)?)",
+    r"(?:[\w]{0,5}(?:翻訳|和訳|訳文|訳)(?:結果|文)?)",
+    rf"(?:(?:{_NAME}e )?übersetzung|traduction(?: {_NAME})?|traducción(?: al {_NAME})?)",
+    rf"(?:tradução|traduzione|перевод(?: на {_NAME})?|bản dịch|terjemahan|คำแปล|अनुवाद|الترجمة)",
+)
+#: The start of a sentence about the translation; it runs to the end of its sentence or line.
+_SENTENCES = (
+    r"(?:here(?:['’]s| is| are)\s[^:\n.]{0,40}?translat(?:ion|ed)|"
+    r"below is\s[^:\n.]{0,40}?translation|"
+    r"the (?:translation|translated text) (?:of[^:\n]{0,60} )?(?:is(?: as follows)?|follows))",
+    r"(?:다음은|아래는|여기)[^:：\n]{0,40}?번역(?:문|본|\s?결과)?(?:입니다|이에요|예요|이다)",
+    r"(?:以下是|下面是|这是|這是)[^:：\n]{0,30}?(?:翻译|翻譯|译文|譯文)|(?:翻译|翻譯)如下",
+    r"(?:以下は|以下が|こちらが|これが)[^:：\n]{0,30}?(?:翻訳|和訳|訳文)(?:です|になります|となります)",
+    r"hier ist (?:die|eine|deine|ihre)[^:\n.]{0,20} übersetzung|voici (?:la|une) traduction|"
+    r"(?:aquí|esta) (?:está|tienes|es) la traducción|aqui está a tradução|ecco la traduzione|"
+    r"вот (?:ваш )?перевод",
+)
+#: What a chat model says of itself: found at the start, it needs no colon.
+_ASIDES = (
+    r"(?:i(?:['’]ll| will| can| have|['’]ve) translated?\b|as an ai\b|"
+    r"i(?:['’]m| am) sorry, but i\b|"
+    r"i can(?:not|['’]t) (?:translate|assist|help)\b|let me translate\b|"
+    r"please provide the (?:text|source)\b)",
+    r"(?:제가 번역(?:해 드리|하겠|한)|번역해 드리겠습니다|번역하겠습니다|"
+    r"(?:저는 )?ai (?:언어 ?)?모델로서)",
+    r"(?:我(?:将|会|來|来)(?:为您|为你)?翻[译譯]|作为(?:一个)?(?:ai|人工智能))",
+    r"(?:翻訳します[。:：\n]|翻訳いたします|aiとして|ai言語モデルとして)",
+    r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als ki\b|en tant qu'ia\b|como (?:modelo|ia)\b)",
+)
+_META = re.compile(
+    rf"{_EDGE}{_OPENER}{_EDGE}(?:(?:{'|'.join(_LABELS)})[ *_\"'”)）]*(?:[:：]|\n)"
+    rf"|(?:{'|'.join(_SENTENCES)})[^\n:：.。]{{0,60}}(?:[:：.。!]|\n|\Z)|(?:{'|'.join(_ASIDES)}))",
+    re.I,
+)
+
+
+def meta_phrase(src: str, mt: str) -> str | None:
+    """What is said about the translation at its start ("Here is the translation:", "번역:");
+    None where nothing is, or where the source begins with such a phrase, too.
+
+    English, Korean, Chinese, Japanese, German and the labels of some others.
+    """
+    found = _META.match(mt)
+    return found.group().strip() if found and not _META.match(src) else None
+
+
+_ROLE_TOKEN = re.compile(
+    r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos)>"
+    r"|^[ \t*#]*(?:assistant|user|system|human|사용자|어시스턴트|助手|用户)[ \t*]*[:：]",
+    re.I | re.M,
+)
+
+
+def role_token(src: str, mt: str) -> str | None:
+    """The first mark of a chat ("assistant:" at a line's start, <|im_start|>) that the source does
+    not have; None without one."""
+    excused = {found.casefold().strip() for found in _ROLE_TOKEN.findall(src)}
+    for match in _ROLE_TOKEN.finditer(mt):
+        if match.group().casefold().strip() not in excused:
+            return match.group().strip()
+    return None
+
+
+_MARKER = re.compile(rf"```|~~~|{_TAG}|</?think(?:ing)?>?", re.I)
+
+
+def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
+    """The first tag, think mark or code fence that the source does not have; None without one.
+
+    allowed: names of tags ("b"), or "```", that may stand there all the same.
+    """
+    excused = {_marker_name(found) for found in _MARKER.findall(src)}
+    excused |= {name.casefold() for name in allowed}
+    for match in _MARKER.finditer(mt):
+        if _marker_name(match.group()) not in excused:
+            return match.group()
+    return None
+
+
+def _marker_name(found: str) -> str:
+    return re.sub(r"^</?|[\s/>].*$", "", found.casefold(), flags=re.S)
+
+
+# -- what is missing -------------------------------------------------------------------------------
+
+_END_MARKS = frozenset(".!?。．！？…।؟۔:;：；")
+_AFTER_END = " \n\t\u3000\"'”’“」』)）]】»*_`"
+_PAIRS = (("(", ")"), ("[", "]"), ("{", "}"), ("「", "」"), ("『", "』"), ("“", "”"), ("《", "》"))
+
+
+def truncation_sign(src: str, mt: str) -> str | None:
+    """Why the translation looks cut off: "no end mark" where the source has one, or the bracket or
+    quote that it opens and does not close, where the source closes all of its own. None else.
+
+    Korean, Thai and captions often end without a mark where English has one: no proof by itself.
+    """
+    folded, own = unicodedata.normalize("NFKC", mt), unicodedata.normalize("NFKC", src)
+    if own.count("```") % 2 == 0 and folded.count("```") % 2:
+        return "```"
+    for opening, closing in _PAIRS:
+        if opening == "“" and "„" in mt:  # there it closes
+            continue
+        if own.count(opening) <= own.count(closing) and folded.count(opening) > folded.count(
+            closing
+        ):
+            return opening
+    if _ends(src) and not _ends(mt):
+        return "no end mark"
+    return None
+
+
+def _ends(text: str) -> bool:
+    return text.rstrip(_AFTER_END)[-1:] in _END_MARKS
+
+
+_NUMBER = re.compile(r"\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
+_DIGITS = re.compile(r"\d+")
+_LEFT_OUT = re.compile("|".join((_URL, _TAG, _PLACEHOLDER)))
+
+
+def missing_numbers(src: str, mt: str) -> list[str]:
+    """Numbers of the source that the translation does not have, as digits, each once.
+
+    After NFKC, in any script's digits, separators and leading zeros aside; links, tags and
+    placeholders left out. The other way round says nothing: English spells out what others write
+    in digits.
+    """
+    have = {*_numbers(mt, _NUMBER), *_numbers(mt, _DIGITS)}
+    return [number for number in dict.fromkeys(_numbers(src, _NUMBER)) if number not in have]
+
+
+def _numbers(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """Numbers in order, as plain ASCII digits."""
+    bare = _LEFT_OUT.sub(" ", unicodedata.normalize("NFKC", text))
+    digits = (
+        "".join(str(unicodedata.decimal(c)) for c in match if c.isdecimal())
+        for match in pattern.findall(bare)
+    )
+    return [found.lstrip("0") or "0" for found in digits]
+
+
+_KEPT = re.compile(f"{_TAG}|{_PLACEHOLDER}")
+
+
+def placeholder_difference(src: str, mt: str) -> dict[str, int]:
+    """Placeholders and tags (`{x}`, `%s`, `<b>`) whose counts differ: how many more the translation
+    has; negative where some are missing. Attributes of a tag are not compared."""
+    ours, theirs = _placeholders(mt), _placeholders(src)
+    return {key: ours[key] - theirs[key] for key in ours | theirs if ours[key] != theirs[key]}
+
+
+def _placeholders(text: str) -> Counter[str]:
+    return Counter(
+        re.sub(r"\s[^>]*?(/?>)$", r"\1", found) if found.startswith("<") else "".join(found.split())
+        for found in _KEPT.findall(text)
+    )

@@ -1,0 +1,158 @@
+"""A call of the command: the folder, the log, the stages one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from scorekit.config import save_config
+from scorekit.errors import ScorekitError
+from synth.config import SynthConfig
+from synth.driver import Context, begin, run_map_stage
+from synth.stages.export import Export
+from synth.stages.format_filter import FormatFilter
+from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.sample_sources import SampleSources
+from synth.stages.score_select_best import ScoreSelectBest
+from synth.stages.select_sources import SelectSources
+from synth.stats import write_stats
+from synth.views import write_views
+
+log = structlog.get_logger()
+
+ORDER = (SampleSources(), PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest(),
+         FormatFilter(), Export())  # fmt: skip
+BY_NAME: dict[str, Any] = {stage.name: stage for stage in ORDER}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command was told beside the config."""
+
+    stages: tuple[str, ...]
+    dry_run: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    limit: int | None = None
+    shard_id: int = 0
+    num_shards: int = 1
+    engine: str = "local"
+
+
+def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
+    """Run the stages in their order. Raises UserError; KeyboardInterrupt leaves what is done."""
+    out_dir = cfg.run.out_dir
+    if options.dry_run:
+        out_dir = out_dir.with_name(out_dir.name + "-dry-run")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    _log_to(out_dir / "logs.txt", cfg.run.log_level)
+    save_config(cfg, out_dir / "config.yaml")
+    console = Console(stderr=True, highlight=False)
+    for name in options.stages:
+        with _progress(console, name) as advance:
+            ctx = Context(
+                cfg, out_dir,
+                inputs=cfg.run.out_dir if options.dry_run else None,
+                resume=options.resume,
+                overwrite=options.overwrite and name == options.stages[0],
+                limit=options.limit, shard_id=options.shard_id, num_shards=options.num_shards,
+                advance=advance,
+            )  # fmt: skip
+            run_stage(name, ctx, options.engine)
+        told = ctx.stats
+        console.print(f"{name}: {told.records_out:,} of {told.records_in:,} records go on")
+    console.print(f"run folder: {out_dir}")
+
+
+def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
+    """One stage: check, run, then stats and merged views when all of its shards are done."""
+    stage = BY_NAME[name]
+    later = [other.name for other in ORDER[ORDER.index(stage) + 1 :]]
+    manifest = begin(stage, later, ctx)
+    log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
+    try:
+        if hasattr(stage, "process"):
+            if engine == "ray":
+                from synth.engine_ray import run_map_stage_on_ray
+
+                run_map_stage_on_ray(stage, manifest, ctx)
+            else:
+                _run(run_map_stage(stage, manifest, ctx))
+        elif not ctx.folder(name).done():
+            stage.run(ctx, manifest)
+    finally:
+        write_stats(ctx, name)
+    if ctx.folder(name).done():
+        write_views(ctx, name)
+
+
+def _run(work: Any) -> None:
+    """asyncio.run, with the one error that ended a group in place of the group."""
+    try:
+        asyncio.run(work)
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            known = [e for e in error.exceptions if isinstance(e, ScorekitError)]
+            error = (known or error.exceptions)[0]
+        raise error from None
+
+
+def _log_to(path: Path, level: str) -> None:
+    """One JSON object a line, appended."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
+        logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
+    )
+
+
+class _Rate(ProgressColumn):
+    """Records a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate, once there is one."""
+        return Text("" if task.speed is None else f"{task.speed:,.1f}/s")
+
+
+@contextmanager
+def _progress(console: Console, name: str) -> Iterator[Any]:
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        _Rate(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, transient=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(name, total=None)
+
+        def advance(done: int, total: int | None) -> None:
+            if total is not None:
+                bar.update(task, total=total)
+            bar.advance(task, done)
+
+        yield advance

@@ -1,0 +1,43 @@
+"""Many candidates of each selected source (128 in the paper: arXiv 2601.09012, section 2.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synth.config import SynthConfig
+from synth.record import Kept, Rejected, teacher_seed
+from synth.stages.settings import teacher_settings
+from synth.store import Record
+from synth.tools import SourceFailed, Tools
+
+
+class Generate128:
+    """`final_generation.num_candidates` sampled translations."""
+
+    name = "generate_128"
+    after = "select_sources"
+
+    def uses(self, cfg: SynthConfig) -> frozenset[str]:
+        """The teacher."""
+        return frozenset({"teacher"})
+
+    def settings(self, cfg: SynthConfig) -> dict[str, Any]:
+        """What the candidates depend on. The strategy is not among it: both name the same ones."""
+        return {
+            **teacher_settings(cfg),
+            "final_temperature": cfg.teacher.generation.final_temperature,
+            "num_candidates": cfg.final_generation.num_candidates,
+        }
+
+    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+        """All candidates as they came; the next stage says which of them compete."""
+        try:
+            candidates = await tools.translate(
+                record,
+                temperature=tools.cfg.teacher.generation.final_temperature,
+                n=tools.cfg.final_generation.num_candidates,
+                seed=teacher_seed(tools.seed, record["source_id"], "final"),
+            )
+        except SourceFailed as error:
+            return Rejected(record, error.code, str(error))
+        return Kept({**record, "candidates": candidates})

@@ -1,0 +1,84 @@
+"""Greedy against sampled: how much better can the teacher do than its first thought?
+
+improvement = score_greedy - score_sample (MetricX: lower is better), as in arXiv 2601.09012, 2.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scorekit import textchecks
+from synth.config import SynthConfig
+from synth.record import Kept, Rejected, teacher_seed
+from synth.stages.settings import metricx_settings, teacher_settings
+from synth.store import Record
+from synth.tools import SourceFailed, Tools
+
+#: Share of a text that one loop may fill, where the source has none such, before it is broken.
+MAX_LOOP = 0.5
+
+
+class PrefilterScore:
+    """Two translations of each source, and their scores."""
+
+    name = "prefilter_score"
+    after = "sample_sources"
+
+    def uses(self, cfg: SynthConfig) -> frozenset[str]:
+        """Teacher and MetricX."""
+        return frozenset({"teacher", "metricx"})
+
+    def settings(self, cfg: SynthConfig) -> dict[str, Any]:
+        """What the scores depend on."""
+        generation = cfg.teacher.generation
+        return {
+            **teacher_settings(cfg),
+            **metricx_settings(cfg),
+            "greedy_temperature": generation.greedy_temperature,
+            "sample_temperature": generation.sample_temperature,
+            "store_texts": cfg.prefilter.store_texts,
+        }
+
+    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+        """Translate twice, score both. A source that lost either output is rejected: a broken
+        greedy output must not look like a large improvement."""
+        generation = tools.cfg.teacher.generation
+        seed = teacher_seed(tools.seed, record["source_id"], "prefilter")
+        texts: dict[str, str] = {}
+        for which, temperature in (
+            ("greedy", generation.greedy_temperature),
+            ("sample", generation.sample_temperature),
+        ):
+            try:
+                (choice,) = await tools.translate(record, temperature=temperature, n=1, seed=seed)
+            except SourceFailed as error:
+                return Rejected(record, error.code, str(error))
+            code = broken_output(record["source_text"], choice)
+            if code is not None:
+                return Rejected(record, f"{which}_{code}", more={which: choice["text"]})
+            texts[which] = choice["text"]
+        greedy, sample = await tools.score(record["source_text"], list(texts.values()))
+        for which, score in (("greedy", greedy), ("sample", sample)):
+            if score.value is None:
+                return Rejected(record, f"{which}_score_{score.error}", more=texts)
+        assert greedy.value is not None and sample.value is not None
+        told = {
+            "score_greedy": greedy.value,
+            "score_sample": sample.value,
+            "improvement": greedy.value - sample.value,
+        }
+        if tools.cfg.prefilter.store_texts:
+            told |= texts  # type: ignore[arg-type]
+        return Kept({**record, "prefilter": told})
+
+
+def broken_output(src: str, choice: dict[str, Any]) -> str | None:
+    """Why a translation is no translation: "cut", "empty", "looping"; None if it may be one."""
+    if choice["finish_reason"] == "length":
+        return "cut"
+    if not choice["text"].strip():
+        return "empty"
+    looping = textchecks.repetition(src, choice["text"]) > MAX_LOOP
+    if choice["finish_reason"] == "repetition" or looping:
+        return "looping"
+    return None

@@ -1,0 +1,76 @@
+"""The best candidate of each source, by MetricX quality estimation: best = argmin(score)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from synth.config import SynthConfig
+from synth.record import Kept, Rejected
+from synth.stages.prefilter_score import broken_output
+from synth.stages.settings import metricx_settings
+from synth.store import Record
+from synth.tools import Tools
+
+
+class ScoreSelectBest:
+    """Scores all candidates that may compete, keeps the best `store_top_k`."""
+
+    name = "score_select_best"
+    after = "generate_128"
+
+    def uses(self, cfg: SynthConfig) -> frozenset[str]:
+        """MetricX."""
+        return frozenset({"metricx"})
+
+    def settings(self, cfg: SynthConfig) -> dict[str, Any]:
+        """What the choice depends on."""
+        final = cfg.final_generation
+        return {
+            **metricx_settings(cfg),
+            "store_top_k": final.store_top_k,
+            "store_candidates": final.store_candidates,
+        }
+
+    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+        """Candidates that are empty, cut, looping, or failed in scoring never compete: a failure
+        read as 0 would win. Equal texts are scored once; of equal scores the first index wins."""
+        final = tools.cfg.final_generation
+        src = record["source_text"]
+        out: Counter[str] = Counter()
+        able = []
+        for candidate in record["candidates"]:
+            code = broken_output(src, candidate)
+            if code is None:
+                able.append(candidate)
+            else:
+                out[code] += 1
+        texts = list(dict.fromkeys(candidate["text"] for candidate in able))
+        scores = dict(zip(texts, await tools.score(src, texts), strict=True)) if texts else {}
+        scored = []
+        for candidate in able:
+            score = scores[candidate["text"]]
+            if score.value is None:
+                out[f"score_{score.error}"] += 1
+            else:
+                index, text = candidate["index"], candidate["text"]
+                scored.append({"index": index, "text": text, "score": score.value})
+        counts = {"asked": len(record["candidates"]), "scored": len(scored)}
+        rest = {key: value for key, value in record.items() if key != "candidates"}
+        rest["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
+        if not scored:
+            return Rejected(rest, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items()))
+        scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))
+        topk = _distinct(scored)[: final.store_top_k]
+        kept = {**rest, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
+        if final.store_candidates:
+            kept["candidates"] = scored
+        return Kept(kept)
+
+
+def _distinct(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of each text: two equal candidates are one choice."""
+    seen: dict[str, dict[str, Any]] = {}
+    for candidate in ranked:
+        seen.setdefault(candidate["text"], candidate)
+    return list(seen.values())

@@ -1,0 +1,255 @@
+"""The stages between sources and filters: a real teacher protocol, a real scoring service."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from scorekit.errors import UserError
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+from synth.config import SynthConfig
+from synth.driver import Context, begin, run_map_stage
+from synth.record import source_id
+from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.score_select_best import ScoreSelectBest
+from synth.stages.select_sources import SelectSources
+from synth.store import Journal, ShardWriter, StageFolder, digest_of
+from tests.openai_server import FakeOpenAI
+from tests.servers import running_service
+
+STAGES = (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest())
+NAMES = [stage.name for stage in STAGES]
+
+
+def korean(body, seed):
+    """A made-up translation: a function of the request."""
+    asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
+    digest = hashlib.blake2b(asked.encode(), digest_size=6).digest()
+    return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    fake = FakeOpenAI(respond=korean)
+    with fake.running() as url:
+        fake.url = url
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def metricx():
+    backend = FakeBackend("metricx")
+    with running_service(backend, cache="memory") as url:
+        backend.url = url
+        yield backend
+
+
+def config(out_dir, teacher, metricx, **more):
+    teacher.well()
+    data = {
+        "run": {"out_dir": str(out_dir), "shard_records": 8},
+        "data": {"src_lang": "eng", "tgt_lang": "kor", "target_examples_total": 10},
+        "teacher": {"base_url": teacher.url, "model": teacher.model, "max_concurrency": 8,
+                    "retry": {"max_attempts": 2, "backoff_s": [0.01]}, "wait_for_server_s": 0},
+        "final_generation": {"num_candidates": 6, "store_top_k": 3},
+        "metricx": {"url": metricx.url, "checkpoint": "fake-metricx"},
+    }  # fmt: skip
+    for key, value in more.items():
+        section, _, name = key.partition("__")
+        data[section] = {**data.get(section, {}), name: value}
+    return SynthConfig.model_validate(data)
+
+
+def write_sources(out_dir, texts, per_shard=8):
+    """What sample_sources leaves behind."""
+    folder = StageFolder(out_dir, "sample_sources")
+    folder.set_manifest({"stage": folder.name, "digest": digest_of(texts),
+                         "shards": -(-len(texts) // per_shard)})  # fmt: skip
+    for index in range(0, len(texts), per_shard):
+        with ShardWriter(folder.shard(index // per_shard)) as shard:
+            for offset, text in enumerate(texts[index : index + per_shard]):
+                shard.write({
+                    "source_id": source_id(text), "source_text": text, "source_type": "sentence",
+                    "length": 5.0, "length_bucket_id": (index + offset) % 3, "source_meta": {},
+                })  # fmt: skip
+            mark = {"records": shard.records, "rejected": {}, "input": None}
+            folder.set_mark(index // per_shard, {**mark, "digest": shard.commit()})
+
+
+TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
+
+
+def run(cfg, *, stages=STAGES, **options):
+    contexts = []
+    for stage in stages:
+        ctx = Context(cfg, cfg.run.out_dir, **options)
+        later = NAMES[NAMES.index(stage.name) + 1 :]
+        manifest = begin(stage, later, ctx)
+        if hasattr(stage, "process"):
+            asyncio.run(run_map_stage(stage, manifest, ctx))
+        elif not ctx.folder(stage.name).done():
+            stage.run(ctx, manifest)
+        contexts.append(ctx)
+    return contexts
+
+
+def output(out_dir):
+    return {
+        str(path.relative_to(out_dir)): path.read_bytes()
+        for path in sorted(out_dir.glob("stages/*/*.jsonl"))
+        if "sample_sources" not in str(path)
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, teacher, metricx):
+    out = tmp_path_factory.mktemp("undisturbed")
+    write_sources(out, TEXTS)
+    run(config(out, teacher, metricx))
+    return out
+
+
+def records(out, stage):
+    return list(StageFolder(out, stage).records())
+
+
+def test_improvement_is_the_greedy_score_minus_the_sampled_one(undisturbed):
+    found = records(undisturbed, "prefilter_score")
+    assert [r["source_text"] for r in found] == TEXTS
+    for r in found:
+        p = r["prefilter"]
+        assert p["improvement"] == p["score_greedy"] - p["score_sample"]
+        assert "greedy" not in p
+
+
+def test_the_most_improved_of_each_bucket_are_selected(undisturbed):
+    chosen = records(undisturbed, "select_sources")
+    assert len(chosen) == 10 and sorted(r["rank"] for r in chosen) == list(range(10))
+    everything = records(undisturbed, "prefilter_score")
+    for bucket, share in ((0, 4), (1, 3), (2, 3)):
+        best = sorted((r["prefilter"]["improvement"] for r in everything
+                       if r["length_bucket_id"] == bucket), reverse=True)[:share]  # fmt: skip
+        mine = [r["prefilter"]["improvement"] for r in chosen if r["length_bucket_id"] == bucket]
+        assert sorted(mine, reverse=True) == best
+    rest = list(StageFolder(undisturbed, "select_sources").all_rejected())
+    assert len(rest) == 10 and {r["reason_code"] for r in rest} == {"not_selected"}
+
+
+def test_best_selection_takes_the_lowest_score(undisturbed):
+    for r in records(undisturbed, "score_select_best"):
+        scores = [c["score"] for c in r["topk"]]
+        assert scores == sorted(scores) and r["worst"]["score"] >= scores[-1]
+        for c in r["topk"]:
+            sample = TranslationSample(src=r["source_text"], mt=c["text"])
+            assert c["score"] == fake_score(sample, 25.0)
+        assert r["candidate_counts"] == {"asked": 6, "scored": 6, "out": {}}
+        assert "candidates" not in r
+
+
+def test_existing_output_is_refused_without_resume_or_overwrite(undisturbed, teacher, metricx):
+    cfg = config(undisturbed, teacher, metricx)
+    with pytest.raises(UserError, match="give --resume or --overwrite"):
+        run(cfg, stages=STAGES[:1])
+    before = output(undisturbed)
+    asked = len(teacher.requests)
+    run(cfg, resume=True)
+    assert output(undisturbed) == before
+    assert len(teacher.requests) == asked  # nobody was asked again
+
+
+def test_a_changed_config_refuses_to_resume_and_says_what_changed(undisturbed, teacher, metricx):
+    cfg = config(undisturbed, teacher, metricx, final_generation__num_candidates=7)
+    with pytest.raises(UserError, match="num_candidates was 6, is 7"):
+        run(cfg, stages=STAGES[2:3], resume=True)
+
+
+def test_a_missing_stage_before_is_named(tmp_path, teacher, metricx):
+    with pytest.raises(UserError, match="run --stage sample_sources first"):
+        run(config(tmp_path, teacher, metricx), stages=STAGES[:1])
+
+
+def test_machines_share_the_shards_and_make_what_one_makes(tmp_path, teacher, metricx, undisturbed):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    for shard_id in (1, 0):
+        run(cfg, stages=STAGES[:1], shard_id=shard_id, num_shards=2)
+    run(cfg, stages=STAGES[1:])
+    assert output(tmp_path) == output(undisturbed)
+
+
+def test_both_strategies_name_the_same_candidates(tmp_path, teacher, metricx, undisturbed):
+    write_sources(tmp_path, TEXTS)
+    run(config(tmp_path, teacher, metricx, final_generation__strategy="per_call",
+               final_generation__num_candidates=6, final_generation__store_top_k=3))  # fmt: skip
+    assert output(tmp_path) == output(undisturbed)
+
+
+def test_a_broken_output_is_no_improvement(tmp_path, metricx):
+    def respond(body, seed):
+        text = body["messages"][-1]["content"]
+        if "number 3 " in text:
+            return ""
+        if "number 4 " in text and body["temperature"] == 0:
+            return "아 " * 300 + "끝"
+        return korean(body, seed)
+
+    fake = FakeOpenAI(respond=respond)
+    with fake.running() as url:
+        fake.url = url
+        write_sources(tmp_path, TEXTS)
+        run(config(tmp_path, fake, metricx), stages=STAGES[:1])
+    rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
+    codes = {r["source_text"].split()[2]: r["reason_code"] for r in rejected}
+    assert codes == {"3": "greedy_empty", "4": "greedy_looping"}
+
+
+def test_failed_scores_never_win(tmp_path, teacher):
+    class Picky(FakeBackend):
+        def _outcome(self, sample):
+            bad = fake_score(sample, 1.0) < 0.5
+            return {"score": float("nan")} if bad else {"score": fake_score(sample, 25.0)}
+
+    backend = Picky("metricx")
+    with running_service(backend) as url:
+        backend.url = url
+        write_sources(tmp_path, TEXTS)
+        cfg = config(tmp_path, teacher, backend)
+        run(cfg)
+    for r in records(tmp_path, "score_select_best"):
+        assert all(fake_score(TranslationSample(src=r["source_text"], mt=c["text"]), 1.0) >= 0.5
+                   for c in r["topk"])  # fmt: skip
+        counts = r["candidate_counts"]
+        assert counts["scored"] + counts["out"].get("score_non_finite", 0) == 6
+
+
+def test_a_metricx_service_with_another_model_is_refused_before_anything_is_asked(
+    tmp_path, teacher, metricx
+):
+    write_sources(tmp_path, TEXTS)
+    asked = len(teacher.requests)
+    cfg = config(tmp_path, teacher, metricx, metricx__checkpoint="google/metricx-24-hybrid-xl")
+    with pytest.raises(UserError, match="the service has fake-metricx"):
+        run(cfg, stages=STAGES[:1])
+    assert len(teacher.requests) == asked
+
+
+def test_the_journal_cuts_off_a_torn_line_and_keeps_the_rest(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, fsync_records=2, fsync_s=60)
+    for i in range(5):
+        journal.put(f"k{i}", {"text": "한글 " * i})
+    journal.close()
+    whole = path.read_bytes()
+    for cut in (1, 7, 20):
+        path.write_bytes(whole[:-cut])
+        journal = Journal(path, fsync_records=2, fsync_s=60)
+        assert len(journal) == 4 and journal.get("k4") is None
+        assert journal.get("k3") == {"text": "한글 " * 3}
+        journal.put("k4", {"text": "한글 " * 4})
+        assert journal.get("k4") == {"text": "한글 " * 4}
+        journal.close()
+        assert path.read_bytes() == whole

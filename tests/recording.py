@@ -1,0 +1,52 @@
+"""ASGI apps around a service that write down, refuse or change what passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+class Recorder:
+    """Passes everything to `app`; `requests` holds the body of each POST.
+
+    refuse: is given each body; the (status, headers) that it returns are answered instead.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        refuse: Callable[[dict], tuple[int, dict[str, str]] | None] | None = None,
+    ) -> None:
+        self.app = app
+        self.refuse = refuse
+        self.requests: list[dict] = []
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        raw, more = b"", True
+        while more:
+            message = await receive()
+            raw += message.get("body", b"")
+            more = message.get("more_body", False)
+        body = json.loads(raw)
+        self.requests.append(body)
+        refusal = None if self.refuse is None else self.refuse(body)
+        if refusal is not None:
+            status, headers = refusal
+            pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": status, "headers": pairs})
+            await send({"type": "http.response.body", "body": b"no"})
+            return
+        given = [{"type": "http.request", "body": raw, "more_body": False}]
+
+        async def replay():
+            return given.pop() if given else await receive()
+
+        await self.app(scope, replay, send)
+
+    @property
+    def samples(self) -> list[dict]:
+        """Every sample that was sent."""
+        return [sample for request in self.requests for sample in request["samples"]]
