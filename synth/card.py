@@ -49,7 +49,7 @@ def card(cfg: SynthConfig, counts: list[StageCounts], rows: Mapping[str, int]) -
         source=names[0],
         target=names[1],
         codes=[tag.split("-")[0] for tag in tags],
-        train="train.parquet" if "parquet" in cfg.export.formats else "train.jsonl",
+        suffix="parquet" if "parquet" in cfg.export.formats else "jsonl",
         rows=rows,
         size=_size_category(rows["train"]),
         stages=counts,

@@ -111,13 +111,15 @@ def _of_improvement(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
 
 def _of_scores(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
     best, worst, margin = (Spread(0.01) for _ in range(3))
+    out: Counter[str] = Counter()
     for record in records:
+        out.update(record["candidate_counts"]["out"])
         score = record["topk"][0]["score"]
         best.add(score)
         if record.get("worst") is not None:
             worst.add(record["worst"]["score"])
             margin.add(record["worst"]["score"] - score)
-    return {"score_best": best, "score_worst": worst, "margin": margin}
+    return {"score_best": best, "score_worst": worst, "margin": margin, "candidates_out": out}
 
 
 def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:

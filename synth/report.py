@@ -40,7 +40,8 @@ PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
     ),
     (
         "Score of the candidates",
-        (("score_select_best", "score_best", "best"), ("score_select_best", "score_worst", "worst")),
+        (("score_select_best", "score_best", "best"),
+         ("score_select_best", "score_worst", "worst")),
         "MetricX score (lower is better)",
     ),
     (

@@ -19,12 +19,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.distributions import distributions
 from synth.store import StageFolder, digest_of, to_line, write_atomic
+
+if TYPE_CHECKING:
+    from synth.driver import Context
 
 #: In their order.
 STAGES = (
@@ -115,11 +118,20 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
     if shards is None:
         return None
     marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
-    rejected: Counter[str] = Counter()
+    rejected: Counter[str] = Counter(_left_out(folder))
     for mark in marks:
-        rejected.update(mark.get("rejected", {}))
+        rejected.update(mark["rejected"])
     records = sum(mark["records"] for mark in marks)
     return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())))
+
+
+def _left_out(folder: StageFolder) -> dict[str, int]:
+    """Of sample_sources: its segments are too many to be written when they are not taken."""
+    try:
+        counts: dict[str, int] = json.loads((folder.path / "counts.json").read_bytes())["rejected"]
+    except FileNotFoundError:
+        return {}
+    return counts
 
 
 def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
@@ -134,8 +146,11 @@ def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
     return found
 
 
-def write_stats(cfg: SynthConfig, out_dir: Path) -> dict[str, Any]:
-    """Write stats.json from what stands in the stages' folders, and return it."""
+def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
+    """Write this process's figures of a stage; then stats.json, from what stands in the stages'
+    folders, and return it."""
+    ctx.stats.flush(ctx.folder(stage), every_s=0.0)
+    out_dir = ctx.out_dir
     stages = {}
     for counts in funnel(out_dir):
         folder = StageFolder(out_dir, counts.stage)
@@ -146,7 +161,7 @@ def write_stats(cfg: SynthConfig, out_dir: Path) -> dict[str, Any]:
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_figures(folder),
-            "distributions": _cached_distributions(cfg, folder) if folder.done() else {},
+            "distributions": _cached_distributions(ctx.cfg, folder) if folder.done() else {},
         }
     stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
     text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"

@@ -7,10 +7,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from synth.stats import STAGES
 from synth.store import StageFolder, to_line
+
+if TYPE_CHECKING:
+    from synth.driver import Context
 
 #: Stage -> the view of the records that it let through.
 KEPT = {
@@ -20,13 +23,13 @@ KEPT = {
 REJECTED = "rejected.jsonl"
 
 
-def write_views(out_dir: Path, stage: str) -> list[Path]:
+def write_views(ctx: Context, stage: str) -> list[Path]:
     """Write the views that a stage which has just ended changes; the files that were written.
 
     Nothing for a stage of which shards are missing: another machine may be at them. Holds no more
     than a record in memory; the same bytes for the same shards.
     """
-    folder = StageFolder(out_dir, stage)
+    out_dir, folder = ctx.out_dir, ctx.folder(stage)
     if not folder.done():
         return []
     written = []

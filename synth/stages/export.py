@@ -32,7 +32,7 @@ _BATCH = 5000  # rows of a Parquet row group
 
 
 class Export:
-    """Writes out_dir/export/: train.jsonl, train.parquet, README.md, and pairs.jsonl by option."""
+    """Writes out_dir/export/: train.jsonl, train.parquet, README.md; pairs.* by option."""
 
     name = "export"
     after: str | None = "format_filter"
@@ -59,12 +59,15 @@ class Export:
         folder = ctx.out_dir / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         make = row_maker(ctx.cfg, scorer_versions(ctx))
-        rows = (make(record) for record in islice(source.records(), ctx.limit))
-        count, digest = write_rows(folder, ctx.cfg.export.formats, rows)
-        counts = {"train": count}
+        records = islice(source.records(), ctx.limit)
+        count, digest = write_rows(folder, TRAIN, ctx.cfg, map(make, records), arrow_schema())
+        counts = {TRAIN: count}
+        pairs = pair_rows(ctx.cfg, islice(source.records(), ctx.limit))
         if ctx.cfg.export.preference_pairs:
-            records = islice(source.records(), ctx.limit)
-            counts["pairs"] = write_pairs(folder / f"{PAIRS}.jsonl", ctx.cfg, records)
+            counts[PAIRS], _ = write_rows(folder, PAIRS, ctx.cfg, pairs, _pair_schema())
+        else:
+            for kind in ("jsonl", "parquet"):
+                (folder / f"{PAIRS}.{kind}").unlink(missing_ok=True)
         write_card(folder / "README.md", ctx, counts)
         own = ctx.folder(self.name)
         own.set_manifest({**manifest, "shards": 1})
@@ -74,12 +77,7 @@ class Export:
 
 def row_maker(cfg: SynthConfig, metricx: dict[str, Any]) -> Callable[[Record], Record]:
     """A function of a record that passed all filters to its row, checked against the schema."""
-    source, target = languages(cfg)
-    codes = {
-        "pair_id": f"{_short(source)}->{_short(target)}",
-        "source_lang_code": source,
-        "target_lang_code": target,
-    }
+    codes = _codes(cfg)
     teacher = {
         "backend": cfg.teacher.backend,
         "base_url": bare_url(cfg.teacher.base_url),
@@ -127,8 +125,8 @@ def sampling_params(cfg: SynthConfig, record: Record) -> dict[str, Any]:
         return {"n": 1, **asdict(sampling), "stop": list(sampling.stop), "candidate": None}
 
     return {
-        "prefilter_greedy": block("greedy", generation.greedy_temperature),
-        "prefilter_sample": block("sample", generation.sample_temperature),
+        "prefilter_greedy": block("prefilter", generation.greedy_temperature),
+        "prefilter_sample": block("prefilter", generation.sample_temperature),
         "final": {
             **block("final", generation.final_temperature),
             "n": cfg.final_generation.num_candidates,
@@ -193,46 +191,44 @@ def row_check() -> Callable[[Record], None]:
     return check
 
 
-def write_rows(folder: Path, formats: Iterable[str], rows: Iterator[Record]) -> tuple[int, str]:
-    """train.jsonl and train.parquet in one pass; how many rows, and the digest of the JSONL bytes.
-
-    A format that is not asked for is taken away, should it stand there from before.
+def write_rows(
+    folder: Path, name: str, cfg: SynthConfig, rows: Iterator[Record], columns: pyarrow.Schema
+) -> tuple[int, str]:
+    """<name>.jsonl and <name>.parquet in one pass; how many rows, and the digest of the JSONL
+    bytes. A format that is not asked for is taken away, should it stand there from before.
     """
-    lines = ShardWriter(folder / f"{TRAIN}.jsonl")
-    table = _ParquetFile(folder / f"{TRAIN}.parquet")
+    formats = cfg.export.formats
+    lines = ShardWriter(folder / f"{name}.jsonl")
+    table = _ParquetFile(folder / f"{name}.parquet", columns)
     with lines, table:
         while batch := list(islice(rows, _BATCH)):
             for row in batch:
                 lines.write(row)
-            if "parquet" in formats:
-                table.write(batch)
-        if "parquet" in formats:
-            table.commit()
-        else:
-            table.path.unlink(missing_ok=True)
+            table.write(batch)
+        table.commit()
         digest = lines.commit()
-        if "jsonl" not in formats:
-            lines.path.unlink()
+    for path in (lines.path, table.path):
+        if path.suffix[1:] not in formats:
+            path.unlink()
     return lines.records, digest
 
 
 class _ParquetFile:
     """Under a temporary name until `commit`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: pyarrow.Schema) -> None:
         import pyarrow.parquet
 
         self.path = path
+        self._columns = columns
         self._temporary = path.with_name(f".{path.name}.tmp")
-        self._writer = pyarrow.parquet.ParquetWriter(
-            self._temporary, arrow_schema(), compression="zstd"
-        )
+        self._writer = pyarrow.parquet.ParquetWriter(self._temporary, columns, compression="zstd")
 
     def write(self, rows: list[Record]) -> None:
         """Append a row group."""
         import pyarrow
 
-        self._writer.write_table(pyarrow.Table.from_pylist(rows, schema=arrow_schema()))
+        self._writer.write_table(pyarrow.Table.from_pylist(rows, schema=self._columns))
 
     def commit(self) -> None:
         """Sync, and give the file its name."""
@@ -276,32 +272,45 @@ def _arrow_type(kind: dict[str, Any]) -> pyarrow.DataType:
     return simple[name]
 
 
-def write_pairs(path: Path, cfg: SynthConfig, records: Iterable[Record]) -> int:
-    """pairs.jsonl: the chosen translation against the worst candidate; how many there are.
+def pair_rows(cfg: SynthConfig, records: Iterable[Record]) -> Iterator[Record]:
+    """The chosen translation against the worst candidate; margin: how much worse that one scored.
 
-    A source without another candidate that was scored worse has none.
+    A source without another candidate that was scored worse gives none.
     """
+    codes = _codes(cfg)
+    for record in records:
+        best, worst = record["best"], record["worst"]
+        if worst is None or worst["text"] == best["text"] or worst["score"] <= best["score"]:
+            continue
+        yield {
+            **codes,
+            "source_text": record["source_text"],
+            "chosen": best["text"],
+            "rejected": worst["text"],
+            "metricx_qe_score_chosen": best["score"],
+            "metricx_qe_score_rejected": worst["score"],
+            "margin": worst["score"] - best["score"],
+        }
+
+
+def _pair_schema() -> pyarrow.Schema:
+    import pyarrow
+
+    texts = ("pair_id", "source_lang_code", "target_lang_code", "source_text", "chosen", "rejected")
+    numbers = ("metricx_qe_score_chosen", "metricx_qe_score_rejected", "margin")
+    return pyarrow.schema(
+        [(name, pyarrow.string()) for name in texts]
+        + [(name, pyarrow.float64()) for name in numbers]
+    )
+
+
+def _codes(cfg: SynthConfig) -> dict[str, str]:
     source, target = languages(cfg)
-    with ShardWriter(path) as writer:
-        for record in records:
-            best, worst = record["best"], record["worst"]
-            if worst is None or worst["text"] == best["text"] or worst["score"] <= best["score"]:
-                continue
-            writer.write(
-                {
-                    "pair_id": f"{_short(source)}->{_short(target)}",
-                    "source_lang_code": source,
-                    "target_lang_code": target,
-                    "source_text": record["source_text"],
-                    "chosen": best["text"],
-                    "rejected": worst["text"],
-                    "metricx_qe_score_chosen": best["score"],
-                    "metricx_qe_score_rejected": worst["score"],
-                    "margin": worst["score"] - best["score"],
-                }
-            )
-        writer.commit()
-    return writer.records
+    return {
+        "pair_id": f"{_short(source)}->{_short(target)}",
+        "source_lang_code": source,
+        "target_lang_code": target,
+    }
 
 
 def _short(tag: str) -> str:
