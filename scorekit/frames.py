@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.schemas import Result, Scored
+from scorekit.schemas import Failed, Result, Scored
 
 if TYPE_CHECKING:
     from pandas import DataFrame
