@@ -11,13 +11,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from tests.openai_server import FakeOpenAI
 
 CONCURRENCY = 8
+WORDS = ("문장은", "번역된", "하나의", "오늘", "매우", "작은", "좋은", "말뭉치", "숫자", "그리고")
 FSYNC_RECORDS = 20
 
 
@@ -57,16 +59,15 @@ def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Itera
         seconds = time.monotonic() - started
         asked_once = len(teacher.requests)
         teacher.forget()
-        stages = kill_many(configs["killed"], kills, seconds)
-        asked = Counter(request.id for request in teacher.requests if request.status == 200)
-    again = sum(count - 1 for count in asked.values())
+        stages, runs = kill_many(configs["killed"], kills, seconds, teacher)
+    again = sum(count - 1 for asked in runs for count in asked.values())
     outputs = [export_bytes(folder / name) for name in ("undisturbed", "killed")]
     different = [n for n in outputs[0] if outputs[0][n] != outputs[1].get(n)]
     details = {
         "stages_killed_in": dict(stages),
         "seconds_undisturbed": seconds,
         "requests_undisturbed": asked_once,
-        "requests_killed": sum(asked.values()),
+        "requests_killed": [sum(asked.values()) for asked in runs],
     }
     yield Figure(f"files of the export that differ after {kills} kill -9 of the driver",
                  len(different) + (set(outputs[0]) != set(outputs[1])), "files", at_most=0,
@@ -76,26 +77,47 @@ def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Itera
                  details={"sent_again": again, "in_flight_budget": CONCURRENCY})  # fmt: skip
 
 
-def kill_many(config: Path, kills: int, seconds: float) -> Counter[str]:
-    """Start, wait, kill -9, start again; at last let it finish. Stages that were hit."""
+def kill_many(
+    config: Path, kills: int, seconds: float, teacher: FakeOpenAI
+) -> tuple[Counter[str], list[Counter[str]]]:
+    """Start, wait, kill -9, start again; at last let it finish.
+
+    Returns the stages that were hit, and for each run from its beginning to its end how often each
+    request was answered (several runs, where one came through before all kills were done).
+    """
     rng = random.Random(kills)
     hit: Counter[str] = Counter()
+    runs: list[Counter[str]] = []
     done = 0
     while done < kills:
         process = subprocess.Popen(_command(config), cwd=ROOT, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)  # fmt: skip
-        time.sleep(rng.uniform(0.5, 1.5 + 1.5 * seconds / kills))
+        # By turns after so many seconds, and after so many requests: starting takes most seconds.
+        if done % 2:
+            wanted = len(teacher.requests) + rng.randint(1, 40)
+            _wait(process, lambda wanted=wanted: len(teacher.requests) >= wanted)
+        else:
+            ends = time.monotonic() + rng.uniform(0.5, seconds)
+            _wait(process, lambda ends=ends: time.monotonic() > ends)
         if process.poll() is not None:
             _, told = process.communicate()
             assert process.returncode == 0, told.decode()[-2000:]
             shutil.rmtree(_out_dir(config))  # it came through: the rest hits a new run
+            runs.append(Counter(r.id for r in teacher.requests if r.status == 200))
+            teacher.forget()
             continue
         process.send_signal(signal.SIGKILL)
         process.wait()
         done += 1
         hit[_stage_in_work(_out_dir(config))] += 1
     _finish(config)
-    return hit
+    runs.append(Counter(r.id for r in teacher.requests if r.status == 200))
+    return hit, runs
+
+
+def _wait(process: subprocess.Popen[bytes], until: Callable[[], bool]) -> None:
+    while process.poll() is None and not until():
+        time.sleep(0.005)
 
 
 def _finish(config: Path) -> None:
@@ -154,12 +176,17 @@ def write_config(
 
 
 def _slowly_translate(body: dict[str, Any], seed: int | None) -> str:
-    """Korean-looking words, a function of the request; slow enough to be killed in the middle."""
+    """Korean-looking words, a function of the request, with the source's numbers and length; slow
+    enough to be killed in the middle."""
     time.sleep(0.003)
-    asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
-    rng = random.Random(asked)
-    words = ["문장", "번역", "하나", "오늘", "매우", "작은", "좋은", "말뭉치", "끝난다", "있다"]
-    return " ".join(rng.choice(words) for _ in range(9)) + f" {rng.randrange(1000)}."
+    source = body["messages"][-1]["content"].split("Text:\n")[-1]
+    rng = random.Random(f"{source}|{body['temperature']}|{seed}")
+    lines = []
+    for line in source.split("\n"):
+        words = rng.sample(WORDS, 8) + re.findall(r"\d+", line)
+        rng.shuffle(words)
+        lines.append(" ".join(words) + " 끝난다." if line.strip() else line)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
