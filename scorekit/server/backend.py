@@ -16,7 +16,7 @@ class Encoded:
     """A tokenised sample.
 
     length: tokens of its longest sequence (what a batch is padded to); 1 where a batch is counted
-        in samples (the judge).
+        in samples (a judge's LLM).
     rows: sequences it adds to a batch (xCOMET with a reference: 3).
     fields: what the result tells about the input: for a translation `tokens`, `truncated`,
         `mt_covered`.

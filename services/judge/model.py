@@ -39,6 +39,11 @@ class Probe(JudgeSample):
     """What warm-up and health checks ask with. No request can hold one."""
 
 
+def _tokens(texts: Mapping[str, str]) -> int:
+    """Tokens, counted as four bytes each."""
+    return sum(len(text.encode()) for text in texts.values()) // 4 + 1
+
+
 class _Judge:
     """What both back ends do alike: check samples against their rubrics."""
 
@@ -51,16 +56,16 @@ class _Judge:
         self.max_input_length = max_input_length
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
-        """Check the samples; each counts one in a batch."""
+        """Check the samples."""
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             try:
-                encoded.append(Encoded(1, {}, self._asked(sample, options)))
+                encoded.append(self._encoded(sample, options))
             except SampleError as error:
                 encoded.append(error)
         return encoded
 
-    def _asked(self, sample: JudgeSample, options: JudgeOptions) -> Any:
+    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         raise NotImplementedError
 
     def _texts(self, sample: JudgeSample) -> tuple[Rubric, dict[str, str]]:
@@ -69,7 +74,7 @@ class _Judge:
             known = ", ".join(self.rubrics)
             raise SampleError("invalid_input", f"task {sample.task[:64]!r}: there are {known}")
         texts = rubric.prepare(sample.model_extra or {})
-        tokens = sum(len(text.encode()) for text in texts.values()) // 4
+        tokens = _tokens(texts)
         if tokens > self.max_input_length:
             raise SampleError("overlong", f"about {tokens} tokens, limit {self.max_input_length}")
         return rubric, texts
@@ -106,12 +111,13 @@ class RulesBackend(_Judge):
             versions=installed_versions("scorekit", "py3langid"),
         )
 
-    def _asked(self, sample: JudgeSample, options: JudgeOptions) -> dict[str, str]:
+    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if options.model not in (None, "rules"):
             raise SampleError("invalid_input", f"options.model {options.model!r}: rules ask none")
         if sample.task in self.rubrics.keys() - {RULES_TASK}:
             raise SampleError("invalid_input", f"task {sample.task!r} needs --backend openai")
-        return self._texts(sample)[1]
+        texts = self._texts(sample)[1]
+        return Encoded(_tokens(texts), {}, texts)
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order."""
@@ -160,9 +166,9 @@ class OpenAIBackend(_Judge):
             engine={"base_url": self._clients[self.model].base_url},
         )
 
-    def _asked(self, sample: JudgeSample, options: JudgeOptions) -> _Question | None:
+    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if isinstance(sample, Probe):
-            return None
+            return Encoded(1, {}, None)
         rubric, texts = self._texts(sample)
         temperature, tokens = options.temperature, options.max_tokens
         sampling = Sampling(
@@ -170,7 +176,8 @@ class OpenAIBackend(_Judge):
             temperature=rubric.temperature if temperature is None else temperature,
             seed=0,
         )
-        return _Question(rubric, texts, options.model or self.model, sampling)
+        question = _Question(rubric, texts, options.model or self.model, sampling)
+        return Encoded(1, {}, question)  # a batch is so many requests, however long
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order; a sample without one has the reason why."""

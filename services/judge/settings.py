@@ -12,6 +12,8 @@ from scorekit.server.settings import ServiceSettings
 
 #: Seconds before the second, third, ... attempt at the upstream server; the last one repeats.
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
+#: Tokens of texts in one batch of the rules.
+RULES_BATCH = 4096
 
 
 class JudgeSettings(ServiceSettings):
@@ -48,12 +50,12 @@ class JudgeSettings(ServiceSettings):
     max_attempts: int = Field(
         3, ge=1, description="Attempts at the upstream server until a sample fails with `upstream`."
     )
-    # A batch of the judge is counted in samples: `max_concurrency` is its size.
+    # Of an LLM a batch is `max_concurrency` samples; of rules, what takes well under a second.
     max_batch_tokens: CliSuppress[int | None] = None
 
     @model_validator(mode="after")
     def _follow(self) -> Self:
-        self.max_batch_tokens = self.max_concurrency
+        self.max_batch_tokens = self.max_concurrency if self.backend == "openai" else RULES_BATCH
         if self.backend == "openai" and self.stall_after is None:
             # Two questions a sample, each with all its attempts: longer is no waiting any more.
             waits = self.max_attempts * (self.request_timeout_s + BACKOFF_S[-1])

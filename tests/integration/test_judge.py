@@ -9,10 +9,10 @@ import threading
 import httpx
 import pytest
 
-from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
+from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, JudgeOptions, JudgeSample, JudgeScored, Scored
-from scorekit.scorers import SampleForScoring
+from scorekit.scorers import reward_output
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
 from services.judge.model import OpenAIBackend
@@ -362,10 +362,10 @@ def test_translations_are_still_scored_and_verdicts_are_no_scores_of_translation
     with running_service(FakeBackend("xcomet")) as url, SyncScoringClient(url) as client:
         (result,) = client.score([{"src": "a", "mt": "b"}])
         assert isinstance(result, Scored)
-    with RemoteScorer(rules_url) as scorer:
-        scorer.score_batch([])
-        with pytest.raises(Exception, match="options"):
-            scorer.score_batch([SampleForScoring("a", "b")])
+    with SyncScoringClient(rules_url) as client:
+        results = client.score([GOOD])
+    with pytest.raises(UserError, match="no scores of translations"):
+        reward_output(results)
 
 
 # -- the fence -------------------------------------------------------------------------------------
