@@ -182,6 +182,18 @@ def test_copies_of_a_text_are_one_source(tmp_path):
     assert counts(both)["rejected"]["duplicate"] >= counts(both)["sampled"]
 
 
+def test_a_blob_that_reads_as_a_sentence_is_that_sentence(tmp_path):
+    first, second = "모든 인간은 태어날 때부터 자유롭다.", "인간은 이성과 양심을 부여받았다."
+    path = tmp_path / "some.jsonl"
+    texts = [f"{first}\n{second}", f"{first} {second}"]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    folder = run(config(tmp_path / "out", [str(path)]))
+    assert sorted((r["source_type"], r["source_text"]) for r in folder.records()) == sorted(
+        ("sentence", text) for text in (first, second, texts[1])
+    )
+    assert counts(folder)["rejected"] == {"duplicate": 1}
+
+
 def test_the_merged_view_holds_the_same_records(tmp_path):
     import pyarrow.parquet as pq
 
@@ -257,6 +269,8 @@ def test_hub_files_are_named_by_a_pinned_revision():
     data = DataConfig(src_lang="kor", tgt_lang="eng", madlad_split="noisy")
     root = f"hf://datasets/allenai/MADLAD-400@{REVISION}"
     assert hub_pattern(data) == f"{root}/data/ko/ko_noisy_*.jsonl.gz"
+    pinned = SampleSources().settings(config("out", data={"files": None}))["data"]
+    assert pinned["madlad_revision"] == REVISION
     other = data.model_copy(update={"madlad_dataset": "me/mine", "madlad_revision": "main"})
     assert hub_pattern(other) == "hf://datasets/me/mine@main/data/ko/ko_noisy_*.jsonl.gz"
 
