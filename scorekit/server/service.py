@@ -123,8 +123,9 @@ class ScoringService:
     def close_job(self, job: Job) -> None:
         """Give up what the job still waits for, and count what became of it."""
         self.batcher.release(job)
+        unanswered = "timeout" if job.timed_out else "cancelled"
         outcomes = Counter(
-            "cancelled" if answer is None else
+            unanswered if answer is None else
             answer.type if isinstance(answer, SampleError) else "ok"
             for answer in job.answers
         )  # fmt: skip

@@ -329,6 +329,21 @@ def asyncio_thread():
     return thread.ident
 
 
+@pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
+def test_samples_are_counted_by_what_was_answered(route):
+    backend = FakeBackend()
+    with running_service(backend) as url:
+        _score(url, PAIR)
+        backend.seconds_per_batch = 2.0
+        late = {"src": "late", "mt": "m"}
+        body = {"samples": [PAIR, late], "timeout_s": 0.05}
+        assert '"timeout"' in httpx.post(f"{url}{route}", json=body).text
+        counted = httpx.get(f"{url}/metrics").text
+    for outcome in ("ok", "cached", "timeout"):
+        assert f'scorekit_samples_total{{outcome="{outcome}"}} 1.0' in counted
+    assert 'outcome="cancelled"' not in counted
+
+
 def test_a_stream_in_which_nothing_is_done_in_time_is_504():
     with running_service(FakeBackend(seconds_per_batch=0.6)) as url:
         body = {"samples": [{"src": "slow", "mt": "m"}], "timeout_s": 0.1}
