@@ -85,7 +85,8 @@ class Batcher:
 
     def warm_up(self, description: Description) -> None:
         """Run the largest batch there can be, so that the first request finds the model as fast
-        as the last, and memory that does not suffice shows now. Raises UserError then."""
+        as the last, and memory that does not suffice shows now. Raises UserError then, and where
+        a plain text gets no score."""
         self._max_length = description.max_input_length
         options = resolve_options(self.backend.options_type(), description)
         budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
@@ -111,6 +112,9 @@ class Batcher:
             self.backend.forward(batch)
             seconds = time.monotonic() - started
         self.pace.learn(tokens, len(batch), seconds)
+        (outcome,) = run_batch(self.backend.forward, [self._plain])
+        if isinstance(outcome, SampleError):
+            raise UserError(f"the model does not score a plain text ({outcome}): try another dtype")
         log.info("warm", batch_tokens=tokens, samples=len(batch), seconds=round(seconds, 3))
 
     def start(self) -> None:

@@ -114,7 +114,7 @@ def _run(test, backend=None, **limits):
         batcher = Batcher(backend, settings, Metrics(), stored.append)
         release = getattr(backend, "open", None)
         if release:
-            release(2)
+            release(3)
         batcher.warm_up(backend.load())
         backend.batches.clear()
         if release:
@@ -471,6 +471,18 @@ def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
 
     with pytest.raises(UserError, match=r"--max-batch-tokens 2000: a batch of .* does not fit"):
         _run(never, Small(), max_batch_tokens=2000)
+
+
+def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
+    class Broken(FakeBackend):
+        def _outcome(self, sample):
+            return {"score": math.nan}
+
+    async def never(batcher, submit):
+        raise AssertionError("it started")
+
+    with pytest.raises(UserError, match=r"does not score a plain text \(non_finite: "):
+        _run(never, Broken())
 
 
 def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
