@@ -82,8 +82,8 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
         service.refuse_if_unavailable()  # before the body is read
-        asked = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked)
+        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked, size)
         leaving = asyncio.create_task(_watch_leaving(request, job))
         try:
             await service.finish(job, asked.timeout_s)
@@ -109,8 +109,8 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
         A stream without its last line has failed: ask again for the missing indexes.
         """
         service.refuse_if_unavailable()  # before the body is read
-        asked = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked)
+        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked, size)
         leaving = asyncio.create_task(_watch_leaving(request, job))
         indexes = service.stream(job, asked.timeout_s)
         try:
