@@ -66,7 +66,8 @@ class ScoringClient:
     and the pauses between them. Waiting for other requests of this client does not count.
     max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
     cache_db: file of a client-side cache of good scores (clientcache.py); None: none.
-    pin_model: an answer of another model than the one that was met first is an error.
+    pin_model: an answer of another model than the one that was met first is an error (one of
+    another service always is).
 
     Raises UserError for what is no http URL, and for a cache file that cannot be opened.
     """
@@ -359,7 +360,8 @@ class ScoringClient:
         known = call.info
         if model == {"service": known.service, "id": known.model, "revision": known.revision}:
             return True
-        if self._pin_model:
+        # Another service's scores mean something else, and may even point the other way.
+        if self._pin_model or model["service"] != known.service:
             reason = (
                 f"it runs {model['id']} {model['revision']}, not {known.model} {known.revision}"
             )

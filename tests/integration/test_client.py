@@ -131,6 +131,16 @@ def test_work_is_spread_over_urls():
     assert min(sum(one.batches), sum(two.batches)) >= 20
 
 
+def test_scores_of_two_services_are_never_mixed():
+    with (
+        running_service(FakeBackend("metricx")) as one,
+        running_service(FakeBackend("xcomet")) as other,
+        SyncScoringClient([one, other], batch_size=5) as client,
+    ):
+        with pytest.raises(ServiceUnreachable, match="it runs fake-"):
+            client.score(SAMPLES)
+
+
 def test_text_that_is_not_unicode_fails_alone():
     with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
         surrogate = {"id": "x", "src": "a\ud800", "mt": "b"}
