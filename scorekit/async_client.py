@@ -21,7 +21,7 @@ from scorekit.clientcache import ClientCache, score_keys
 from scorekit.distinct import Distinct, Placed, Sample, cut, invalid_input, room
 from scorekit.endpoints import Endpoint, Endpoints
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.schemas import Failed, Info, Priority, Scored, score_result
+from scorekit.schemas import Info, Priority, Result, Scored, score_result
 from scorekit.transport import (
     Deadline,
     attempts,
@@ -31,7 +31,6 @@ from scorekit.transport import (
     understood,
 )
 
-Result = Scored | Failed
 #: Seconds by which an answer may be later than the service was granted.
 _GRACE_S = 10.0
 #: Seconds between two looks at a service that is not ready.

@@ -16,7 +16,7 @@ from scorekit.async_client import ScoringClient
 from scorekit.distinct import Sample
 from scorekit.frames import samples_of_frame, with_results
 from scorekit.progress import progress_bar
-from scorekit.schemas import Failed, Info, Scored
+from scorekit.schemas import Info, Result
 from scorekit.scorers import (
     RewardOutput,
     SampleForScoring,
@@ -94,7 +94,7 @@ class SyncScoringClient:
 
     def score(
         self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
-    ) -> list[Scored | Failed]:
+    ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and time left."""
         if not progress:
             return self._thread.run(self._client.score(samples, *args, **kwargs))

@@ -23,8 +23,8 @@ from scorekit.schemas import (
     SCHEMA_VERSION,
     ErrorResponse,
     Info,
-    ScoreResponse,
     score_request,
+    score_response,
 )
 from scorekit.server.answers import body_json, line_json
 from scorekit.server.backend import Backend
@@ -75,9 +75,10 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
+    response_type = score_response(service.backend.sample_type)
     router = APIRouter(route_class=DirectRoute)
 
-    @router.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
+    @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
         service.refuse_if_unavailable()  # before the body is read

@@ -382,6 +382,6 @@ class Batcher:
         metrics.batch_samples.observe(len(batch))
         for born in {flight.born for flight in batch}:  # one of each request
             metrics.queue_seconds.observe(started - born)
-        real = sum(e.fields["tokens"] for e in encoded)
+        real = sum(e.fields.get("tokens", e.length) for e in encoded)
         metrics.tokens.inc(real)
         metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))

@@ -16,7 +16,7 @@ import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.schemas import SCHEMA_VERSION, ModelRef
+from scorekit.schemas import SCHEMA_VERSION, ModelRef, Wire
 from scorekit.server.backend import Backend
 from scorekit.server.batching import Batcher, Wanted
 from scorekit.server.cache import Cache
@@ -48,7 +48,7 @@ class ScoringService:
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
-        self._texts_of = attrgetter(*(f for f in backend.sample_type.model_fields if f != "id"))
+        self._texts_of = _texts_of(backend.sample_type)
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
@@ -239,6 +239,14 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return await future
+
+
+def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
+    """What gives everything of a sample that its score may depend on."""
+    fields = attrgetter(*(name for name in sample_type.model_fields if name != "id"))
+    if sample_type.model_config.get("extra") != "allow":
+        return fields
+    return lambda sample: (fields(sample), sorted(sample.model_extra.items()))
 
 
 def _with_keys(

@@ -15,7 +15,7 @@ PACKAGES = ("scorekit", "services", "trainer", "synth")
 #: May import everything; nothing of PACKAGES imports them.
 ON_TOP = ("demo", "bench", "tools", "tests")
 HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "redis", "datasets",
-         "trl", "ray", "pandas")  # fmt: skip
+         "trl", "ray", "pandas", "openai", "jsonschema")  # fmt: skip
 
 
 def _room(path: Path) -> str:
@@ -74,7 +74,10 @@ def test_the_contract_half_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["services.metricx", "services.xcomet", "trainer", "scorekit"])
+@pytest.mark.parametrize(
+    "module",
+    ["services.metricx", "services.xcomet", "services.judge", "trainer", "synth", "scorekit"],
+)
 def test_help_answers_without_torch(module):
     code = (
         "import runpy, sys\n"
