@@ -158,6 +158,34 @@ def train(cfg):
     return list(read_records(cfg.run.out_dir / "export" / "train.jsonl"))
 
 
+def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
+    from tests.judge_kit import running_judge
+
+    make_run(tmp_path)
+    with running_judge() as url:
+        judge = {"enabled": True, "url": url}
+        cfg = config(tmp_path, filters={"llm_judge": judge, "rule_based": False})
+        ctx = run_filter(cfg)
+    assert ctx.stats.judge.samples == 10
+    assert ctx.stats.rejected == {"judge:meta_phrase": 2}
+    kept = next(StageFolder(tmp_path, "format_filter").records())
+    assert kept["filters"] == {
+        "passed": [], "failed": [], "tried": [],
+        "judge": {"pass": True, "reason_code": "ok", "notes": ""},
+    }  # fmt: skip
+    run_export(cfg)
+    assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
+    asked = {**judge, "model": "another"}  # rules ask no model: an error of every sample
+    strict = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "conservative"}})
+    lenient = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "permissive"}})
+    with running_judge() as url:
+        strict.filters.llm_judge.url = lenient.filters.llm_judge.url = url
+        told = run_filter(strict, overwrite=True).stats
+        assert told.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
+        told = run_filter(lenient, overwrite=True).stats
+        assert told.records_out == 8 and told.rejected == {"meta_phrase": 2}
+
+
 # -- export ----------------------------------------------------------------------------------------
 
 
