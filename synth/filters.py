@@ -52,7 +52,11 @@ class RuleConfig(Config):
         "more of the source's stand in the translation; links, code and numbers aside.",
     )
     min_script_share: float = Field(
-        0.3, ge=0, le=1, description="wrong_script: fewer letters in the target language's script."
+        0.4,
+        ge=0,
+        le=1,
+        description="wrong_script: fewer letters in the target language's script, names that the "
+        "source has too left out.",
     )
     language_confidence: float = Field(
         0.9,
@@ -164,7 +168,7 @@ def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
 def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
     if _letters(pair.mt) < cfg.min_letters:
         return None
-    share = textchecks.script_share(pair.mt, pair.target_lang)
+    share = textchecks.script_share(pair.mt, pair.target_lang, pair.src)
     if share is None or share >= cfg.min_script_share:
         return None
     return f"{share:.2f} of the letters in the script of {pair.target_lang}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +15,14 @@ import httpx
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig
+from synth.distributions import Spread
 from synth.driver import Context, begin, run_map_stage
 from synth.estimate import estimate, plan, status
 from synth.record import source_id
@@ -153,6 +156,34 @@ def done(tmp_path):
 
 def train(cfg):
     return list(read_records(cfg.run.out_dir / "export" / "train.jsonl"))
+
+
+def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
+    from tests.judge_kit import running_judge
+
+    make_run(tmp_path)
+    with running_judge() as url:
+        judge = {"enabled": True, "url": url}
+        cfg = config(tmp_path, filters={"llm_judge": judge, "rule_based": False})
+        ctx = run_filter(cfg)
+    assert ctx.stats.judge.samples == 10
+    assert ctx.stats.rejected == {"judge:meta_phrase": 2}
+    kept = next(StageFolder(tmp_path, "format_filter").records())
+    assert kept["filters"] == {
+        "passed": [], "failed": [], "tried": [],
+        "judge": {"pass": True, "reason_code": "ok", "notes": ""},
+    }  # fmt: skip
+    run_export(cfg)
+    assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
+    asked = {**judge, "model": "another"}  # rules ask no model: an error of every sample
+    strict = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "conservative"}})
+    lenient = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "permissive"}})
+    with running_judge() as url:
+        strict.filters.llm_judge.url = lenient.filters.llm_judge.url = url
+        told = run_filter(strict, overwrite=True).stats
+        assert told.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
+        told = run_filter(lenient, overwrite=True).stats
+        assert told.records_out == 8 and told.rejected == {"meta_phrase": 2}
 
 
 # -- export ----------------------------------------------------------------------------------------
@@ -442,6 +473,41 @@ def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
     assert stats["stages"]["score_select_best"]["distributions"]["candidates_out"] == {"cut": 10}
 
 
+def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
+    folder = StageFolder(done.run.out_dir, "format_filter")
+    records = list(folder.records())
+    records[0]["filters"]["judge"] = {"error": "upstream"}
+    records[1]["filters"]["judge"] = {"pass": True, "reason_code": "ok", "notes": ""}
+    write_stage(folder, [records], [{**records[0], "reason_code": "judge_error:timeout"}])
+    stage = write_stats(Context(done, done.run.out_dir), "format_filter")["stages"]["format_filter"]
+    assert stage["rejected"] == {"judge_error:timeout": 1}
+    assert stage["distributions"]["judge"] == {"error:upstream": 1, "not asked": 6, "pass": 1}
+    run_export(done, overwrite=True)
+    outcomes = [row["selection"]["filters"]["judge"] for row in train(done)]
+    assert outcomes[0] == {"outcome": "error", "reason_code": "", "notes": "", "error": "upstream"}
+    assert [o["outcome"] for o in outcomes] == ["error", "pass", *["not_asked"] * 6]
+
+
+@given(st.lists(st.floats(-25, 25), min_size=1, max_size=300))
+def test_a_spread_has_all_values_in_its_bars_and_true_quantiles(values):
+    spread = Spread(0.01)
+    for value in values:
+        spread.add(value)
+    told = spread.as_dict()
+    assert sum(told["counts"]) == told["n"] == len(values)
+    assert len(told["edges"]) == len(told["counts"]) + 1 <= 42
+    assert told["edges"][0] <= told["p0"] and told["p100"] <= told["edges"][-1]
+    ranked = sorted(values)
+    for share in (10, 50, 90):
+        exact = ranked[max(1, math.ceil(share / 100 * len(ranked))) - 1]
+        assert abs(told[f"p{share}"] - exact) <= 0.0051
+    assert abs(told["mean"] - sum(values) / len(values)) < 1e-3
+
+
+def test_a_spread_of_nothing_is_nothing():
+    assert Spread().as_dict() is None
+
+
 def test_a_stage_that_was_made_anew_is_read_anew(done):
     ctx = Context(done, done.run.out_dir)
     write_stats(ctx, "format_filter")
@@ -467,9 +533,10 @@ def test_figures_are_written_now_and_then_and_go_with_their_stage(done):
 
 def test_the_scorer_tells_of_its_batches_and_memory():
     with running_service(FakeBackend("metricx")) as url:
-        before = scorer_figures(url, {})
-        sample = {"src": "one", "mt": "하나"}
-        httpx.post(f"{url}/v1/score", json={"samples": [sample]}).raise_for_status()
+        for sample in ({"src": "one", "mt": "하나"}, {"src": "two", "mt": "둘"}):
+            before = scorer_figures(url, {})
+            httpx.post(f"{url}/v1/score", json={"samples": [sample]}).raise_for_status()
+        assert before["batches"] >= 1
         after = scorer_figures([url], before)
     assert after["batches"] == 1 and after["batch_samples"] == 1
     assert after["memory_peak_bytes"] > 1e6
@@ -488,10 +555,8 @@ def test_prometheus_sees_the_stage_at_work_on_loopback_only():
         assert 'outcome="meta_phrase",stage="format_filter"} 2.0' in page
         with pytest.raises(UserError, match="prometheus_port"):
             Exporter(port)
-        own = socket.gethostbyname(socket.gethostname())
-        if not own.startswith("127."):
-            with pytest.raises(httpx.ConnectError):
-                httpx.get(f"http://{own}:{port}/metrics")
+        with pytest.raises(httpx.ConnectError):  # answered by a server on all addresses
+            httpx.get(f"http://127.0.0.2:{port}/metrics")
     finally:
         exporter.close()
 

@@ -74,6 +74,7 @@ CASES: list[tuple[str, str, dict]] = [
     ("copied_source", EN.replace("March", "März"), {"languages": "en-de"}),
     ("wrong_script", TRUE["zh"] + "该报告的内容随后在新闻发布会上得到了详细的说明。", {}),
     ("wrong_script", TRUE["ru"], {"languages": "en-ar"}),
+    ("wrong_script", "위원회는 새 다리의 report on the safety of the new bridge in 2019.", {}),
     ("wrong_language", "The panel brought out what it had found about how safe people are on the "
      "bridge, in March 2019.", {"languages": "en-de"}),
     ("repetition", "보고서를 발표했다. " * 9, {}),
@@ -132,7 +133,7 @@ THRESHOLDS = [
     ({"max_chars": 20}, KO, "too_long"),
     ({"length_slack": 1.01}, "위원회는 2019년 3월 보고서를 냈다.", "length_ratio"),
     ({"max_copied_share": 0.01}, f"{KO} (The committee published its report)", "copied_source"),
-    ({"min_script_share": 0.9}, f"{KO} (The committee)", "wrong_script"),
+    ({"min_script_share": 0.9}, f"{KO} (the safety of)", "wrong_script"),
     ({"max_repetition": 0.0}, KO + " 정말 정말 정말 정말", "repetition"),
     ({"max_missing_numbers": 0.3}, KO.replace("3월", "봄"), "numbers_missing"),
     ({"require_end_mark": True}, KO.removesuffix("."), "truncated"),
