@@ -36,8 +36,8 @@ _OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model
 class LLMError(ScorekitError):
     """One request failed for good, after its attempts. `type` is a key of `LLM_ERROR_TYPES`.
 
-    retryable: whether the same request may succeed later. request_id: the caller's.
-    retry_after: seconds that the server asked for.
+    retryable: whether the same request may succeed later. request_id: the X-Request-Id that failed
+    (of a part, where the request was split). retry_after: seconds that the server asked for.
     """
 
     def __init__(

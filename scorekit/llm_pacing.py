@@ -18,6 +18,8 @@ _SECONDS_A_TOKEN = 0.15
 _DECODED_AT_ONCE = 256
 #: A longer Retry-After is taken for a mistake.
 _LONGEST_RETRY_AFTER_S = 600.0
+#: Of our own: a caller who seeded `random` gets the same numbers whether or not a request failed.
+_jitter = random.Random()
 
 
 def read_timeout_s(floor_s: float, max_tokens: int, sequences_in_flight: int) -> float:
@@ -113,10 +115,10 @@ class Patience:
         if not error.retryable:
             return None
         step = self._backoff_s[min(self.attempts, len(self._backoff_s)) - 1]
-        pause = step * random.uniform(0.75, 1.25)
+        pause = step * _jitter.uniform(0.75, 1.25)
         if error.retry_after is not None:
             asked = min(error.retry_after, _LONGEST_RETRY_AFTER_S)
-            pause = max(pause, asked * random.uniform(1.0, 1.1))
+            pause = max(pause, asked * _jitter.uniform(1.0, 1.1))
         if self.attempts < self._max_attempts:
             return pause
         if not error.server_is_away:

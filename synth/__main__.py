@@ -130,7 +130,8 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    """SIGTERM ends a run as Ctrl-C does."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def main() -> None:

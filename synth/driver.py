@@ -179,13 +179,16 @@ def _plan(
 ) -> Iterator[tuple[int, int, bool]]:
     """(shard, records to take of it, whether it is done) of this process's shards."""
     room = ctx.limit
+    own_indexes = own_shards(shards, ctx)
     for index in range(shards):
+        if room is None and index not in own_indexes:
+            continue  # it may be another machine's, not yet done
         mark = source.mark(index)
         if mark is None:
             raise UserError(f"{source.path}: shard {index} is not done; resume that stage first")
         records = mark["records"] if room is None else min(mark["records"], room)
         room = None if room is None else room - records
-        if index not in own_shards(shards, ctx):
+        if index not in own_indexes:
             continue
         own = folder.mark(index)
         if own is not None and own["input"] != mark["digest"]:

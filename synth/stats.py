@@ -1,10 +1,41 @@
-"""What a stage did, in numbers."""
+"""What a stage did, in numbers: stats.json.
+
+Records are counted from the marks of finished shards, so that no kill falsifies them. What was
+called, and how long it took, each process writes to a file of its own in the stage's folder, every
+few seconds; a kill loses what was counted since. stats.json is made of both, and of nothing else.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import resource
+import sys
 import time
+import uuid
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import UserError
+from synth.config import SynthConfig
+from synth.distributions import distributions
+from synth.store import StageFolder, digest_of, to_line, write_atomic
+
+if TYPE_CHECKING:
+    from synth.driver import Context
+
+#: In their order.
+STAGES = (
+    "sample_sources", "prefilter_score", "select_sources", "generate_128", "score_select_best",
+    "format_filter", "export",
+)  # fmt: skip
+#: Seconds between two writes of a process's figures.
+FLUSH_S = 5.0
 
 
 @dataclass(slots=True)
@@ -19,12 +50,277 @@ class CallStats:
 
 @dataclass(slots=True)
 class StageStats:
-    """Counts of one process in one stage."""
+    """Counts of one process in one stage.
+
+    teacher: the client's own counts, which go on counting, or a copy of them.
+    scorer: what MetricX says of itself, see `scorer_figures`.
+    """
 
     started: float = field(default_factory=time.monotonic)
     records_in: int = 0
     records_out: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    teacher: dict[str, int] = field(default_factory=dict)
+    teacher: Any = field(default_factory=dict)
     metricx: CallStats = field(default_factory=CallStats)
     judge: CallStats = field(default_factory=CallStats)
+    scorer: dict[str, float] = field(default_factory=dict)
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    began: float = field(default_factory=time.time)
+    flushed: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """As they are written."""
+        teacher = self.teacher
+        counts = dataclasses.asdict(teacher) if dataclasses.is_dataclass(teacher) else teacher  # type: ignore[arg-type]
+        return {
+            "began": self.began,
+            "seconds": time.monotonic() - self.started,
+            "records_in": self.records_in,
+            "records_out": self.records_out,
+            "teacher": dict(counts),
+            "metricx": dataclasses.asdict(self.metricx),
+            "judge": dataclasses.asdict(self.judge),
+            "scorer": dict(self.scorer),
+            "driver_memory_peak_bytes": _peak_resident_bytes(),
+        }
+
+    def flush(self, folder: StageFolder, every_s: float = FLUSH_S) -> None:
+        """Write this process's figures, unless they were written less than `every_s` ago."""
+        now = time.monotonic()
+        if now - self.flushed < every_s:
+            return
+        self.flushed = now
+        folder.path.mkdir(parents=True, exist_ok=True)
+        path = folder.path / f"stats-{self.process}.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(to_line(self.figures()))  # not synced: a lost one is no harm
+        os.replace(temporary, path)
+
+
+@dataclass(frozen=True, slots=True)
+class StageCounts:
+    """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`."""
+
+    stage: str
+    shards: int
+    done: int
+    records_out: int
+    rejected: dict[str, int]
+
+    @property
+    def records_in(self) -> int:
+        return self.records_out + sum(self.rejected.values())
+
+
+def count_stage(folder: StageFolder) -> StageCounts | None:
+    """The counts of a stage's finished shards; None where it was not begun."""
+    shards = folder.shards()
+    if shards is None:
+        return None
+    marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
+    rejected: Counter[str] = Counter(_left_out(folder))
+    for mark in marks:
+        rejected.update(mark["rejected"])
+    records = sum(mark["records"] for mark in marks)
+    return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())))
+
+
+def _left_out(folder: StageFolder) -> dict[str, int]:
+    """Of sample_sources: its segments are too many to be written when they are not taken."""
+    try:
+        counts: dict[str, int] = json.loads((folder.path / "counts.json").read_bytes())["rejected"]
+    except FileNotFoundError:
+        return {}
+    return counts
+
+
+def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
+    """The counts of all stages that were begun, in order; of `inputs` where out_dir has none."""
+    found = []
+    for name in STAGES:
+        counts = count_stage(StageFolder(out_dir, name))
+        if counts is None and inputs is not None:
+            counts = count_stage(StageFolder(inputs, name))
+        if counts is not None:
+            found.append(counts)
+    return found
+
+
+def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
+    """Write this process's figures of a stage; then stats.json, from what stands in the stages'
+    folders, and return it."""
+    ctx.stats.flush(ctx.folder(stage), every_s=0.0)
+    out_dir = ctx.out_dir
+    stages = {}
+    for counts in funnel(out_dir):
+        folder = StageFolder(out_dir, counts.stage)
+        stages[counts.stage] = {
+            "records_in": counts.records_in,
+            "records_out": counts.records_out,
+            "rejected": counts.rejected,
+            "shards": counts.shards,
+            "shards_done": counts.done,
+            **process_figures(folder),
+            "distributions": _cached_distributions(ctx.cfg, folder) if folder.done() else {},
+        }
+    stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
+    text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
+    write_atomic(out_dir / "stats.json", text.encode())
+    return stats
+
+
+def process_figures(folder: StageFolder) -> dict[str, Any]:
+    """What the processes that worked on a stage say, added up.
+
+    seconds: in which at least one was at work; records_per_s: done in them, over all processes.
+    """
+    found = []
+    for path in sorted(folder.path.glob("stats-*.json")):
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except (ValueError, FileNotFoundError):  # cleared meanwhile, or the disk was full
+            continue
+    seconds = _union((each["began"], each["began"] + each["seconds"]) for each in found)
+    records = sum(each["records_in"] for each in found)
+    return {
+        "processes": len(found),
+        "seconds": round(seconds, 3),
+        "records_per_s": round(records / seconds, 3) if seconds else None,
+        **{key: _sum(each[key] for each in found) for key in ("teacher", "metricx", "judge")},
+        "scorer": _merge_scorer([each["scorer"] for each in found if each["scorer"]]),
+        "driver_memory_peak_bytes": max((e["driver_memory_peak_bytes"] for e in found), default=0),
+    }
+
+
+def _cached_distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
+    """Read through a stage once, not after every later one."""
+    digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
+    digest = digest_of(digests)
+    path = folder.path / "distributions.json"
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept["of"] == digest:
+            return dict(kept["distributions"])
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    found = distributions(cfg, folder)
+    write_atomic(path, to_line({"of": digest, "distributions": found}))
+    return found
+
+
+def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
+    """What the scoring services at these URLs counted since `before` (an earlier answer, or {}).
+
+    batches, batch_seconds, batch_samples: of the model; since then, by whomever they were asked.
+    memory_peak_bytes: the most of one service, on its device or else its host. Empty where a
+    service does not tell.
+    """
+    import httpx
+
+    key = os.environ.get("SCOREKIT_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    total = {"batches": 0.0, "batch_seconds": 0.0, "batch_samples": 0.0, "memory_peak_bytes": 0.0}
+    for url in [urls] if isinstance(urls, str) else urls:
+        try:
+            answer = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=10.0)
+            answer.raise_for_status()
+            told = _parse_metrics(answer.text)
+        except (httpx.HTTPError, ValueError):
+            return {}
+        total["batches"] += told.get("scorekit_model_seconds_count", 0)
+        total["batch_seconds"] += told.get("scorekit_model_seconds_sum", 0)
+        total["batch_samples"] += told.get("scorekit_batch_samples_sum", 0)
+        memory = told.get(
+            "scorekit_device_memory_peak_bytes", told.get("scorekit_host_memory_peak_bytes", 0)
+        )
+        total["memory_peak_bytes"] = max(total["memory_peak_bytes"], memory)
+    counted = ("batches", "batch_seconds", "batch_samples")
+    return total | {name: total[name] - before.get(name, 0) for name in counted}
+
+
+def _parse_metrics(text: str) -> dict[str, float]:
+    lines = (line.split() for line in text.splitlines() if line and line[0] not in "#{")
+    return {line[0]: float(line[1]) for line in lines if len(line) > 1 and "{" not in line[0]}
+
+
+def _merge_scorer(found: list[dict[str, float]]) -> dict[str, float]:
+    merged = _sum(found)
+    if found:
+        merged["memory_peak_bytes"] = max(each["memory_peak_bytes"] for each in found)
+    return merged
+
+
+def _sum(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for each in counts:
+        for key, value in each.items():
+            total[key] = round(total.get(key, 0) + value, 6)
+    return total
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of what the spans cover."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _peak_resident_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Exporter:
+    """Shows Prometheus the counts of the stage at work, on loopback."""
+
+    def __init__(self, port: int) -> None:
+        """Raises UserError where the port is taken, or prometheus-client is not installed."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise UserError("run.prometheus_port: install prometheus-client") from None
+        self._watched: tuple[str, StageStats] | None = None
+        registry = CollectorRegistry()
+        registry.register(self)  # type: ignore[arg-type]
+        try:
+            self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+        except OSError as error:
+            raise UserError(f"run.prometheus_port: {port}: {error.strerror}") from None
+
+    def watch(self, stage: str, stats: StageStats) -> None:
+        """Show this stage from now on."""
+        self._watched = (stage, stats)
+
+    def collect(self) -> Iterable[Any]:
+        """For Prometheus: one sample for each count."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if self._watched is None:
+            return
+        stage, stats = self._watched
+        figures = stats.figures()
+        records = CounterMetricFamily(
+            "synth_records", "Records by what became of them.", labels=["stage", "outcome"]
+        )
+        records.add_metric([stage, "kept"], stats.records_out)
+        for code, count in sorted(stats.rejected.items()):
+            records.add_metric([stage, code], count)
+        yield records
+        calls = CounterMetricFamily(
+            "synth_calls", "Calls of services, by what is counted.", labels=["stage", "of", "count"]
+        )
+        for service in ("teacher", "metricx", "judge"):
+            for name, value in figures[service].items():
+                calls.add_metric([stage, service, name], value)
+        yield calls
+        yield GaugeMetricFamily(
+            "synth_stage_seconds", "Since the stage began in this process.", figures["seconds"]
+        )
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)

@@ -15,7 +15,7 @@ PACKAGES = ("scorekit", "services", "trainer", "synth")
 #: May import everything; nothing of PACKAGES imports them.
 ON_TOP = ("demo", "bench", "tools", "tests")
 HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "redis", "datasets",
-         "trl", "ray", "pandas")  # fmt: skip
+         "trl", "ray", "pandas", "openai", "jsonschema")  # fmt: skip
 
 
 def _room(path: Path) -> str:

@@ -1,0 +1,85 @@
+"""Shards of a map stage as tasks of an existing Ray cluster: the same files, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from synth.config import SynthConfig
+from synth.driver import Context, MapStage, own_shards, run_map_stage
+from synth.stats import StageStats
+
+
+def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
+    """Run this process's shards as Ray tasks; the run folder must be one that all nodes see.
+
+    The budgets of the config (concurrency, sequences, rate) are for the run: each task gets its
+    share. Raises UserError where there is no cluster.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        except ConnectionError:
+            raise UserError(
+                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
+            ) from None
+    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
+    shards = source.shards() or 0
+    folder.set_manifest({**manifest, "shards": shards})
+    todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
+    at_once = max(1, min(len(todo), int(ray.cluster_resources().get("CPU", 1))))
+    cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
+    work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
+    where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
+    ctx.advance(0, len(todo))
+    waiting = [work.remote(stage.name, cfg, where, ctx.limit, index, shards) for index in todo]
+    while waiting:
+        finished, waiting = ray.wait(waiting)
+        for told in ray.get(finished):
+            _add(ctx.stats, told)
+            ctx.advance(1, None)
+
+
+def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
+    """The config of one of several tasks that run at once."""
+    teacher = cfg.teacher
+    share = {
+        "max_concurrency": max(1, teacher.max_concurrency // tasks),
+        "max_sequences": teacher.max_sequences and max(1, teacher.max_sequences // tasks),
+        "requests_per_minute": teacher.requests_per_minute and teacher.requests_per_minute / tasks,
+    }
+    return cfg.model_copy(update={"teacher": teacher.model_copy(update=share)})
+
+
+def _run_shard(
+    name: str, cfg: dict[str, Any], where: tuple[str, str | None], limit: int | None,
+    index: int, shards: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One shard, in a process of the cluster."""
+    from synth.run import BY_NAME
+
+    out_dir, inputs = where
+    ctx = Context(
+        SynthConfig.model_validate(cfg), Path(out_dir), Path(inputs) if inputs else None,
+        resume=True, limit=limit, shard_id=index, num_shards=shards,
+    )  # fmt: skip
+    manifest = ctx.folder(name).manifest() or {}
+    asyncio.run(run_map_stage(BY_NAME[name], manifest, ctx))
+    return asdict(ctx.stats)
+
+
+def _add(stats: StageStats, told: dict[str, Any]) -> None:
+    stats.records_in += told["records_in"]
+    stats.records_out += told["records_out"]
+    stats.rejected.update(told["rejected"])
+    for key, value in told["teacher"].items():
+        stats.teacher[key] = stats.teacher.get(key, 0) + value
+    for name in ("metricx", "judge"):
+        mine = getattr(stats, name)
+        for key, value in told[name].items():
+            setattr(mine, key, getattr(mine, key) + value)

@@ -1,0 +1,227 @@
+"""The documents of MADLAD-400: from the hub or from local shards, each with the place it stands.
+
+Two layouts are known. v1: data/<lang>/<lang>_<split>_0000.jsonl.gz, records {"text"}; v1.5:
+data-v1p5/<lang>/<split>_docs_v2-00000-of-00010.jsonl.gz, records {"text", "url"}. A record has no
+id, so that file and line name a document.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from scorekit.errors import UserError
+from scorekit.languages import find_language
+from synth.config import DataConfig
+
+#: The commit of allenai/MADLAD-400 that this was written for: layout v1.
+REVISION = "ecd71297d60c1eb996cd3d7c44c60ad5b55adfc6"
+#: The name under which the hub keeps it; the lower-case one is a redirect.
+DATASET = "allenai/MADLAD-400"
+_LAYOUTS = {
+    "v1": re.compile(r"(?P<lang>[A-Za-z_]+)_(?P<split>clean|noisy)_\d{4}\.jsonl(\.gz)?"),
+    "v1.5": re.compile(r"(?P<split>clean|noisy)_docs_v2-\d{5}-of-\d{5}\.jsonl(\.gz)?"),
+}
+#: Documents by which a file's line ends are told.
+_NEWLINE_SAMPLE = 100
+
+#: Told of what cannot be read: the line (from 1), a code, and what is wrong.
+Broken = Callable[[int, str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A shard of the corpus. name: as it is called in provenance, the same on every machine."""
+
+    index: int
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as it stands in line `line` (from 1) of its file."""
+
+    line: int
+    text: str | list[str]
+    url: str | None = None
+
+
+def madlad_id(code: str) -> str:
+    """MADLAD's id of a language, whatever code it is given by (kor, ko-KR -> ko).
+
+    Raises UserError for an unknown one. Never by prefix: kos is Kosraean.
+    """
+    language = find_language(code)
+    if language is None:
+        raise UserError(f"data.src_lang: unknown language {code!r}")
+    return language.madlad
+
+
+def hub_pattern(data: DataConfig) -> str:
+    """The URL of the files on the hub, with the revision that is pinned."""
+    dataset = DATASET if data.madlad_dataset.lower() == DATASET.lower() else data.madlad_dataset
+    revision = data.madlad_revision or REVISION
+    lang = madlad_id(data.src_lang)
+    return f"hf://datasets/{dataset}@{revision}/data/{lang}/{lang}_{data.madlad_split}_*.jsonl.gz"
+
+
+def source_files(data: DataConfig) -> list[SourceFile]:
+    """The files of the language and split, in order of name, `max_files` at most.
+
+    Files that are called as MADLAD's of another language or split are left out; other names are
+    taken as they come. Raises UserError where nothing is left, or where both layouts are named.
+    """
+    patterns = data.files if data.files is not None else [hub_pattern(data)]
+    found = sorted({url for pattern in patterns for url in _expand(pattern)})
+    urls = [url for url in found if _is_wanted(url, data)]
+    if not urls:
+        what = f"{len(found)} files, none of" if found else "no files of"
+        raise UserError(
+            f"data.files: {', '.join(patterns)}: {what} "
+            f"{madlad_id(data.src_lang)} {data.madlad_split}"
+        )
+    if {_layout(url) for url in urls} >= set(_LAYOUTS):
+        raise UserError("data.files: both layouts of MADLAD-400 are named; give one of them")
+    base = os.path.commonpath([os.path.dirname(url) for url in urls])
+    names = [os.path.relpath(url, base) for url in urls]
+    files = [SourceFile(i, *pair) for i, pair in enumerate(zip(names, urls, strict=True))]
+    return files[: data.max_files]
+
+
+def _expand(pattern: str) -> list[str]:
+    """The files of a glob, or of a URL with a glob in it. Raises UserError."""
+    if "://" not in pattern:
+        return sorted(os.path.abspath(path) for path in glob.glob(pattern, recursive=True))
+    from fsspec.core import url_to_fs
+
+    try:
+        system, path = url_to_fs(pattern)
+        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(
+            f"{pattern}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            "; the hub must be in reach, or name local shards in data.files"
+        ) from None
+
+
+def _layout(url: str) -> str | None:
+    name = os.path.basename(url)
+    return next((key for key, form in _LAYOUTS.items() if form.fullmatch(name)), None)
+
+
+def _is_wanted(url: str, data: DataConfig) -> bool:
+    layout = _layout(url)
+    if layout is None:
+        return True
+    match = _LAYOUTS[layout].fullmatch(os.path.basename(url))
+    assert match is not None
+    lang = match.groupdict().get("lang") or os.path.basename(os.path.dirname(url))
+    return match["split"] == data.madlad_split and lang == madlad_id(data.src_lang)
+
+
+def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
+    """The documents of a file, in order; `broken` hears of every line that is none."""
+    if "://" in file.url:
+        yield from _streamed(file.url, broken)
+    else:
+        yield from _parsed(file.url, broken)
+
+
+def _streamed(url: str, broken: Broken) -> Iterator[Document]:
+    """Through the JSON builder of `datasets`, without a copy on the disk.
+
+    The builder gives up at a line that is no JSON; the rest of such a file is read line by line.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    line = 0
+    try:
+        rows = load_dataset("json", data_files=[url], split="train", streaming=True)
+        for row in rows:
+            line += 1
+            document = _document(line, row, broken)
+            if document is not None:
+                yield document
+    except (DatasetGenerationError, ValueError, EOFError, gzip.BadGzipFile, zlib.error):
+        yield from _parsed(url, broken, skip=line)
+
+
+def _parsed(url: str, broken: Broken, skip: int = 0) -> Iterator[Document]:
+    """Line by line. `skip`: so many lines are passed over."""
+    line = 0
+    try:
+        with closing(_open(url)) as file:
+            for line, raw in enumerate(file, 1):
+                if line <= skip or not raw.strip():
+                    continue
+                try:
+                    row = json.loads(raw)
+                except ValueError as error:  # no JSON, or no UTF-8
+                    broken(line, "broken_json", str(error))
+                    continue
+                document = _document(line, row, broken)
+                if document is not None:
+                    yield document
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        broken(line + 1, "broken_gzip", f"{error}; the rest of the file cannot be read")
+
+
+def _open(url: str) -> IO[bytes]:
+    if "://" not in url:
+        return gzip.open(url) if url.endswith(".gz") else Path(url).open("rb")  # type: ignore[return-value]
+    import fsspec
+
+    return fsspec.open(url, "rb", compression="gzip" if url.endswith(".gz") else None).open()
+
+
+def _document(line: int, row: Any, broken: Broken) -> Document | None:
+    text = row.get("text") if isinstance(row, dict) else None
+    if isinstance(text, list) and all(isinstance(item, str) for item in text):
+        whole = "\n".join(text)
+    elif isinstance(text, str):
+        whole = text
+    else:
+        broken(line, "no_text", "no field `text` with a string or a list of strings")
+        return None
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, written as \ud800
+        broken(line, "broken_json", str(error))
+        return None
+    url = row.get("url")
+    return Document(line, text, url if isinstance(url, str) else None)
+
+
+def find_newlines(documents: Sequence[Document]) -> str:
+    """ "escaped" where documents write their line ends as backslash and n, "real" otherwise.
+
+    Escaped: none of them has a line end, and half of them or more have the two characters.
+    """
+    texts = [d.text if isinstance(d.text, str) else "".join(d.text) for d in documents]
+    written = sum("\\n" in text for text in texts)
+    if written and 2 * written >= len(texts) and not any("\n" in text for text in texts):
+        return "escaped"
+    return "real"
+
+
+def peek_newlines(documents: Iterator[Document]) -> tuple[str, Iterator[Document]]:
+    """How the first documents of a file write line ends, and all of its documents."""
+    head = list(islice(documents, _NEWLINE_SAMPLE))
+
+    def whole() -> Iterator[Document]:
+        yield from head
+        yield from documents
+
+    return find_newlines(head), whole()

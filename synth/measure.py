@@ -1,0 +1,122 @@
+"""How long a text is, in tokens or nearly: three measures, of many texts at once."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from scorekit.errors import UserError
+from scorekit.languages import find_language
+from synth.config import BucketingConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Measure = Callable[[Sequence[str]], list[float]]
+
+#: Thousandths of a token for a character. Fitted by hand to the Qwen3 tokenizer on the Universal
+#: Declaration of Human Rights, where sums stay within 11 % for en, ko, ja, zh, th, vi and ar.
+_HAN_KANA, _HANGUL, _THAI, _ASCII, _OTHER = 700, 750, 500, 233, 435
+#: (first, last, weight); what no range names is _OTHER. Sums of whole numbers: the same in any
+#: order, so that a length never depends on what was measured beside it.
+_RANGES = (
+    (0x0000, 0x007F, _ASCII), (0x0E00, 0x0E7F, _THAI), (0x1100, 0x11FF, _HANGUL),
+    (0x3000, 0x30FF, _HAN_KANA), (0x3130, 0x318F, _HANGUL), (0x31F0, 0x31FF, _HAN_KANA),
+    (0x3400, 0x4DBF, _HAN_KANA), (0x4E00, 0x9FFF, _HAN_KANA), (0xAC00, 0xD7AF, _HANGUL),
+    (0xF900, 0xFAFF, _HAN_KANA), (0xFF00, 0xFFEF, _HAN_KANA), (0x20000, 0x3FFFE, _HAN_KANA),
+)  # fmt: skip
+#: Percent by which the sum is off for a language, from the same texts.
+_LANGUAGE_PERCENT = {"de": 133, "fr": 133, "hi": 263, "ru": 76}
+#: Of a punctuation mark, beside the words, in thousandths: the plain rule's weight.
+_PUNCTUATION = 500
+#: Characters beyond are in no plane that is assigned.
+_CODES = 0x40000
+
+
+def make_measure(cfg: BucketingConfig, language: str) -> Measure:
+    """The measure that the config asks for, for texts of a language (any code of it).
+
+    Raises UserError where the tokenizer cannot be loaded.
+    """
+    if cfg.measure == "whitespace":
+        return whitespace
+    if cfg.measure == "tokenizer":
+        assert cfg.tokenizer is not None
+        return _tokenizer(cfg.tokenizer)
+    found = find_language(language)
+    percent = _LANGUAGE_PERCENT.get(found.madlad, 100) if found else 100
+    return lambda texts: approx_tokens(texts, percent)
+
+
+def approx_tokens(texts: Sequence[str], percent: int = 100) -> list[float]:
+    """Tokens by characters and their scripts."""
+    return [total * percent / 100_000 for total in char_sums(texts, _token_weights())]
+
+
+def whitespace(texts: Sequence[str]) -> list[float]:
+    """Words between white space, and half of one for each punctuation mark.
+
+    Says nothing of Chinese, Japanese and Thai, which write no spaces.
+    """
+    marks = char_sums(texts, _punctuation_weights())
+    return [len(text.split()) + mark / 1000 for text, mark in zip(texts, marks, strict=True)]
+
+
+def _tokenizer(name: str) -> Measure:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"bucketing.tokenizer: {name}: cannot be loaded: {line}") from None
+
+    def measure(texts: Sequence[str]) -> list[float]:
+        if not texts:
+            return []
+        ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [float(len(one)) for one in ids]
+
+    return measure
+
+
+def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
+    """The sum of the characters' weights, for each text. weights: by code point, whole numbers."""
+    import numpy as np
+
+    if not texts:
+        return []
+    ends = np.cumsum([len(text) for text in texts])
+    codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32)
+    running = np.zeros(len(codes) + 1, dtype=np.int64)
+    np.cumsum(weights[np.minimum(codes, _CODES - 1)], out=running[1:])
+    totals = np.diff(running[ends], prepend=0)
+    found: list[int] = totals.tolist()
+    return found
+
+
+@lru_cache(1)
+def _token_weights() -> np.ndarray:
+    import numpy as np
+
+    weights = np.full(_CODES, _OTHER, dtype=np.int64)
+    for first, last, weight in _RANGES:
+        weights[first : last + 1] = weight
+    return weights
+
+
+@lru_cache(1)
+def _punctuation_weights() -> np.ndarray:
+    return category_weights("P", weight=_PUNCTUATION)
+
+
+def category_weights(*categories: str, weight: int = 1) -> np.ndarray:
+    """Weights by code point: `weight` for the Unicode categories that begin with one of these."""
+    import numpy as np
+
+    return np.fromiter(
+        (weight * unicodedata.category(chr(code)).startswith(categories) for code in range(_CODES)),
+        dtype=np.int64, count=_CODES,
+    )  # fmt: skip

@@ -1,0 +1,323 @@
+"""sample_sources: from the corpus to `sample_pool_size` sources, the same ones in any order.
+
+Each file of the corpus gives a part; whichever process completes the last one merges them. With
+--num-shards 4 a process reads every fourth file. A part that is complete is not made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from scorekit.errors import UserError
+from synth.config import DataConfig, SynthConfig
+from synth.driver import Context
+from synth.ingest import Ingest
+from synth.madlad import REVISION, SourceFile, madlad_id, source_files
+from synth.parts import Part, PartCounts
+from synth.sampling import TYPES, BottomK, plan_quotas
+from synth.store import Record, ShardWriter, StageFolder, to_line, write_atomic
+
+if TYPE_CHECKING:
+    import numpy as np
+
+log = structlog.get_logger()
+
+#: Under a limit only so many files, and documents for each source asked for, are read.
+_LIMIT_FILES, _LIMIT_DOCUMENTS = 4, 100
+
+
+class SampleSources:
+    """The first stage: everything in it is decided by config, seed and corpus."""
+
+    name = "sample_sources"
+    after = None
+
+    def settings(self, cfg: SynthConfig) -> dict[str, Any]:
+        """The part of the config that the sample depends on."""
+        data = cfg.data.model_dump(
+            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total"}
+        )
+        return {
+            "data": {**data, "src_lang": madlad_id(cfg.data.src_lang),
+                     "madlad_revision": cfg.data.madlad_revision or REVISION},
+            "segmentation": cfg.segmentation.model_dump(mode="json"),
+            "bucketing": cfg.bucketing.model_dump(mode="json"),
+            "blob": cfg.final_generation.blob.model_dump(mode="json"),
+            "run": {"seed": cfg.run.seed, "shard_records": cfg.run.shard_records},
+        }  # fmt: skip
+
+    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+        """Read this process's files; merge when all files are read. Raises UserError."""
+        folder = ctx.folder(self.name)
+        if folder.shards() is None:
+            _Sampling(ctx, folder, manifest).run()
+        else:  # a merge that was killed while it cleaned up
+            shutil.rmtree(folder.path / "parts", ignore_errors=True)
+
+
+class _Sampling:
+    """The stage in work."""
+
+    def __init__(self, ctx: Context, folder: StageFolder, manifest: dict[str, Any]) -> None:
+        self.ctx, self.folder, self.manifest = ctx, folder, manifest
+        self.cfg = ctx.cfg
+        self.data, pool = _within_limit(ctx.cfg.data, ctx.limit)
+        self.quotas = plan_quotas(self.cfg.bucketing, self.cfg.final_generation.blob, pool)
+        self.files = source_files(self.data)
+        self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
+
+    def run(self) -> None:
+        (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
+        if self.folder.manifest() is None:
+            self.folder.set_manifest(self.manifest)
+        self._read_own()
+        missing = [index for index in range(len(self.files)) if not self._complete(index)]
+        if missing and self.folder.shards() is None:
+            shards = sorted({index % self.ctx.num_shards for index in missing})
+            log.warning("waits for other shards", stage=self.folder.name,
+                        files=f"{len(missing)} of {len(self.files)}", shard_ids=shards)  # fmt: skip
+            return
+        with _alone(self.folder.path):
+            if self.folder.shards() is None:
+                self._merge()
+
+    def _read_own(self) -> None:
+        own = range(self.ctx.shard_id, len(self.files), self.ctx.num_shards)
+        done = [i for i in own if self._complete(i)]
+        self.ctx.advance(len(done), len(own))
+        sample = BottomK(self.quotas)
+        for index in done:  # what they hold, later files need not
+            _offer_part(sample, self.parts[index])
+        todo = [i for i in own if i not in set(done)]
+        ingest = Ingest(self.cfg, sample) if todo else None
+        for index in todo:
+            assert ingest is not None
+            ingest.read(self.files[index], self.parts[index], self._documents(self.files[index]))
+            self.ctx.advance(1, None)
+
+    def _complete(self, index: int) -> bool:
+        counts = self.parts[index].counts()
+        return counts is not None and counts.file == self.files[index].name
+
+    def _documents(self, file: SourceFile) -> int | None:
+        """The file's share of max_documents: the same whoever reads it."""
+        if self.data.max_documents is None:
+            return None
+        each, more = divmod(self.data.max_documents, len(self.files))
+        return each + (file.index < more)
+
+    def _merge(self) -> None:
+        sample = BottomK(self.quotas)
+        for part in self.parts:
+            _offer_part(sample, part)
+        _, cutoffs = sample.finish()
+        chosen, doubles = _choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
+        found = [part.counts() or PartCounts("") for part in self.parts]
+        if not len(chosen):
+            raise UserError(_why_nothing(found))
+        counts = self._write(chosen)
+        self._note(found, counts, doubles)
+        number = -(-len(chosen) // self.cfg.run.shard_records)
+        self.folder.set_manifest({**self.manifest, "shards": number})
+        shutil.rmtree(self.folder.path / "parts", ignore_errors=True)
+
+    def _write(self, chosen: np.ndarray) -> Counter[str]:
+        """The shards with their marks, and all of them as Parquet. Sources by type and bucket."""
+        counts: Counter[str] = Counter()
+        size = self.cfg.run.shard_records
+        with _Readers(self.parts) as readers, _Parquet(_view(self.ctx)) as parquet:
+            for index, start in enumerate(range(0, len(chosen), size)):
+                records = [readers.read(row) for row in chosen[start : start + size]]
+                counts.update(f"{r['source_type']} {r['length_bucket_id']}" for r in records)
+                with ShardWriter(self.folder.shard(index)) as writer:
+                    for record in records:
+                        writer.write(record)
+                    digest = writer.commit()
+                mark = {"records": len(records), "rejected": {}, "input": None, "digest": digest}
+                self.folder.set_mark(index, mark)
+                parquet.write(records)
+            parquet.commit()
+        return counts
+
+    def _note(self, found: list[PartCounts], sampled: Counter[str], doubles: int) -> None:
+        """counts.json: in = sampled + rejected. And the same for this process's stats."""
+        rejected = sum((part.rejected for part in found), Counter())
+        pieces = sum(part.pieces for part in found)
+        codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
+        unread = Counter({code: rejected.pop(code) for code in codes if code in rejected})
+        rejected["duplicate"] = doubles
+        rejected["not_sampled"] = pieces - sampled.total() - rejected.total()
+        rejected = +rejected
+        buckets = len(self.cfg.bucketing.boundaries) - 1
+        content = {
+            "dataset": self.cfg.data.madlad_dataset,
+            "revision": None if self.cfg.data.files else self.manifest["settings"]["data"][
+                "madlad_revision"],
+            "max_files": self.data.max_files, "max_documents": self.data.max_documents,
+            "documents": sum(part.documents for part in found),
+            "documents_left_out": dict(sorted(unread.items())),
+            "pieces": pieces, "sampled": sampled.total(),
+            "rejected": dict(sorted(rejected.items())),
+            "by_bucket": {
+                kind: [sampled[f"{kind} {bucket}"] for bucket in range(buckets)] for kind in TYPES
+            },
+            "quotas": {
+                kind: [q or 0 for q in self.quotas[i * buckets : (i + 1) * buckets]]
+                for i, kind in enumerate(TYPES)
+            },
+            "files": [
+                {"file": part.file, "documents": part.documents, "newlines": part.newlines,
+                 "broken_lines": part.broken_lines, "broken": part.broken}
+                for part in found
+            ],
+        }  # fmt: skip
+        write_atomic(self.folder.path / "counts.json", to_line(content))
+        stats = self.ctx.stats
+        stats.records_in, stats.records_out = pieces, sampled.total()
+        stats.rejected.update(rejected + unread)
+
+
+def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]:
+    """What is read, and how many sources are wanted. A limit is for a look: it reads a slice."""
+    if limit is None:
+        return data, data.sample_pool_size
+    update = {
+        "max_files": min(data.max_files or _LIMIT_FILES, _LIMIT_FILES),
+        "max_documents": min(data.max_documents or _LIMIT_DOCUMENTS * limit,
+                             _LIMIT_DOCUMENTS * limit),
+    }  # fmt: skip
+    return data.model_copy(update=update), min(limit, data.sample_pool_size)
+
+
+def _offer_part(sample: BottomK, part: Part) -> None:
+    for entries in part.chunks():
+        for stratum in set(entries["stratum"].tolist()):
+            sample.extend(stratum, entries["priority"][entries["stratum"] == stratum])
+
+
+def _choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndarray, int]:
+    """The entries of the sample by priority, with the part of each, and how many doubles they have.
+
+    Of equal texts the first in the corpus stands for all; of a sentence and a blob that read the
+    same, the sentence.
+    """
+    import numpy as np
+    from numpy.lib import recfunctions
+
+    last = np.array([max(cutoff, 0) for cutoff in cutoffs], dtype=np.uint64)
+    open_ = np.array([cutoff >= 0 for cutoff in cutoffs])
+    found = []
+    for part in parts:
+        for entries in part.chunks():
+            strata = entries["stratum"]
+            wanted = entries[open_[strata] & (entries["priority"] <= last[strata])]
+            number = np.full(len(wanted), part.index, dtype="<i4")
+            found.append(recfunctions.append_fields(wanted, "part", number, usemask=False))
+    if not found:
+        return np.empty(0), 0
+    rows = np.concatenate(found)
+    blob = rows["stratum"] >= buckets
+    rows = rows[np.lexsort((rows["start"], rows["line"], rows["part"], blob, rows["priority"]))]
+    first = np.ones(len(rows), dtype=bool)
+    first[1:] = rows["priority"][1:] != rows["priority"][:-1]
+    return rows[first], int(len(rows) - first.sum())
+
+
+class _Readers:
+    """Reads records of parts by their entries."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = {part.index: part for part in parts}
+        self._open: dict[int, int] = {}
+
+    def read(self, entry: Any) -> Record:
+        import json
+
+        index = int(entry["part"])
+        if index not in self._open:
+            if len(self._open) >= 256:
+                self._close()
+            self._open[index] = os.open(self._parts[index].texts, os.O_RDONLY)
+        record: Record = json.loads(
+            os.pread(self._open[index], int(entry["size"]), int(entry["at"]))
+        )
+        return record
+
+    def _close(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)
+        self._open.clear()
+
+    def __enter__(self) -> _Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+class _Parquet:
+    """sampled_sources.parquet, a row group a shard; under a temporary name until `commit`."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
+        madlad = pa.struct([
+            ("lang", pa.string()), ("split", pa.string()), ("doc_id", pa.string()),
+            ("file", pa.string()), ("line", pa.int64()), ("span", pa.list_(pa.int64())),
+            ("segment_index", pa.int64()), ("segments", pa.int64()), ("url", pa.string()),
+        ])  # fmt: skip
+        self._schema = pa.schema([
+            ("source_id", pa.string()), ("source_text", pa.string()), ("source_type", pa.string()),
+            ("length", pa.float64()), ("length_bucket_id", pa.int32()),
+            ("source_meta", pa.struct([("madlad", madlad)])),
+        ])  # fmt: skip
+        self._writer = pq.ParquetWriter(self._temporary, self._schema)
+
+    def write(self, records: list[Record]) -> None:
+        import pyarrow as pa
+
+        self._writer.write_table(pa.Table.from_pylist(records, schema=self._schema))
+
+    def commit(self) -> None:
+        self._writer.close()
+        os.replace(self._temporary, self._path)
+
+    def __enter__(self) -> _Parquet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _view(ctx: Context) -> Path:
+    return ctx.out_dir / "sampled_sources.parquet"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this run at a time; the lock goes with the process."""
+    with (folder / "merge.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _why_nothing(found: list[PartCounts]) -> str:
+    documents = sum(part.documents for part in found)
+    if not documents:
+        broken = next(((part.file, part.broken[0]) for part in found if part.broken), None)
+        told = f"; first: {broken[0]} line {broken[1]['line']}: {broken[1]['reason']}"
+        return "data.files: no document could be read" + (told if broken else "")
+    codes = sum((part.rejected for part in found), Counter())
+    return f"data.files: {documents} documents, and no source left of them: {dict(codes)}"
