@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+import httpx
+
 from scorekit.errors import UserError
 from scorekit.languages import find_language
 from synth.config import DataConfig
@@ -108,10 +110,10 @@ def _expand(pattern: str) -> list[str]:
     try:
         system, path = url_to_fs(pattern)
         return sorted(system.unstrip_protocol(found) for found in system.glob(path))
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, httpx.HTTPError, ValueError, ImportError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{pattern}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            "; the hub must be in reach, or name local shards in data.files"
+            f"{pattern}: {reason}; the hub must be in reach, or name local shards in data.files"
         ) from None
 
 
@@ -131,11 +133,17 @@ def _is_wanted(url: str, data: DataConfig) -> bool:
 
 
 def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
-    """The documents of a file, in order; `broken` hears of every line that is none."""
-    if "://" in file.url:
-        yield from _streamed(file.url, broken)
-    else:
-        yield from _parsed(file.url, broken)
+    """The documents of a file, in order; `broken` hears of every line that is none.
+
+    Raises UserError where the file, or the hub, cannot be reached any more.
+    """
+    try:
+        if "://" in file.url:
+            yield from _streamed(file.url, broken)
+        else:
+            yield from _parsed(file.url, broken)
+    except (OSError, httpx.HTTPError) as error:
+        raise UserError(f"{file.url}: cannot be read: {error}; go on with --resume") from None
 
 
 def _streamed(url: str, broken: Broken) -> Iterator[Document]:

@@ -1,0 +1,411 @@
+"""sample_sources over shards of both layouts: resumed, by several processes, as from the hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from demo.madlad_shard import documents, write_shard
+from scorekit.errors import UserError
+from synth import ingest
+from synth.config import DataConfig, SynthConfig
+from synth.driver import Context, begin
+from synth.ingest import Ingest
+from synth.madlad import REVISION, SourceFile, hub_pattern, madlad_id, read_documents, source_files
+from synth.parts import PartWriter
+from synth.stages.sample_sources import SampleSources
+from synth.store import digest_file, read_records
+
+MADLAD = Path(__file__).parents[1] / "data/madlad"
+V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.gz")
+
+
+def config(out_dir, files=(V1,), **sections):
+    data = {"src_lang": "kor", "tgt_lang": "eng", "sample_pool_size": 120, "files": list(files)}
+    content = {
+        "run": {"out_dir": str(out_dir), "shard_records": 50, **sections.pop("run", {})},
+        "data": {**data, **sections.pop("data", {})},
+        "segmentation": {"min_chars": 10, **sections.pop("segmentation", {})},
+        "final_generation": {"blob": sections.pop("blob", {})},
+        **sections,
+    }
+    return SynthConfig.model_validate(content)
+
+
+def run(cfg, **more):
+    """Run the stage as the driver does; its folder."""
+    ctx = Context(cfg, Path(cfg.run.out_dir), **more)
+    stage = SampleSources()
+    stage.run(ctx, begin(stage, [], ctx))
+    return ctx.folder(stage.name)
+
+
+def records(cfg, **more):
+    return list(run(cfg, **more).records())
+
+
+def counts(folder):
+    return json.loads((folder.path / "counts.json").read_bytes())
+
+
+def tree(out_dir):
+    """Every file of the stage, by its bytes."""
+    paths = [p for p in Path(out_dir).rglob("*") if p.is_file() and p.name != "merge.lock"]
+    return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
+
+
+def stored(place, newlines="real"):
+    """The document that provenance names."""
+    folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
+    lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
+    return json.loads(lines[place["line"] - 1])["text"]
+
+
+def shards(tmp_path, number=4, lang="ko"):
+    for i in range(number):
+        write_shard(tmp_path / "corpus", documents(lang, 8 * i, 8), lang=lang, index=i)
+    return [str(tmp_path / "corpus/data/*/*.gz")]
+
+
+# -- what comes out ----------------------------------------------------
+
+
+def test_the_pool_is_filled_with_sentences_and_blobs_that_know_where_they_stand(tmp_path):
+    folder = run(config(tmp_path))
+    found = list(folder.records())
+    assert len(found) == 120 and folder.done()
+    assert [folder.mark(i)["records"] for i in range(folder.shards())] == [50, 50, 20]
+    mark = folder.mark(0)
+    assert mark["digest"] == digest_file(folder.shard(0)) and mark["input"] is None
+    assert {r["source_type"] for r in found} == {"sentence", "blob"}
+    assert len({r["source_id"] for r in found}) == 120
+    for record in found:
+        place = record["source_meta"]["madlad"]
+        assert (place["lang"], place["split"]) == ("ko", "clean")
+        assert place["doc_id"] == f"{place['file']}:{place['line']}"
+        start, end = place["span"]
+        assert stored(place)[start:end] == record["source_text"]
+        assert (place["segments"] > 1) == (record["source_type"] == "blob")
+    assert any("\n\n" in r["source_text"] for r in found if r["source_type"] == "blob")
+
+
+def test_the_layout_with_escaped_line_ends_gives_the_same_sources(tmp_path):
+    old, new = records(config(tmp_path / "1")), records(config(tmp_path / "2", [V15]))
+    assert [r["source_text"] for r in new] == [r["source_text"] for r in old]
+    for record in new:
+        place = record["source_meta"]["madlad"]
+        start, end = place["span"]
+        assert stored(place, "escaped")[start:end].replace("\\n", "\n") == record["source_text"]
+        assert place["url"].startswith("https://docs.python.org/")
+
+
+def test_list_field_and_string_field_give_the_same_sources(tmp_path):
+    texts = documents("ko", 0, 8)
+    as_text = write_shard(tmp_path, texts, lang="ko")
+    as_list = tmp_path / "lists.jsonl"
+    lines = [json.dumps({"text": text.split("\n")}) + "\n" for text in texts]
+    as_list.write_text("".join(lines))
+    first = records(config(tmp_path / "1", [str(as_text)]))
+    second = records(config(tmp_path / "2", [str(as_list)]))
+    assert [r["source_text"] for r in first] == [r["source_text"] for r in second]
+    assert len(first) > 50
+    mode = {"mode": "list_field"}
+    folder = run(config(tmp_path / "3", [str(as_text), str(as_list)], segmentation=mode))
+    assert counts(folder)["documents_left_out"] == {"not_a_list": 8}
+
+
+def test_bucket_quotas_are_met_and_what_is_lacking_is_refilled(tmp_path):
+    blob, edges = {"enabled": False}, [0, 10, 20, 40, 80, 999]
+    bucketing = {"boundaries": edges, "per_bucket_quota": [10, 20, 30, 15, 25]}
+    folder = run(config(tmp_path, bucketing=bucketing, blob=blob))
+    got = Counter(r["length_bucket_id"] for r in folder.records())
+    asked = counts(folder)["quotas"]["sentence"]
+    assert asked == [10, 20, 30, 15, 25] and sum(got.values()) == 100
+    assert got[4] < 25  # too few are so long
+    assert all(got[i] > asked[i] for i in range(3))
+    for record in folder.records():
+        assert edges[record["length_bucket_id"]] <= record["length"]
+        assert record["length"] < edges[record["length_bucket_id"] + 1]
+
+
+def test_what_goes_in_is_sampled_or_rejected_with_a_code(tmp_path):
+    ctx = Context(config(tmp_path), tmp_path)
+    stage = SampleSources()
+    stage.run(ctx, begin(stage, [], ctx))
+    told = counts(ctx.folder(stage.name))
+    assert told["pieces"] == told["sampled"] + sum(told["rejected"].values())
+    assert {"too_short", "noise_code", "not_sampled"} <= set(told["rejected"])
+    assert told["documents"] == 24 and told["sampled"] == 120
+    assert (ctx.stats.records_in, ctx.stats.records_out) == (told["pieces"], 120)
+    assert sum(map(sum, told["by_bucket"].values())) == 120
+
+
+def test_copies_of_a_text_are_one_source(tmp_path):
+    texts = documents("ko", 0, 6)
+    once = write_shard(tmp_path / "a", texts, lang="ko")
+    twice = write_shard(tmp_path / "b", [t.replace(" ", "\t") for t in texts], lang="ko", index=1)
+    first = run(config(tmp_path / "1", [str(once)]))
+    both = run(config(tmp_path / "2", [str(once), str(twice)]))
+    drop = ("source_meta",)
+    assert [{k: v for k, v in r.items() if k not in drop} for r in both.records()] == [
+        {k: v for k, v in r.items() if k not in drop} for r in first.records()
+    ]
+    assert counts(both)["rejected"]["duplicate"] >= counts(both)["sampled"]
+
+
+def test_the_merged_view_holds_the_same_records(tmp_path):
+    import pyarrow.parquet as pq
+
+    found = records(config(tmp_path))
+    assert pq.read_table(tmp_path / "sampled_sources.parquet").to_pylist() == found
+
+
+def test_a_smaller_pool_is_the_beginning_of_a_larger_one_where_quotas_do_not_bind(tmp_path):
+    one = {"bucketing": {"boundaries": [0, 9999]}, "blob": {"enabled": False}}
+    large = records(config(tmp_path / "1", **one))
+    small = records(config(tmp_path / "2", **one), limit=30)
+    assert small == large[:30] and len(small) == 30
+
+
+# -- every key does something ----------------------------------------------------
+
+CHANGES = {
+    "run.seed": {"run": {"seed": 99}},
+    "data.madlad_split": {"data": {"madlad_split": "noisy"}},
+    "data.src_lang": {"data": {"src_lang": "en"}},
+    "data.sample_pool_size": {"data": {"sample_pool_size": 40}},
+    "data.newlines": {"data": {"newlines": "real"}},
+    "data.max_files": {"data": {"max_files": 1}},
+    "data.max_documents": {"data": {"max_documents": 5}},
+    "segmentation.mode": {"segmentation": {"mode": "newline"}},
+    "segmentation.min_chars": {"segmentation": {"min_chars": 40}},
+    "segmentation.max_chars": {"segmentation": {"max_chars": 30}},
+    "segmentation.merge_short": {"segmentation": {"merge_short": True}},
+    "segmentation.noise_rules": {"segmentation": {"noise_rules": False}},
+    "bucketing.boundaries": {"bucketing": {"boundaries": [0, 15, 999]}},
+    "bucketing.measure": {"bucketing": {"measure": "whitespace"}},
+    "bucketing.per_bucket_quota": {"bucketing": {"per_bucket_quota": 3}},
+    "blob.enabled": {"blob": {"enabled": False}},
+    "blob.blob_ratio": {"blob": {"blob_ratio": 0.1}},
+    "blob.blob_max_tokens": {"blob": {"blob_max_tokens": 100}},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    lists = folder / "lists.jsonl"
+    texts = [text.split("\n") for text in documents("ko", 40, 3)]
+    lists.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    escaped = folder / "escaped.jsonl"
+    texts = [text.replace("\n", "\\n") for text in documents("ko", 50, 3)]
+    escaped.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    files = [V1, str(lists), str(escaped)]
+    return files, records(config(folder / "out", files))
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_each_key_changes_the_sample(key, plain, tmp_path):
+    files, before = plain
+    cfg = config(tmp_path, files, **CHANGES[key])
+    assert SampleSources().settings(cfg) != SampleSources().settings(config(tmp_path, files))
+    assert records(cfg) != before
+
+
+# -- files ----------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["kor", "ko", "ko-KR", "Korean"])
+def test_any_code_of_a_language_finds_its_files_and_no_other(code, tmp_path):
+    for lang in ("ko", "kos", "ja"):
+        write_shard(tmp_path, ["text"], lang=lang)
+    data = DataConfig(src_lang=code, tgt_lang="en", files=[str(tmp_path / "data/*/*.gz")])
+    assert madlad_id(code) == "ko"
+    assert [f.name for f in source_files(data)] == ["ko_clean_0000.jsonl.gz"]
+
+
+def test_hub_files_are_named_by_a_pinned_revision():
+    data = DataConfig(src_lang="kor", tgt_lang="eng", madlad_split="noisy")
+    root = f"hf://datasets/allenai/MADLAD-400@{REVISION}"
+    assert hub_pattern(data) == f"{root}/data/ko/ko_noisy_*.jsonl.gz"
+    other = data.model_copy(update={"madlad_dataset": "me/mine", "madlad_revision": "main"})
+    assert hub_pattern(other) == "hf://datasets/me/mine@main/data/ko/ko_noisy_*.jsonl.gz"
+
+
+def test_a_hub_that_is_out_of_reach_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"name local shards in data\.files"):
+        run(config(tmp_path, data={"files": None}))
+
+
+def test_streaming_through_datasets_reads_what_a_local_file_holds(tmp_path):
+    local, remote = config(tmp_path / "1"), config(tmp_path / "2", [f"file://{V1}"])
+    assert all("://" in f.url for f in source_files(remote.data))
+    assert records(remote) == records(local)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_path):
+    path = tmp_path / "some.jsonl.gz"
+    texts = documents("ko", 0, 4)
+    lines = [json.dumps({"text": text}).encode() for text in texts]
+    lines[2:2] = [
+        b'{"text": "torn',
+        b'{"url": "x"}',
+        b'{"text": "\xff"}',
+        b"",
+        b'{"text": "\\ud800"}',
+    ]
+    path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+    broken = []
+    file = SourceFile(0, path.name, f"{scheme}{path}")
+    found = list(read_documents(file, lambda *told: broken.append(told)))
+    assert [(d.line, d.text) for d in found] == list(zip([1, 2, 8, 9], texts, strict=True))
+    assert [(line, code) for line, code, _ in broken] == [
+        (3, "broken_json"), (4, "no_text"), (5, "broken_json"), (7, "broken_json"),
+    ]  # fmt: skip
+    folder = run(config(tmp_path / "out", [file.url]))
+    (told,) = counts(folder)["files"]
+    assert told["broken_lines"] == 4 and told["broken"][0]["line"] == 3
+    assert counts(folder)["documents_left_out"] == {"broken_json": 3, "no_text": 1}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_torn_gzip_is_counted_and_told_of(scheme, tmp_path):
+    path = tmp_path / "torn.jsonl.gz"
+    lines = [json.dumps({"text": text}) + "\n" for text in documents("ko")]
+    whole = gzip.compress("".join(lines).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    folder = run(config(tmp_path / "out", [f"{scheme}{path}"]))
+    (told,) = counts(folder)["files"]
+    assert 0 < told["documents"] < len(lines)
+    assert [(b["code"], b["line"]) for b in told["broken"]] == [
+        ("broken_gzip", told["documents"] + 1)
+    ]
+
+
+def test_what_cannot_work_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="both layouts"):
+        run(config(tmp_path / "1", [V1, V15]))
+    with pytest.raises(UserError, match=r"nowhere.*no files of ko clean"):
+        run(config(tmp_path / "2", ["nowhere/*.gz"]))
+    with pytest.raises(UserError, match="4 files, none of ja clean"):
+        run(config(tmp_path / "3", data={"src_lang": "jpn"}))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("no JSON\n")
+    with pytest.raises(UserError, match=r"no document could be read; first: empty.jsonl line 1"):
+        run(config(tmp_path / "4", [str(empty)]))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"folder.jsonl: cannot be read: .*--resume"):
+        run(config(tmp_path / "6", [str(tmp_path / "folder.jsonl")]))
+    with pytest.raises(UserError, match="24 documents, and no source left"):
+        run(config(tmp_path / "5", segmentation={"min_chars": 5000}))
+
+
+def test_at_most_max_documents_are_read_an_equal_share_of_each_file(tmp_path):
+    folder = run(config(tmp_path, data={"max_documents": 7}))
+    told = counts(folder)
+    assert [f["documents"] for f in told["files"]] == [4, 3]
+    assert (told["max_documents"], told["max_files"]) == (7, None)
+
+
+# -- resumed, and over several processes ----------------------------------------------------
+
+
+def test_shards_on_several_processes_give_the_bytes_of_one(tmp_path):
+    files = shards(tmp_path)
+    whole = config(tmp_path / "one", files)
+    run(whole)
+    split = config(tmp_path / "three", files)
+    for shard_id in (2, 0):
+        folder = run(split, shard_id=shard_id, num_shards=3, resume=True)
+        assert folder.shards() is None and not (tmp_path / "three/sampled_sources.parquet").exists()
+    assert run(split, shard_id=1, num_shards=3, resume=True).done()
+    assert tree(tmp_path / "three") == tree(tmp_path / "one")
+    assert not (folder.path / "parts").exists()
+
+
+def test_a_process_says_whom_it_waits_for(tmp_path, capsys):
+    run(config(tmp_path / "out", shards(tmp_path)), shard_id=1, num_shards=4)
+    told = capsys.readouterr().out
+    assert "waits for other shards" in told and "[0, 2, 3]" in told and "3 of 4" in told
+
+
+def _run_until_killed(cfg, commits):
+    done = 0
+    commit = PartWriter.commit
+
+    def killed(self):
+        nonlocal done
+        if done == commits:
+            self._texts.flush()
+            os._exit(9)
+        commit(self)
+        done += 1
+
+    PartWriter.commit = killed
+    run(cfg)
+
+
+def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
+    files = shards(tmp_path)
+    run(config(tmp_path / "whole", files))
+    cfg = config(tmp_path / "killed", files)
+    child = multiprocessing.get_context("fork").Process(target=_run_until_killed, args=(cfg, 2))
+    child.start()
+    child.join()
+    assert child.exitcode == 9
+    read = []
+    reader = Ingest.read
+    monkeypatch.setattr(
+        Ingest,
+        "read",
+        lambda self, file, *more: read.append(file.index) or reader(self, file, *more),
+    )
+    with pytest.raises(UserError, match="give --resume or --overwrite"):
+        run(cfg)
+    run(cfg, resume=True)
+    assert read == [2, 3]
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
+    run(cfg, resume=True)
+    assert read == [2, 3]
+
+
+def test_a_part_of_another_file_is_made_again(tmp_path):
+    files = shards(tmp_path, 3)
+    cfg = config(tmp_path / "out", files)
+    run(cfg, shard_id=0, num_shards=3)
+    first = tmp_path / "corpus/data/ko/ko_clean_0000.jsonl.gz"
+    first.unlink()
+    assert run(cfg, resume=True).done()
+    assert "ko_clean_0000.jsonl.gz" not in {
+        r["source_meta"]["madlad"]["file"] for r in run(cfg, resume=True).records()
+    }
+
+
+def test_a_changed_config_refuses_to_resume(tmp_path):
+    run(config(tmp_path))
+    with pytest.raises(UserError, match=r"segmentation.min_chars was 10, is 30"):
+        run(config(tmp_path, segmentation={"min_chars": 30}), resume=True)
+
+
+def test_a_run_that_is_overwritten_is_made_anew(tmp_path):
+    run(config(tmp_path))
+    folder = run(config(tmp_path, run={"seed": 5}), overwrite=True)
+    assert list(folder.records()) == records(config(tmp_path / "other", run={"seed": 5}))
+
+
+def test_batches_do_not_change_what_comes_out(tmp_path, monkeypatch):
+    before = records(config(tmp_path / "1"))
+    monkeypatch.setattr(ingest, "_BATCH", 3)
+    assert records(config(tmp_path / "2")) == before
+    assert before == [r for s in range(3) for r in read_records(run_shard(tmp_path / "2", s))]
+
+
+def run_shard(out_dir, index):
+    return out_dir / f"stages/sample_sources/shard-{index:05d}.jsonl"
