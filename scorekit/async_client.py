@@ -21,17 +21,17 @@ from scorekit.clientcache import ClientCache, score_keys
 from scorekit.distinct import Distinct, Placed, Sample, cut, invalid_input, room
 from scorekit.endpoints import Endpoint, Endpoints
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.schemas import Failed, Info, Priority, Scored, score_result
+from scorekit.schemas import Info, Priority, Result, Scored, score_result
 from scorekit.transport import (
     Deadline,
     attempts,
+    lines_of,
     raise_refusal,
     reason_of,
     request_body,
     understood,
 )
 
-Result = Scored | Failed
 #: Seconds by which an answer may be later than the service was granted.
 _GRACE_S = 10.0
 #: Seconds between two looks at a service that is not ready.
@@ -272,7 +272,7 @@ class ScoringClient:
     async def _stream_once(
         self, part: list[Placed], call: _Call, deadline: Deadline
     ) -> AsyncIterator[tuple[int, Result]]:
-        places = [place for place, _ in part]
+        waiting = dict(enumerate(place for place, _ in part))
         body = self._body(part, call, deadline)
         async with self._endpoints.pick() as endpoint:
             request = self._http.build_request(
@@ -285,7 +285,7 @@ class ScoringClient:
                     if response.status_code != 200:
                         await response.aread()
                         raise_refusal(endpoint.url, response)
-                lines = response.aiter_lines()
+                lines = lines_of(response)
                 while True:
                     # Only the wait is bounded: what the caller does with a result may take longer.
                     async with asyncio.timeout(deadline.left()):
@@ -295,10 +295,12 @@ class ScoringClient:
                     with understood(endpoint.url):
                         result = from_json(line)
                         if "done" in result:
-                            return
-                        place = places[result.pop("index")]
+                            break
+                        place = waiting.pop(result.pop("index"))
                         scored = score_result.validate_python(result)
                     yield place, scored
+                if waiting:
+                    raise ServiceUnreachable(endpoint.url, "the stream did not answer everything")
             except TimeoutError:
                 raise _too_late(endpoint, deadline.seconds) from None
             except httpx.HTTPError as error:

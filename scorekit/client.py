@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scorekit.async_client import ScoringClient
 from scorekit.distinct import Sample
 from scorekit.frames import samples_of_frame, with_results
 from scorekit.progress import progress_bar
-from scorekit.schemas import Failed, Info, Scored
+from scorekit.schemas import Info, Result
 from scorekit.scorers import (
     RewardOutput,
     SampleForScoring,
@@ -42,27 +42,45 @@ class _LoopThread:
             target=self.loop.run_forever, name="scorekit-client", daemon=True
         )
         self._thread.start()
+        self._lock = threading.Lock()  # guards `stopped`: nothing is submitted behind the end
         self.stopped = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self.stopped:
-            work.close()
-            raise RuntimeError("the client is closed")
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        with self._lock:
+            if not self.stopped:
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise RuntimeError("the client is closed")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self.submit(work)
         try:
             return future.result()
+        except CancelledError:
+            raise RuntimeError("the client was closed meanwhile") from None
         except BaseException:
             future.cancel()  # Ctrl-C, or a notebook's stop button: nobody waits for the rest
             raise
 
-    def stop(self) -> None:
-        self.stopped = True
+    def stop(self, close: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Give up the work of other threads, await `close()`, and end; once."""
+        with self._lock:
+            if self.stopped:
+                return
+            self.stopped = True
+        asyncio.run_coroutine_threadsafe(_end(close), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _end(close: Callable[[], Awaitable[None]] | None) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    if close is not None:
+        await close()
 
 
 class SyncScoringClient:
@@ -94,7 +112,7 @@ class SyncScoringClient:
 
     def score(
         self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
-    ) -> list[Scored | Failed]:
+    ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and time left."""
         if not progress:
             return self._thread.run(self._client.score(samples, *args, **kwargs))
@@ -113,10 +131,9 @@ class SyncScoringClient:
         return with_results(frame, self.score(samples_of_frame(frame), **kwargs))
 
     def close(self) -> None:
-        """Close the connections and end the thread; a second call does nothing."""
-        if not self._thread.stopped:
-            self._thread.run(self._client.close())
-            self._thread.stop()
+        """Close the connections and end the thread; a second call does nothing. A call that
+        another thread waits in raises RuntimeError."""
+        self._thread.stop(self._client.close)
 
     def __enter__(self) -> SyncScoringClient:
         return self

@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, to_json
 
 from scorekit.errors import SampleError, UserError
-from scorekit.schemas import Failed, Info, Scored, score_result
+from scorekit.schemas import Failed, Info, Result, score_result
 from scorekit.scorers import SampleForScoring
 
 #: Bytes of a request beside its samples, at most.
@@ -46,7 +46,7 @@ class Distinct:
                 self.bodies.append(body)
                 self._owners.append([index])
 
-    def spread(self, place: int, result: Scored | Failed) -> Iterator[tuple[int, Scored | Failed]]:
+    def spread(self, place: int, result: Result) -> Iterator[tuple[int, Result]]:
         """(index, result with its own id) of every sample that `bodies[place]` stands for."""
         for index in self._owners[place]:
             yield index, result.model_copy(update={"id": self._ids[index]})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.schemas import Failed, Scored
+from scorekit.schemas import Failed, Result, Scored
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,7 +32,7 @@ def samples_of_frame(frame: DataFrame) -> list[dict[str, Any]]:
     return samples
 
 
-def with_results(frame: DataFrame, results: Sequence[Scored | Failed]) -> DataFrame:
+def with_results(frame: DataFrame, results: Sequence[Result]) -> DataFrame:
     """A copy of the frame with a column for each thing that the results say."""
     from pandas import Series
 
@@ -64,7 +64,7 @@ def _kind(cell: Any) -> str:
     return "None" if cell is None else f"{cell!r:.40} ({type(cell).__name__})"
 
 
-def _error(result: Scored | Failed) -> str | None:
-    if isinstance(result, Scored):
-        return None
-    return f"{result.error.type}: {result.error.message}"
+def _error(result: Result) -> str | None:
+    if isinstance(result, Failed):
+        return f"{result.error.type}: {result.error.message}"
+    return None

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    TypeAdapter,
+)
 
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
 SCHEMA_VERSION = 1
@@ -50,8 +59,24 @@ class TranslationSample(Wire):
     )
 
 
-class ScoreOptions(Wire):
+class JudgeSample(Wire):
+    """One thing to judge: the task, and the texts that its rubric names (`candidate`, ...)."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str] = Field(init=False)
+
+    id: str | None = Field(None, description="The caller's name for the sample; echoed.")
+    task: str = Field(description="Name of the rubric: translation_filter, answer_correctness, ...")
+
+
+class Options(Wire):
     """Options that every service knows."""
+
+    cache: bool = Field(True, description="Read and write the service's score cache.")
+
+
+class ScoreOptions(Options):
+    """Options of the services that score translations."""
 
     overlong: Literal["truncate", "error"] = Field(
         "truncate",
@@ -61,7 +86,6 @@ class ScoreOptions(Wire):
     max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(_whole)] = (
         Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
     )
-    cache: bool = Field(True, description="Read and write the service's score cache.")
 
 
 class MetricXOptions(ScoreOptions):
@@ -75,6 +99,19 @@ class XCometOptions(ScoreOptions):
         "exact",
         description="`exact`: repaired spans, mt[start:end] == text. `upstream`: the raw spans of "
         "unbabel-comet, with its leading spaces and lost spans.",
+    )
+
+
+class JudgeOptions(Options):
+    """Options of the judge; the back end `rules` reads none of the sampling's."""
+
+    model: str | None = Field(
+        None, min_length=1, max_length=200,
+        description="Name of the model at the upstream server; null: the service's own.",
+    )  # fmt: skip
+    temperature: float | None = Field(None, ge=0, le=2, description="null: the rubric's.")
+    max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(_whole)] = (
+        Field(None, description="Most tokens of an answer; null: the rubric's.")
     )
 
 
@@ -117,6 +154,26 @@ class Scored(Answer):
     error_spans: list[ErrorSpan] | None = Field(None, description="xCOMET only.")
 
 
+class Verdict(Answer):
+    """What a judge says of a sample."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    passed: bool = Field(alias="pass")
+    reason_code: str = Field(description="One word for why; the rubric's, or the rule's.")
+    notes: str = Field(description="A few words for people.")
+
+
+class JudgeScored(Answer):
+    """A sample that was judged."""
+
+    id: str | None
+    ok: Literal[True]
+    score: float = Field(description="0 to 1, as the rubric's score rule says; 1 is best.")
+    verdict: Verdict
+    cached: bool = Field(description="Whether the answer came from the cache.")
+
+
 class Failed(Answer):
     """A sample that has no score."""
 
@@ -126,7 +183,24 @@ class Failed(Answer):
 
 
 ScoreResult = Annotated[Scored | Failed, Field(discriminator="ok")]
-score_result = TypeAdapter[Scored | Failed](ScoreResult)
+#: What any service can answer for one sample.
+Result = Scored | JudgeScored | Failed
+
+
+def _kind(result: Any) -> str:
+    if isinstance(result, dict):
+        return "judged" if "verdict" in result else "scored" if result.get("ok") else "failed"
+    return "judged" if isinstance(result, JudgeScored) else "scored" if result.ok else "failed"
+
+
+score_result = TypeAdapter[Result](
+    Annotated[
+        Annotated[Scored, Tag("scored")]
+        | Annotated[JudgeScored, Tag("judged")]
+        | Annotated[Failed, Tag("failed")],
+        Discriminator(_kind),
+    ]
+)
 
 
 class ModelRef(Answer):
@@ -142,6 +216,13 @@ class ScoreResponse(Answer):
 
     model: ModelRef
     results: list[ScoreResult]
+
+
+class JudgeResponse(Answer):
+    """The judge's answer to `POST /v1/score`: result k answers sample k."""
+
+    model: ModelRef
+    results: list[Annotated[JudgeScored | Failed, Field(discriminator="ok")]]
 
 
 class ErrorResponse(Answer):
@@ -181,7 +262,7 @@ class Info(Answer):
 
 
 def score_request(
-    sample_type: type[Wire], options_type: type[ScoreOptions], max_samples: int
+    sample_type: type[Wire], options_type: type[Options], max_samples: int
 ) -> type[Wire]:
     """The request type of a service whose samples and options are of these types."""
 
@@ -199,3 +280,8 @@ def score_request(
         )
 
     return ScoreRequest
+
+
+def score_response(sample_type: type[Wire]) -> type[Answer]:
+    """The type of a service's answer to requests with samples of this type."""
+    return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json, to_json
 
-from scorekit.async_client import Result, ScoringClient
+from scorekit.async_client import ScoringClient
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.samplefile import Contents, Line, SampleFile
-from scorekit.schemas import Failed, Info, Priority
+from scorekit.schemas import Info, Priority, Result, Scored
 
 #: A result's fields that depend on what was scored before, not on the sample.
 _PASSING = {"id", "cached"}
@@ -207,7 +207,7 @@ def _append(out: BinaryIO, batch: list[Line], results: list[Result], tally: Tall
     for line, result in zip(batch, results, strict=True):
         record = {"line": line.number, "id": line.id}
         record |= result.model_dump(exclude=_PASSING)
-        if not isinstance(result, Failed) and result.error_spans is None:
+        if isinstance(result, Scored) and result.error_spans is None:
             del record["error_spans"]
         written.append(to_json(record) + b"\n")
         tally.add(record)

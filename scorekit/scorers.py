@@ -11,7 +11,7 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.errors import SampleError, UserError
-from scorekit.schemas import Failed, Scored
+from scorekit.schemas import Failed, JudgeScored, Result, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,21 @@ class Scorer(Protocol):
         ...
 
 
-def reward_output(results: Sequence[Scored | Failed]) -> RewardOutput:
-    """Results of a service -> RewardOutput."""
-    scores = [r.score if isinstance(r, Scored) else None for r in results]
-    return RewardOutput(scores, list(results))
+def reward_output(results: Sequence[Result]) -> RewardOutput:
+    """Results of a service that scores translations -> RewardOutput."""
+    translations = [r for r in results if not isinstance(r, JudgeScored)]
+    if len(translations) < len(results):
+        raise UserError("a judge's verdicts are no scores of translations: ask another service")
+    return RewardOutput([r.score if r.ok else None for r in translations], translations)
 
 
-def raise_for_failures(results: Sequence[Scored | Failed]) -> list[Scored]:
+def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
     """The results, all of them good; raises SampleError with the first failure's id and index."""
     for index, result in enumerate(results):
         if isinstance(result, Failed):
             error = result.error
             raise SampleError(error.type, error.message, id=result.id, index=index)
-    return [result for result in results if isinstance(result, Scored)]
+    return [result for result in results if not isinstance(result, Failed)]
 
 
 def resolve_scorer(target: str, **kwargs: Any) -> Scorer:

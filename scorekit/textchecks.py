@@ -105,13 +105,13 @@ def length_band(
 ) -> tuple[float, float]:
     """(least, most) `length_ratio` to be expected between two languages.
 
-    The ratio that their scripts make usual, divided and multiplied by `slack`. A source of fewer
-    than `floor` characters widens the band by as much as it falls short: a menu's single word may
-    well become a sentence.
+    The ratio that their scripts make usual, divided and multiplied by `slack`. A source that says
+    less than `floor` characters of English do widens the band by as much as it falls short: a
+    menu's single word may well become a sentence.
     """
-    usual = _usual_bytes(target_lang) / _usual_bytes(source_lang)
-    wide = slack * max(1.0, floor / max(1, len(src.strip())))
-    return usual / wide, usual * wide
+    source, target = _usual_bytes(source_lang), _usual_bytes(target_lang)
+    wide = slack * max(1.0, floor * source / max(1, _size(src)))
+    return target / source / wide, target / source * wide
 
 
 def _size(text: str) -> int:
@@ -191,7 +191,7 @@ def repetition(src: str, mt: str) -> float:
 
 # -- what no translation says ----------------------------------------------------------------------
 
-_EDGE = r"[\s\"'“”‘’「『*_#>-]{0,9}"
+_EDGE = r"[\s\"'“”‘’「『\[【*_#>-]{0,9}"
 _NAME = r"[^\s:：\n]{2,20}"
 _OPENER = (
     r"(?:(?:sure|certainly|of course|okay|ok|absolutely|네|물론입니다|물론이죠|알겠습니다)"
@@ -215,7 +215,7 @@ _SENTENCES = (
     r"the (?:translation|translated text) (?:of[^:\n]{0,60} )?(?:is(?: as follows)?|follows))",
     r"(?:다음은|아래는|여기)[^:：\n]{0,40}?번역(?:문|본|\s?결과)?(?:입니다|이에요|예요|이다)",
     r"(?:以下是|下面是|这是|這是)[^:：\n]{0,30}?(?:翻译|翻譯|译文|譯文)|(?:翻译|翻譯)如下",
-    r"(?:以下は|以下が|こちらが|これが)[^:：\n]{0,30}?(?:翻訳|和訳|訳文)(?:です|になります|となります)",
+    r"(?:以下は|以下が|こちらが|これが)[^:：\n]{0,30}?(?:翻訳|和訳|訳文|訳)(?:です|になります|となります)",
     r"hier ist (?:die|eine|deine|ihre)[^:\n.]{0,20} übersetzung|voici (?:la|une) traduction|"
     r"(?:aquí|esta) (?:está|tienes|es) la traducción|aqui está a tradução|ecco la traduzione|"
     r"вот (?:ваш )?перевод",
@@ -233,7 +233,7 @@ _ASIDES = (
     r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als ki\b|en tant qu'ia\b|como (?:modelo|ia)\b)",
 )
 _META = re.compile(
-    rf"{_EDGE}{_OPENER}{_EDGE}(?:(?:{'|'.join(_LABELS)})[ *_\"'”)）]*(?:[:：]|\n)"
+    rf"{_EDGE}{_OPENER}{_EDGE}(?:(?:{'|'.join(_LABELS)})[ *_\"'”)）\]】]*(?:[:：]|\n)"
     rf"|(?:{'|'.join(_SENTENCES)})[^\n:：.。]{{0,60}}(?:[:：.。!]|\n|\Z)|(?:{'|'.join(_ASIDES)}))",
     re.I,
 )

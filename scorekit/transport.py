@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +94,16 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
         status=response.status_code,
         request_id=response.headers.get("x-request-id"),
     )
+
+
+async def lines_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The whole lines of a streamed answer. httpx would also cut at U+2028 and its like, which
+    may stand in a text."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def is_retryable(error: BaseException) -> bool:

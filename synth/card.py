@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from scorekit.languages import find_language
 from synth.config import SynthConfig, languages
 from synth.stats import StageCounts, funnel
-from synth.store import write_atomic
+from synth.store import StageFolder, write_atomic
 
 if TYPE_CHECKING:
     from synth.driver import Context
@@ -32,11 +33,17 @@ _PLACES: dict[str, Any] = {
 
 def write_card(path: Path, ctx: Context, rows: Mapping[str, int]) -> None:
     """Write the card. rows: of "train", and of "pairs" where there are preference pairs."""
-    write_atomic(path, card(ctx.cfg, _counts(ctx), rows).encode())
+    counts = [c for c in funnel(ctx.out_dir, ctx.inputs) if c.stage != "export"]
+    write_atomic(path, card(ctx.cfg, counts, rows, _corpus(ctx)).encode())
 
 
-def card(cfg: SynthConfig, counts: list[StageCounts], rows: Mapping[str, int]) -> str:
-    """The text of the card; the same for the same config and counts."""
+def card(
+    cfg: SynthConfig, counts: list[StageCounts], rows: Mapping[str, int], corpus: Mapping[str, Any]
+) -> str:
+    """The text of the card; the same for the same config and counts.
+
+    corpus: what sample_sources says of what it read.
+    """
     tags = languages(cfg)
     names = [language.name for tag in tags if (language := find_language(tag)) is not None]
     environment = Environment(
@@ -51,14 +58,20 @@ def card(cfg: SynthConfig, counts: list[StageCounts], rows: Mapping[str, int]) -
         codes=[tag.split("-")[0] for tag in tags],
         suffix="parquet" if "parquet" in cfg.export.formats else "jsonl",
         rows=rows,
+        corpus=corpus,
         size=_size_category(rows["train"]),
         stages=counts,
         settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
     )
 
 
-def _counts(ctx: Context) -> list[StageCounts]:
-    return [c for c in funnel(ctx.out_dir, ctx.inputs) if c.stage != "export"]
+def _corpus(ctx: Context) -> dict[str, Any]:
+    for folder in (ctx.out_dir, ctx.inputs):
+        path = StageFolder(folder, "sample_sources").path / "counts.json" if folder else None
+        if path is not None and path.exists():
+            counts: dict[str, Any] = json.loads(path.read_bytes())
+            return counts
+    return {}
 
 
 def _size_category(rows: int) -> str:

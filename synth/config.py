@@ -40,7 +40,9 @@ class DataConfig(Config):
     )
     madlad_split: Literal["clean", "noisy"] = Field("clean", description="Which half.")
     files: list[str] | None = Field(
-        None, description="Local .jsonl.gz (or .jsonl) shards, as paths or globs; null: the hub."
+        None,
+        description="Local .jsonl.gz (or .jsonl) shards, as paths or globs, or URLs of such; "
+        "null: the hub.",
     )
     src_lang: str = Field(description="Source language: MADLAD id or any code of it (kor, ko).")
     tgt_lang: str = Field(description="Target language: any code of it.")
@@ -50,7 +52,9 @@ class DataConfig(Config):
         "auto", description="Whether a document's line ends are characters or written as \\n."
     )
     max_files: int | None = Field(None, ge=1, description="Read so many files at most.")
-    max_documents: int | None = Field(None, ge=1, description="Read so many documents at most.")
+    max_documents: int | None = Field(
+        None, ge=1, description="Read so many documents at most, an equal share of each file."
+    )
 
 
 class SegmentationConfig(Config):

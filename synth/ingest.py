@@ -132,7 +132,7 @@ class Ingest:
         priority = self._priority(identity)
         if self._sample.offer(stratum, priority):
             record = self._record(source, identity, length, bucket, file)
-            writer.write(priority, stratum, source.document.line, source.start, record)
+            writer.write(priority, stratum, record)
 
     def _record(
         self, source: _Source, identity: str, length: float, bucket: int, file: SourceFile

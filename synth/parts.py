@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 #: An entry of the index: `at` and `size` are of the record's line in the part.
-_ENTRY = [
-    ("priority", "<u8"), ("stratum", "<u2"), ("line", "<i8"), ("start", "<i8"), ("at", "<i8"),
-    ("size", "<i8"),
-]  # fmt: skip
+_ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
 #: Entries of an index that are read at once, and lines that are told of when they are broken.
 _CHUNK, _MOST_BROKEN = 1 << 16, 20
 
@@ -98,11 +95,11 @@ class PartWriter:
         self._row = np.zeros(1, dtype=np.dtype(_ENTRY))
         self._at = 0
 
-    def write(self, priority: int, stratum: int, line: int, start: int, record: Record) -> None:
-        """Append a source."""
+    def write(self, priority: int, stratum: int, record: Record) -> None:
+        """Append a source, in the order of the file."""
         text = to_line(record)
         self._texts.write(text)
-        self._row[0] = (priority, stratum, line, start, self._at, len(text))
+        self._row[0] = (priority, stratum, self._at, len(text))
         self._entries.write(self._row.tobytes())
         self._at += len(text)
 

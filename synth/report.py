@@ -129,9 +129,16 @@ def _calls(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
         for service in ("teacher", "metricx", "judge"):
             told = stage.get(service) or {}
             if told.get("requests"):
-                scorer = stage.get("scorer") or {} if service == "metricx" else {}
-                rows.append({"stage": name, "service": service, "counts": {**told, **scorer}})
+                counts = {**told, **(stage.get("scorer") or {} if service == "metricx" else {})}
+                shown = [f"{key.replace('_', ' ')} {_figure(key, n)}" for key, n in counts.items()]
+                rows.append({"stage": name, "service": service, "counts": " · ".join(shown)})
     return rows
+
+
+def _figure(key: str, value: float) -> str:
+    if key.endswith("bytes"):
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value:,.1f}" if "seconds" in key else f"{value:,.0f}"
 
 
 def _draw(stages: Mapping[str, Any]) -> list[str]:
@@ -163,12 +170,16 @@ def _draw(stages: Mapping[str, Any]) -> list[str]:
 
 
 def _draw_bars(axes: Any, spread: Mapping[str, Any] | None, label: str) -> bool:
-    """As shares, so that sets of different sizes can be compared."""
+    """As shares for each unit of the axis, so that sets of different size and width compare."""
     if not spread:
         return False
-    heights = [100 * count / spread["n"] for count in spread["counts"]]
-    axes.stairs(heights, spread["edges"], fill=True, alpha=0.45, label=label)
-    axes.set_ylabel("%")
+    edges, counts = spread["edges"], spread["counts"]
+    heights = [
+        100 * count / spread["n"] / (end - start)
+        for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True)
+    ]
+    axes.stairs(heights, edges, fill=True, alpha=0.45, label=label)
+    axes.set_ylabel("% per unit")
     return True
 
 

@@ -12,7 +12,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # What the shell of a developer happens to export must not change a result.
-for _name in [n for n in os.environ if n.startswith(("SCOREKIT_", "METRICX_", "XCOMET_"))]:
+_OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "VLLM_")
+for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 
 TESTS = Path(__file__).parent

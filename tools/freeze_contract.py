@@ -2,7 +2,7 @@
 
 Run it when the contract changes on purpose, and say so in CHANGELOG.md: `tests/integration/
 test_frozen_contract.py` fails until the new files are committed. The answers come from the fake
-backend, whose scores are a function of the texts.
+backend, whose scores are a function of the texts, and from the judge's rules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from starlette.testclient import TestClient
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
+from services.judge.__main__ import make_backend
+from services.judge.settings import JudgeSettings
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "tests/golden/contract.json"
-SERVICES = ("metricx", "xcomet")
+SERVICES = ("metricx", "xcomet", "judge")
 
 _PAIR = {"src": "The house is red.", "mt": "집은 빨간색이다."}
+_JUDGED = {
+    "task": "translation_filter", "source_lang": "en", "target_lang": "ko",
+    "source_text": "The house is red.", "candidate": "집은 빨간색이다.",
+}  # fmt: skip
 #: What is asked: (service, method, path, body).
 ASKED: list[tuple[str, str, str, Any]] = [
     ("metricx", "POST", "/v1/score", {"samples": [_PAIR]}),
@@ -49,11 +55,20 @@ ASKED: list[tuple[str, str, str, Any]] = [
         {"samples": [_PAIR | {"ref": ""}], "options": {"span_offsets": "upstream"}},
     ),
     ("xcomet", "GET", "/v1/info", None),
+    ("judge", "POST", "/v1/score", {"samples": [{"id": "a", **_JUDGED}]}),
+    ("judge", "POST", "/v1/score", {"samples": [_JUDGED | {"candidate": ""}]}),
+    ("judge", "POST", "/v1/score", {"samples": [{"task": "answer_correctness"}, {"task": "none"}]}),
+    ("judge", "POST", "/v1/score", {"samples": [{"id": "no task"}]}),
+    ("judge", "POST", "/v1/score/stream", {"samples": [_JUDGED], "options": {"max_tokens": 64}}),
+    ("judge", "GET", "/v1/info", None),
 ]  # fmt: skip
 
 
 def open_service(service: str) -> TestClient:
     """A service in this process, on the fake backend; use it as a context."""
+    if service == "judge":  # rules need no model to be faked
+        judge = JudgeSettings(cache="memory")
+        return TestClient(create_app(make_backend(judge), judge))
     settings = ServiceSettings(cache="memory")
     return TestClient(create_app(FakeBackend(service), settings))  # type: ignore[arg-type]
 
@@ -85,9 +100,12 @@ def answers() -> list[dict[str, Any]]:
 
 def _answer(text: str) -> Any:
     lines = [json.loads(line) for line in text.splitlines()]
-    for line in lines:
-        if "versions" in line:  # a release is no change of the contract
+    for line in lines:  # a release is no change of the contract
+        if "versions" in line:
             line |= {"versions": dict.fromkeys(line["versions"], "..."), "commit": "..."}
+        rules = line if line.get("model") == "rules" else line.get("model")
+        if isinstance(rules, dict) and "rules" in rules.values():
+            rules["revision"] = "..."
     return lines[0] if len(lines) == 1 else lines
 
 

@@ -15,9 +15,8 @@ from scorekit.client import SyncScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import UserError
 from scorekit.prompts import FIELDS, load_template
-from scorekit.schemas import Failed, Info, Scored
+from scorekit.schemas import Info, JudgeScored, Result, Scored
 
-Result = Scored | Failed
 #: Trainers that ask for one completion at a time do so from many threads.
 MAX_IN_FLIGHT = 256
 
@@ -141,7 +140,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     return str(fields[key])
 
 
-def reward_of(result: Scored, info: Info, offset: float) -> float:
+def reward_of(result: Scored | JudgeScored, info: Info, offset: float) -> float:
     """The more the better: the score, or offset - score where lower is better."""
     return result.score if info.higher_is_better else offset - result.score
 
@@ -163,7 +162,7 @@ class Rewards:
         """See ScoringClient.score."""
         return self._client.score(samples, {"overlong": self.settings.overlong})
 
-    def reward(self, result: Scored) -> float:
+    def reward(self, result: Scored | JudgeScored) -> float:
         """The reward of a result that `score` gave."""
         return reward_of(result, self._client.limits(), self.settings.offset)
 

@@ -23,8 +23,8 @@ from scorekit.schemas import (
     SCHEMA_VERSION,
     ErrorResponse,
     Info,
-    ScoreResponse,
     score_request,
+    score_response,
 )
 from scorekit.server.answers import body_json, line_json
 from scorekit.server.backend import Backend
@@ -75,14 +75,15 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
+    response_type = score_response(service.backend.sample_type)
     router = APIRouter(route_class=DirectRoute)
 
-    @router.post("/v1/score", responses={200: {"model": ScoreResponse}, **refusals})
+    @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
         service.refuse_if_unavailable()  # before the body is read
-        asked = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked)
+        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked, size)
         leaving = asyncio.create_task(_watch_leaving(request, job))
         try:
             await service.finish(job, asked.timeout_s)
@@ -108,8 +109,8 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
         A stream without its last line has failed: ask again for the missing indexes.
         """
         service.refuse_if_unavailable()  # before the body is read
-        asked = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked)
+        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
+        job = await service.open(asked, size)
         leaving = asyncio.create_task(_watch_leaving(request, job))
         indexes = service.stream(job, asked.timeout_s)
         try:

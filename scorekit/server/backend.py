@@ -8,16 +8,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from scorekit.errors import SampleError
-from scorekit.schemas import ScoreOptions, ScoreRange, TranslationSample, Wire
+from scorekit.schemas import Options, ScoreRange, TranslationSample, Wire
 
 
 @dataclass(slots=True)
 class Encoded:
     """A tokenised sample.
 
-    length: tokens of its longest sequence (what a batch is padded to).
+    length: tokens of its longest sequence (what a batch is padded to); 1 where a batch is counted
+        in samples (a judge's LLM).
     rows: sequences it adds to a batch (xCOMET with a reference: 3).
-    fields: what the result tells about the input: `tokens`, `truncated`, `mt_covered`.
+    fields: what the result tells about the input: for a translation `tokens`, `truncated`,
+        `mt_covered`.
     payload: the backend's own (ids, options, ...).
     """
 
@@ -45,8 +47,8 @@ class Description:
     engine: dict[str, str] = field(default_factory=dict)
 
 
-#: What `forward` gives for one sample: the result's fields (`score`, for xCOMET `error_spans`),
-#: or the reason why that sample has none.
+#: What `forward` gives for one sample: the result's fields (`score`; xCOMET's `error_spans`, the
+#: judge's `verdict`), or the reason why that sample has none.
 Outcome = dict[str, Any] | SampleError
 
 
@@ -61,7 +63,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def options_type(self) -> type[ScoreOptions]:
+    def options_type(self) -> type[Options]:
         """The type of a request's options."""
         ...
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from scorekit.server.job import Job, answer_of
 from scorekit.server.lanes import WINDOW, Flight, Lanes
 from scorekit.server.metrics import Metrics
 from scorekit.server.pace import Pace
+from scorekit.server.pieces import Piece, Pieces
 from scorekit.server.settings import ServiceSettings
 
 log = structlog.get_logger()
@@ -36,7 +36,10 @@ log = structlog.get_logger()
 PIECE = 256
 #: Seconds between two questions whether a failing model works again.
 PROBE_S = 1.0
-#: Bytes of text that count as one token of the queue's bound until a sample is tokenised.
+#: Seconds in one call of the tokeniser after which it counts as hung: many times what the largest
+#: request takes.
+TOKENISE_STALL_S = 30.0
+#: Bytes of text that count as one token of the queue's bound.
 BYTES_A_TOKEN = 4
 
 
@@ -48,15 +51,6 @@ class Wanted:
     key: bytes
     sample: Any
     size: int
-
-
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """Flights of one request on their way to the tokeniser."""
-
-    job: Job
-    flights: list[Flight]
-    options: Any
 
 
 class Batcher:
@@ -74,11 +68,11 @@ class Batcher:
         self.metrics = metrics
         self.on_scored = on_scored  # called on the event loop with the answers worth storing
         self.pace = Pace(settings.stall_after)
+        self._reading = Pace(max(TOKENISE_STALL_S, settings.stall_after or 0.0))
         self._settings = settings
         self._flights: dict[bytes, Flight] = {}
         self._room = 0  # tokens of the queue's bound in use
-        self._pieces: dict[Priority, deque[_Piece]] = {"interactive": deque(), "bulk": deque()}
-        self._has_pieces = threading.Condition()  # guards _pieces
+        self._pieces = Pieces(settings.bulk_patience_s)
         self._lanes = Lanes(settings.max_batch_tokens or 0, settings.bulk_patience_s)
         self._wake = threading.Condition()  # guards _lanes
         self._stopping = False
@@ -91,7 +85,8 @@ class Batcher:
 
     def warm_up(self, description: Description) -> None:
         """Run the largest batch there can be, so that the first request finds the model as fast
-        as the last, and memory that does not suffice shows now. Raises UserError then."""
+        as the last, and memory that does not suffice shows now. Raises UserError then, and where
+        a plain text gets no score."""
         self._max_length = description.max_input_length
         options = resolve_options(self.backend.options_type(), description)
         budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
@@ -117,6 +112,9 @@ class Batcher:
             self.backend.forward(batch)
             seconds = time.monotonic() - started
         self.pace.learn(tokens, len(batch), seconds)
+        (outcome,) = run_batch(self.backend.forward, [self._plain])
+        if isinstance(outcome, SampleError):
+            raise UserError(f"the model does not score a plain text ({outcome}): try another dtype")
         log.info("warm", batch_tokens=tokens, samples=len(batch), seconds=round(seconds, 3))
 
     def start(self) -> None:
@@ -127,10 +125,10 @@ class Batcher:
 
     def stop(self) -> None:
         """Let the batch in hand finish, then end the threads."""
-        self._stopping = True
-        for condition in (self._has_pieces, self._wake):
-            with condition:
-                condition.notify_all()
+        self._pieces.stop()
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
 
     @property
     def dead(self) -> bool:
@@ -139,11 +137,15 @@ class Batcher:
 
     def fault(self) -> str | None:
         """Why the model does not answer; None while it does."""
+        return self._standstill() or ("the model fails" if self._failing else None)
+
+    def _standstill(self) -> str | None:
+        """Why nothing that is put in flight now would be answered; None where it would."""
         if self._dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
         if self.pace.overdue():
             return "the model hangs in a batch"
-        return "the model fails" if self._failing else None
+        return "the tokeniser hangs" if self._reading.overdue() else None
 
     @property
     def in_flight(self) -> int:
@@ -198,8 +200,8 @@ class Batcher:
         return min(60.0, max(1.0, len(self._flights) / 2 / rate))
 
     def _admit(self, items: int, room: int) -> None:
-        fault = self.fault()
-        if fault is not None and not self._failing:
+        fault = self._standstill()
+        if fault is not None:
             raise RequestError("unavailable", fault, retry_after=10.0)
         most_items, most_room = self._settings.max_queue_items, self._settings.max_queue_tokens
         if items > most_items:
@@ -217,13 +219,9 @@ class Batcher:
         self._send(job, [flight], options, "interactive")
 
     def _send(self, job: Job, flights: list[Flight], options: Any, priority: Priority) -> None:
-        pieces = [
-            _Piece(job, flights[start : start + PIECE], options)
-            for start in range(0, len(flights), PIECE)
-        ]
-        with self._has_pieces:
-            self._pieces[priority].extend(pieces)
-            self._has_pieces.notify()
+        starts = range(0, len(flights), PIECE)
+        pieces = [Piece(job, flights[start : start + PIECE], options) for start in starts]
+        self._pieces.put(pieces, priority)
 
     def _deliver(
         self, flights: Sequence[Flight], outcomes: Sequence[Outcome],
@@ -256,9 +254,16 @@ class Batcher:
         self.metrics.queue_tokens.set(self._room)
 
     def _fail_all(self) -> None:
+        """The batch in hand may be the cause, so its requests are not sent to the next replica:
+        their samples fail. The others' are refused, and may be asked elsewhere."""
+        message = "the model thread ended"
         flights = list(self._flights.values())
-        failure = SampleError("model_failure", "the model thread ended")
-        self._deliver(flights, [failure] * len(flights))
+        suspects = {id(job) for flight in flights if flight.taken for job, _ in flight.waiters}
+        for flight in flights:
+            for job, _ in flight.waiters:
+                if id(job) not in suspects:
+                    job.finish(RequestError("unavailable", message, retry_after=10.0))
+        self._deliver(flights, [SampleError("model_failure", message)] * len(flights))
 
     # -- the threads ----------------------------------------------------------------------------
 
@@ -277,7 +282,7 @@ class Batcher:
             self._loop.call_soon_threadsafe(call, *args)
 
     def _tokenise_loop(self) -> None:
-        while (piece := self._next_piece()) is not None:
+        while (piece := self._pieces.take()) is not None:
             flights = [f for f in piece.flights if f.encoded is None and not f.gone]
             lifted = [f for f in piece.flights if f.encoded is not None]
             started = time.perf_counter()
@@ -288,7 +293,7 @@ class Batcher:
             self.metrics.tokenise_seconds.observe(seconds)
             refused: list[tuple[Flight, SampleError]] = []
             with self._wake:
-                self._lanes.put(lifted)  # from bulk, where it is skipped once it is taken
+                self._lanes.put(lifted)  # out of bulk
                 for flight, one in zip(flights, encoded, strict=True):
                     if isinstance(one, SampleError):
                         refused.append((flight, one))
@@ -301,23 +306,17 @@ class Batcher:
             if refused:
                 self._hand_over(self._deliver, *zip(*refused, strict=True))
 
-    def _next_piece(self) -> _Piece | None:
-        with self._has_pieces:
-            while not self._stopping:
-                for pieces in self._pieces.values():  # interactive first
-                    if pieces:
-                        return pieces.popleft()
-                self._has_pieces.wait()
-        return None
-
     def _encode(self, samples: list[Any], options: Any) -> list[Encoded | SampleError]:
         """Tokenise; if that raises, one by one, so that the culprit fails alone."""
+        self._reading.begin(0)
         try:
             return self.backend.encode(samples, options)
         except Exception:
             if len(samples) == 1:
                 log.error("tokenise_failure", exc_info=True)
                 return [SampleError("model_failure", "the text could not be tokenised")]
+        finally:
+            self._reading.end()
         return [self._encode([sample], options)[0] for sample in samples]
 
     def _model_loop(self) -> None:
@@ -337,12 +336,12 @@ class Batcher:
     def _next_batch(self) -> list[Flight] | None:
         """The next batch; empty when it is time to ask a failing model again; None at the end."""
         with self._wake:
-            while not (batch := self._lanes.take(time.monotonic())):
-                if self._stopping:
-                    return None
+            while not self._stopping:
+                if batch := self._lanes.take(time.monotonic()):
+                    return batch
                 if not self._wake.wait(PROBE_S if self._failing else None) and self._failing:
                     return []
-            return batch
+        return None
 
     def _forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         self.pace.begin(padded_tokens(batch))
@@ -382,6 +381,6 @@ class Batcher:
         metrics.batch_samples.observe(len(batch))
         for born in {flight.born for flight in batch}:  # one of each request
             metrics.queue_seconds.observe(started - born)
-        real = sum(e.fields["tokens"] for e in encoded)
+        real = sum(e.fields.get("tokens", e.length) for e in encoded)
         metrics.tokens.inc(real)
         metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))

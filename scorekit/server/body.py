@@ -11,18 +11,20 @@ from starlette.requests import Request
 
 from scorekit.config import describe_errors
 from scorekit.errors import RequestError
+from scorekit.server.service import LARGE
 
-#: Bodies over this size are parsed in a thread.
-LARGE_BODY = 256 * 1024
 MOST_FAULTS = 10
 
 
-async def read_request(request: Request, request_type: type[BaseModel], max_bytes: int) -> Any:
-    """The checked request. Raises RequestError: too large, or not of the right shape."""
+async def read_request(
+    request: Request, request_type: type[BaseModel], max_bytes: int
+) -> tuple[Any, int]:
+    """The checked request and the bytes it had. Raises RequestError: too large, or not of the
+    right shape."""
     body = await _read_body(request, max_bytes)
-    if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(_parse, body, request_type)
-    return _parse(body, request_type)
+    if len(body) > LARGE:
+        return await asyncio.to_thread(_parse, body, request_type), len(body)
+    return _parse(body, request_type), len(body)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

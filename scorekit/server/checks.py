@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from scorekit.errors import SampleError, UserError
+from scorekit.schemas import ScoreOptions
 from scorekit.server.backend import Description
 
 
@@ -17,7 +18,11 @@ def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
     max_chars: most characters (code points) of one text.
     """
     values = sample.__dict__
-    for name in _TEXT_FIELDS.get(type(sample)) or _find_text_fields(type(sample)):
+    names = _TEXT_FIELDS.get(type(sample)) or _find_text_fields(type(sample))
+    if sample.model_extra:  # texts that only a rubric knows
+        values = values | sample.model_extra
+        names += tuple(sample.model_extra)
+    for name in names:
         value = values[name]
         if not value:
             continue
@@ -52,6 +57,8 @@ def _find_text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
 
 def resolve_options(options: Any, description: Description) -> Any:
     """Options with the defaults that only the model knows. Raises UserError over its limit."""
+    if not isinstance(options, ScoreOptions):  # nothing is cut to a length
+        return options
     own = description.max_input_length
     asked = options.max_input_length
     if asked is not None and asked > own:

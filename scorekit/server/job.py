@@ -71,6 +71,12 @@ class Job:
             self._last_batch = batch
             self.model_s += seconds
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether it is over, and not because the client left, with samples still awaited."""
+        over = self.done.done() and self.done.exception() is None
+        return over and self.missing > 0
+
     def finish(self, error: Exception | None = None) -> None:
         """Wake who waits; a second call does nothing."""
         if not self.done.done():

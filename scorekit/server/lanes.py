@@ -23,7 +23,8 @@ WINDOW = 2048
 class Flight:
     """One sample on its way through the model, and which requests wait for it.
 
-    room: tokens of the queue's bound that it takes. born: monotonic seconds.
+    room: tokens of the queue's bound that it takes. born: monotonic seconds. lane: where it was
+    put last; lifted from bulk, it stands in both, and is skipped in one once it is taken.
     """
 
     key: bytes
@@ -34,6 +35,7 @@ class Flight:
     store: bool = False  # whether somebody wants the result in the cache
     waiters: list[tuple[Job, int]] = field(default_factory=list)  # request, index in it
     encoded: Encoded | None = None
+    lane: Priority | None = None
     taken: bool = False  # the model has it
     gone: bool = False  # nobody waits for it any more
 
@@ -127,9 +129,12 @@ class Lanes:
         return sum(map(len, self._lanes.values()))
 
     def put(self, flights: Iterable[Flight]) -> None:
-        """Add tokenised flights, each to the lane of its priority."""
+        """Add tokenised flights, each to the lane of its priority, once."""
         for flight in flights:
-            self._lanes[flight.priority].put(flight)
+            lane = flight.priority  # read once: the event loop may lift the flight meanwhile
+            if flight.lane != lane:
+                flight.lane = lane
+                self._lanes[lane].put(flight)
 
     def take(self, now: float) -> list[Flight]:
         """The next batch; empty when nothing waits. now: monotonic seconds."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scorekit.errors import SampleError
-from scorekit.schemas import Failed, Scored, TranslationSample, score_result
+from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.batch import cut_batches, default_batch_tokens, run_batch
@@ -59,7 +59,7 @@ class LocalScorer:
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 
 
-def _result(outcome: dict[str, Any] | SampleError) -> Scored | Failed:
+def _result(outcome: dict[str, Any] | SampleError) -> Result:
     if isinstance(outcome, SampleError):
         wire: dict[str, Any] = {"id": None, "ok": False, "error": outcome.wire()}
     else:

@@ -16,7 +16,7 @@ import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.schemas import SCHEMA_VERSION, ModelRef
+from scorekit.schemas import SCHEMA_VERSION, ModelRef, Wire
 from scorekit.server.backend import Backend
 from scorekit.server.batching import Batcher, Wanted
 from scorekit.server.cache import Cache
@@ -29,8 +29,9 @@ from scorekit.server.tiers import open_tier
 log = structlog.get_logger()
 T = TypeVar("T")
 
-#: Samples of a request over which its keys are made in a thread: some milliseconds.
-MANY = 1000
+#: Samples, and bytes, of a request over which what is done with all of it is done in a thread: some
+#: milliseconds.
+MANY, LARGE = 1000, 256 * 1024
 
 
 class ScoringService:
@@ -48,7 +49,7 @@ class ScoringService:
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
-        self._texts_of = attrgetter(*(f for f in backend.sample_type.model_fields if f != "id"))
+        self._texts_of = _texts_of(backend.sample_type)
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
@@ -89,8 +90,10 @@ class ScoringService:
         if self.draining or not self.loaded:
             raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
 
-    async def open(self, request: Any) -> Job:
+    async def open(self, request: Any, size: int) -> Job:
         """Look up what is known and put the rest in flight. Close the job when done with it.
+
+        size: bytes of the request.
 
         Raises RequestError where the request as a whole cannot be taken.
         """
@@ -103,10 +106,14 @@ class ScoringService:
             )
         options = self._resolve(request.options)
         job = Job([sample.id for sample in samples], time.monotonic())
-        wanted = await self._wanted(samples, options)
+        if len(samples) > MANY or size > LARGE:
+            wanted, faults = await asyncio.to_thread(self._wanted, samples, options)
+        else:
+            wanted, faults = self._wanted(samples, options)
+        for index, fault in faults:
+            job.answers[index] = fault
         if options.cache:
             wanted = await self._take_known(job, wanted)
-        wanted = self._take_faulty(job, wanted)
         if wanted:
             self.batcher.submit(job, wanted, options, request.priority)
         else:
@@ -116,8 +123,9 @@ class ScoringService:
     def close_job(self, job: Job) -> None:
         """Give up what the job still waits for, and count what became of it."""
         self.batcher.release(job)
+        unanswered = "timeout" if job.timed_out else "cancelled"
         outcomes = Counter(
-            "cancelled" if answer is None else
+            unanswered if answer is None else
             answer.type if isinstance(answer, SampleError) else "ok"
             for answer in job.answers
         )  # fmt: skip
@@ -167,17 +175,6 @@ class ScoringService:
             if index not in sent:
                 yield index
 
-    def _take_faulty(self, job: Job, wanted: list[Wanted]) -> list[Wanted]:
-        """Answer the samples that no model should read; the others."""
-        good = []
-        for one in wanted:
-            fault = text_fault(one.sample, self.settings.max_field_chars)
-            if fault is None:
-                good.append(one)
-            else:
-                job.answers[one.index] = fault
-        return good
-
     async def _take_known(self, job: Job, wanted: list[Wanted]) -> list[Wanted]:
         """Answer what the cache knows; the others."""
         missing = self._answer_from(self.cache.recall([w.key for w in wanted]), job, wanted)
@@ -205,11 +202,24 @@ class ScoringService:
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
-    async def _wanted(self, samples: Sequence[Any], options: Any) -> list[Wanted]:
+    def _wanted(
+        self, samples: Sequence[Any], options: Any
+    ) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
+        """The samples with their keys; by index, why no model should read the others."""
         prefix = self._key_prefix + to_json(options.model_dump(exclude={"cache"}))
-        if len(samples) > MANY:
-            return await asyncio.to_thread(_with_keys, prefix, self._texts_of, samples)
-        return _with_keys(prefix, self._texts_of, samples)
+        start = hashlib.blake2b(prefix, digest_size=16)
+        wanted, faults = [], []
+        for index, sample in enumerate(samples):
+            fault = text_fault(sample, self.settings.max_field_chars)
+            if fault is not None:
+                faults.append((index, fault))
+                continue
+            # JSON of a fixed list of fields is unambiguous: no two samples give the same bytes.
+            texts = to_json(self._texts_of(sample))
+            digest = start.copy()
+            digest.update(texts)
+            wanted.append(Wanted(index, digest.digest(), sample, len(texts)))
+        return wanted, faults
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:
         self.cache.remember(answers)
@@ -241,15 +251,9 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
     return await future
 
 
-def _with_keys(
-    prefix: bytes, texts_of: Callable[[Any], Any], samples: Sequence[Any]
-) -> list[Wanted]:
-    # JSON of a fixed list of fields is unambiguous: no two samples give the same bytes.
-    start = hashlib.blake2b(prefix, digest_size=16)
-    wanted = []
-    for index, sample in enumerate(samples):
-        texts = to_json(texts_of(sample))
-        digest = start.copy()
-        digest.update(texts)
-        wanted.append(Wanted(index, digest.digest(), sample, len(texts)))
-    return wanted
+def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
+    """What gives everything of a sample that its score may depend on."""
+    fields = attrgetter(*(name for name in sample_type.model_fields if name != "id"))
+    if sample_type.model_config.get("extra") != "allow":
+        return fields
+    return lambda sample: (fields(sample), sorted(sample.model_extra.items()))

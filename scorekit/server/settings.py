@@ -89,7 +89,7 @@ class ServiceSettings(BaseSettings):
         "redis://HOST:PORT/DB.",
     )
     cache_memory_items: int = Field(
-        200_000, ge=0, description="Most scores kept in this process, before the second tier."
+        100_000, ge=0, description="Most scores kept in this process, before the second tier."
     )
     cache_max_bytes: int = Field(
         2**30, ge=2**20, description="Size at which the SQLite cache drops its oldest scores."

@@ -77,8 +77,9 @@ class _Sampling:
 
     def run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
-        if self.folder.manifest() is None:
-            self.folder.set_manifest(self.manifest)
+        with _alone(self.folder.path):
+            if self.folder.manifest() is None:
+                self.folder.set_manifest(self.manifest)
         self._read_own()
         missing = [index for index in range(len(self.files)) if not self._complete(index)]
         if missing and self.folder.shards() is None:
@@ -226,7 +227,7 @@ def _choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.nda
         return np.empty(0), 0
     rows = np.concatenate(found)
     blob = rows["stratum"] >= buckets
-    rows = rows[np.lexsort((rows["start"], rows["line"], rows["part"], blob, rows["priority"]))]
+    rows = rows[np.lexsort((blob, rows["priority"]))]  # stable: equal ones as in the corpus
     first = np.ones(len(rows), dtype=bool)
     first[1:] = rows["priority"][1:] != rows["priority"][:-1]
     return rows[first], int(len(rows) - first.sum())

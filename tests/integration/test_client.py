@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 
+import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
@@ -17,7 +18,7 @@ from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.settings import Secrets, ServiceSettings
-from tests.servers import free_port, running_app, running_service, wait_ready
+from tests.servers import free_port, running_app, running_service, wait_ready, wait_until
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(100)]
 
@@ -257,6 +258,73 @@ def test_a_stream_that_breaks_off_is_asked_again_for_what_is_missing():
     with running_app(cutting) as url:
         asyncio.run(run(url))
     assert len(asked) == 2
+
+
+def test_a_stream_s_lines_end_at_line_feeds_only():
+    class Marks(FakeBackend):
+        def _outcome(self, sample):
+            span = {"start": 0, "end": len(sample.mt), "severity": "MINOR", "confidence": 0.5}
+            return {"score": 0.5, "error_spans": [span | {"text": sample.mt}]}
+
+    mt = "one\u2028two\x85three\x1cfour"
+    with running_service(Marks("xcomet")) as url:
+        ((_, result),) = asyncio.run(_streamed(url, [{"src": "s", "mt": mt}]))
+    assert result.error_spans[0].text == mt
+
+
+async def _streamed(url, samples, **settings):
+    async with ScoringClient(url, **settings) as client:
+        return [pair async for pair in client.stream(samples)]
+
+
+def test_a_stream_that_ends_too_early_is_asked_again_for_what_is_missing():
+    asked = []
+
+    class Forgetful:
+        """Says that it is done before the last results, once."""
+
+        def __init__(self, app):
+            self.app = app
+
+        async def __call__(self, scope, receive, send):
+            if scope.get("path") != "/v1/score/stream" or asked:
+                await self.app(scope, receive, send)
+                return
+            asked.append(scope)
+
+            async def send_some(message):
+                if message["type"] == "http.response.body" and b'"index":1,' in message["body"]:
+                    message = {**message, "body": b""}
+                await send(message)
+
+            await self.app(scope, receive, send_some)
+
+    app = Forgetful(create_app(FakeBackend(), ServiceSettings(cache="memory")))
+    with running_app(app) as url:
+        wait_ready(url)
+        found = dict(asyncio.run(_streamed(url, SAMPLES[:4])))
+    assert asked and _right([found[k] for k in range(4)], SAMPLES[:4])
+
+
+def test_closing_ends_the_calls_that_other_threads_wait_in():
+    backend = FakeBackend()
+    raised = []
+    with running_service(backend) as url:
+        backend.seconds_per_batch = 1.0
+        client = SyncScoringClient(url)
+
+        def work():
+            try:
+                client.score(SAMPLES)
+            except RuntimeError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        wait_until(lambda: "scorekit_queue_items 100.0" in httpx.get(f"{url}/metrics").text)
+        client.close()
+        thread.join(10)
+    assert raised == ["the client was closed meanwhile"]
 
 
 def test_the_sync_client_works_inside_a_running_loop_and_from_threads():

@@ -303,6 +303,47 @@ def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
     assert message.count("samples.") == 10
 
 
+@pytest.mark.parametrize(("samples", "chars"), [(1200, 1), (3, 100_000)])
+def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, samples, chars):
+    from scorekit.server import service
+
+    checked_in = set()
+    text_fault = service.text_fault
+
+    def noting(*args):
+        checked_in.add(threading.get_ident())
+        return text_fault(*args)
+
+    monkeypatch.setattr(service, "text_fault", noting)
+    with running_service(FakeBackend()) as url:
+        loop = asyncio_thread()
+        _score(url, PAIR)
+        assert checked_in == {loop}
+        _score(url, *({"src": f"{i}", "mt": "m" * chars} for i in range(samples)))
+        assert len(checked_in) == 2
+
+
+def asyncio_thread():
+    """The thread of the only service that runs."""
+    (thread,) = [t for t in threading.enumerate() if "(run)" in t.name]
+    return thread.ident
+
+
+@pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
+def test_samples_are_counted_by_what_was_answered(route):
+    backend = FakeBackend()
+    with running_service(backend) as url:
+        _score(url, PAIR)
+        backend.seconds_per_batch = 2.0
+        late = {"src": "late", "mt": "m"}
+        body = {"samples": [PAIR, late], "timeout_s": 0.05}
+        assert '"timeout"' in httpx.post(f"{url}{route}", json=body).text
+        counted = httpx.get(f"{url}/metrics").text
+    for outcome in ("ok", "cached", "timeout"):
+        assert f'scorekit_samples_total{{outcome="{outcome}"}} 1.0' in counted
+    assert 'outcome="cancelled"' not in counted
+
+
 def test_a_stream_in_which_nothing_is_done_in_time_is_504():
     with running_service(FakeBackend(seconds_per_batch=0.6)) as url:
         body = {"samples": [{"src": "slow", "mt": "m"}], "timeout_s": 0.1}
@@ -362,7 +403,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
     def broken(*args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(service, "_with_keys", broken)
+    monkeypatch.setattr(service.ScoringService, "_wanted", broken)
     with running_service(FakeBackend()) as url:
         headers = {"X-Request-Id": "the-id"}
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)

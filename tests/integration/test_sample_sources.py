@@ -20,7 +20,7 @@ from synth.ingest import Ingest
 from synth.madlad import REVISION, SourceFile, hub_pattern, madlad_id, read_documents, source_files
 from synth.parts import PartWriter
 from synth.stages.sample_sources import SampleSources
-from synth.store import digest_file, read_records
+from synth.store import ShardWriter, digest_file, read_records
 
 MADLAD = Path(__file__).parents[1] / "data/madlad"
 V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.gz")
@@ -146,6 +146,29 @@ def test_what_goes_in_is_sampled_or_rejected_with_a_code(tmp_path):
     assert sum(map(sum, told["by_bucket"].values())) == 120
 
 
+def test_lengths_outside_of_all_buckets_are_counted(tmp_path):
+    told = counts(run(config(tmp_path, bucketing={"boundaries": [10, 20]})))
+    assert told["rejected"]["no_bucket"] > 100
+    assert told["pieces"] == told["sampled"] + sum(told["rejected"].values())
+
+
+def test_copies_with_other_white_space_are_in_the_same_bucket(tmp_path):
+    texts = documents("ko", 0, 6)
+    once = write_shard(tmp_path / "a", texts, lang="ko")
+    wide = [text.replace(" ", " " * 9) for text in texts]
+    twice = write_shard(tmp_path / "b", wide, lang="ko", index=1)
+    cut = {"min_chars": 1, "noise_rules": False}
+    sections = {"segmentation": cut, "blob": {"enabled": False}, "data": {"sample_pool_size": 900}}
+    first = records(config(tmp_path / "1", [str(once)], **sections))
+    both = records(config(tmp_path / "2", [str(twice), str(once)], **sections))
+    assert [(r["source_text"], r["length"]) for r in both] == [
+        (r["source_text"], r["length"]) for r in first
+    ]
+    wide_only = records(config(tmp_path / "3", [str(twice)], **sections))
+    assert [r["length"] for r in wide_only] == [r["length"] for r in first]
+    assert [r["source_id"] for r in wide_only] == [r["source_id"] for r in first]
+
+
 def test_copies_of_a_text_are_one_source(tmp_path):
     texts = documents("ko", 0, 6)
     once = write_shard(tmp_path / "a", texts, lang="ko")
@@ -157,6 +180,18 @@ def test_copies_of_a_text_are_one_source(tmp_path):
         {k: v for k, v in r.items() if k not in drop} for r in first.records()
     ]
     assert counts(both)["rejected"]["duplicate"] >= counts(both)["sampled"]
+
+
+def test_a_blob_that_reads_as_a_sentence_is_that_sentence(tmp_path):
+    first, second = "모든 인간은 태어날 때부터 자유롭다.", "인간은 이성과 양심을 부여받았다."
+    path = tmp_path / "some.jsonl"
+    texts = [f"{first}\n{second}", f"{first} {second}"]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    folder = run(config(tmp_path / "out", [str(path)]))
+    assert sorted((r["source_type"], r["source_text"]) for r in folder.records()) == sorted(
+        ("sentence", text) for text in (first, second, texts[1])
+    )
+    assert counts(folder)["rejected"] == {"duplicate": 1}
 
 
 def test_the_merged_view_holds_the_same_records(tmp_path):
@@ -234,6 +269,8 @@ def test_hub_files_are_named_by_a_pinned_revision():
     data = DataConfig(src_lang="kor", tgt_lang="eng", madlad_split="noisy")
     root = f"hf://datasets/allenai/MADLAD-400@{REVISION}"
     assert hub_pattern(data) == f"{root}/data/ko/ko_noisy_*.jsonl.gz"
+    pinned = SampleSources().settings(config("out", data={"files": None}))["data"]
+    assert pinned["madlad_revision"] == REVISION
     other = data.model_copy(update={"madlad_dataset": "me/mine", "madlad_revision": "main"})
     assert hub_pattern(other) == "hf://datasets/me/mine@main/data/ko/ko_noisy_*.jsonl.gz"
 
@@ -273,6 +310,18 @@ def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_p
     (told,) = counts(folder)["files"]
     assert told["broken_lines"] == 4 and told["broken"][0]["line"] == 3
     assert counts(folder)["documents_left_out"] == {"broken_json": 3, "no_text": 1}
+
+
+def test_what_was_streamed_before_a_broken_line_is_not_read_again(tmp_path):
+    path = tmp_path / "large.jsonl"
+    large = "x" * (11 << 20)  # more than the builder reads at once
+    lines = [json.dumps({"text": large}), "{", json.dumps({"text": "last"})]
+    path.write_text("\n".join(lines) + "\n")
+    broken = []
+    file = SourceFile(0, path.name, f"file://{path}")
+    found = list(read_documents(file, lambda *told: broken.append(told)))
+    assert [(d.line, len(d.text)) for d in found] == [(1, len(large)), (3, 4)]
+    assert [told[:2] for told in broken] == [(2, "broken_json")]
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -336,37 +385,58 @@ def test_a_process_says_whom_it_waits_for(tmp_path, capsys):
     assert "waits for other shards" in told and "[0, 2, 3]" in told and "3 of 4" in told
 
 
-def _run_until_killed(cfg, commits):
+def test_processes_that_end_together_merge_once(tmp_path):
+    files = shards(tmp_path)
+    run(config(tmp_path / "one", files))
+    cfg = config(tmp_path / "many", files)
+    fork = multiprocessing.get_context("fork")
+    more = [{"shard_id": i, "num_shards": 4, "resume": True} for i in range(4)]
+    children = [fork.Process(target=run, args=(cfg,), kwargs=kwargs) for kwargs in more]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
+
+
+def _run_until_killed(cfg, writer, commits):
     done = 0
-    commit = PartWriter.commit
+    commit = writer.commit
 
     def killed(self):
         nonlocal done
         if done == commits:
-            self._texts.flush()
             os._exit(9)
-        commit(self)
         done += 1
+        return commit(self)
 
-    PartWriter.commit = killed
+    writer.commit = killed
     run(cfg)
+
+
+def killed_run(cfg, writer, commits):
+    child = multiprocessing.get_context("fork").Process(
+        target=_run_until_killed, args=(cfg, writer, commits)
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == 9
 
 
 def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
     files = shards(tmp_path)
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
-    child = multiprocessing.get_context("fork").Process(target=_run_until_killed, args=(cfg, 2))
-    child.start()
-    child.join()
-    assert child.exitcode == 9
+    killed_run(cfg, PartWriter, 2)
     read = []
     reader = Ingest.read
-    monkeypatch.setattr(
-        Ingest,
-        "read",
-        lambda self, file, *more: read.append(file.index) or reader(self, file, *more),
-    )
+
+    def noted(self, file, *more):
+        read.append(file.index)
+        return reader(self, file, *more)
+
+    monkeypatch.setattr(Ingest, "read", noted)
     with pytest.raises(UserError, match="give --resume or --overwrite"):
         run(cfg)
     run(cfg, resume=True)
@@ -374,6 +444,17 @@ def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
     run(cfg, resume=True)
     assert read == [2, 3]
+
+
+@pytest.mark.parametrize("commits", [0, 2])
+def test_a_run_that_is_killed_while_it_merges_merges_again(commits, tmp_path):
+    files = shards(tmp_path)
+    run(config(tmp_path / "whole", files))
+    cfg = config(tmp_path / "killed", files)
+    killed_run(cfg, ShardWriter, commits)
+    assert Context(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
+    run(cfg, resume=True)
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 
 
 def test_a_part_of_another_file_is_made_again(tmp_path):

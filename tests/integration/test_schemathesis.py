@@ -14,8 +14,6 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
 from tests.servers import running_service
 
-pytest.importorskip("schemathesis")
-
 CONFIG = """
 seed = 1
 [generation]

@@ -106,9 +106,11 @@ def make_run(out_dir, count=10, chatter=5):
         }  # fmt: skip
     later = [record.pop("later") for record in records]
     write_stage(StageFolder(out_dir, "sample_sources"), _cut(records))
-    StageFolder(out_dir, "sample_sources").path.joinpath("counts.json").write_text(
-        json.dumps({"pieces": 40, "rejected": {"duplicate": 8, "not_sampled": 20}})
-    )
+    counts = {
+        "pieces": 40, "rejected": {"duplicate": 8, "not_sampled": 20}, "documents": 15,
+        "files": [{}, {}], "revision": "c0ffee", "max_files": 2, "max_documents": None,
+    }  # fmt: skip
+    (StageFolder(out_dir, "sample_sources").path / "counts.json").write_text(json.dumps(counts))
     records = [{**r, "prefilter": x["prefilter"]} for r, x in zip(records, later, strict=True)]
     write_stage(StageFolder(out_dir, "prefilter_score"), _cut(records))
     lost = [{**r, "reason_code": "not_selected", "reason": ""} for r in records[count:]]
@@ -360,6 +362,8 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
     assert counts["export"] == [8, 8, 0]
     assert all(into == out + lost for into, out, lost in counts.values())
     assert "meta_phrase 2" in text and "not_sampled 20" in text
+    assert "15 documents of 2 files of revision `c0ffee`" in text
+    assert "at most 2 files and all documents" in text
 
 
 # -- views -----------------------------------------------------------------------------------------

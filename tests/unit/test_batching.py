@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 
 import pytest
@@ -78,8 +79,6 @@ class Gate(FakeBackend):
 
     def __init__(self):
         super().__init__()
-        import threading
-
         self.go = threading.Semaphore(0)
         self.texts = []
 
@@ -115,7 +114,7 @@ def _run(test, backend=None, **limits):
         batcher = Batcher(backend, settings, Metrics(), stored.append)
         release = getattr(backend, "open", None)
         if release:
-            release(2)
+            release(3)
         batcher.warm_up(backend.load())
         backend.batches.clear()
         if release:
@@ -304,8 +303,13 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
 
     async def test(batcher, submit):
         backend.armed = True
-        (answer,) = await submit("a").answers()
-        assert answer.type == "model_failure"
+        waiting = submit("a")
+        if broken == "forward":
+            (answer,) = await waiting.answers()
+            assert answer.type == "model_failure"
+        else:  # it was in nobody's hands: another replica may be asked
+            with pytest.raises(RequestError, match="the model thread ended"):
+                await waiting.answers()
         await _until(lambda: batcher.dead)
         assert batcher.fault() == "the model thread ended"
         with pytest.raises(RequestError, match="the model thread ended"):
@@ -469,6 +473,18 @@ def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
         _run(never, Small(), max_batch_tokens=2000)
 
 
+def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
+    class Broken(FakeBackend):
+        def _outcome(self, sample):
+            return {"score": math.nan}
+
+    async def never(batcher, submit):
+        raise AssertionError("it started")
+
+    with pytest.raises(UserError, match=r"does not score a plain text \(non_finite: "):
+        _run(never, Broken())
+
+
 def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
     class Lost(FakeBackend):
         def forward(self, batch):
@@ -482,6 +498,144 @@ def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
         await _until(lambda: batcher.dead)
 
     _run(test, Lost())
+
+
+def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_ask_elsewhere():
+    class Lost(Gate):
+        def forward(self, batch):
+            outcomes = super().forward(batch)
+            if any("last" in e.payload.mt for e in batch):
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return outcomes
+
+    backend = Lost()
+
+    async def test(batcher, submit):
+        suspect = submit("last")
+        await _until(lambda: suspect.flights[0].taken)
+        other, both = submit("b", "c"), submit("d", "last")
+        backend.open(1)
+        assert [a.type for a in await suspect.answers()] == ["model_failure"]
+        assert [a.type for a in await both.answers()] == ["model_failure"] * 2
+        with pytest.raises(RequestError) as refused:
+            await other.answers()
+        assert refused.value.type == "unavailable" and refused.value.retry_after
+
+    _run(test, backend)
+
+
+def test_a_sick_model_whose_device_is_lost_takes_no_more():
+    class Sick(FakeBackend):
+        armed = lost = False
+
+        def forward(self, batch):
+            if self.lost:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            if self.armed:
+                raise RuntimeError("no answer")
+            return super().forward(batch)
+
+    backend = Sick()
+
+    async def test(batcher, submit):
+        backend.armed = True
+        await submit("a").answers()
+        await _until(lambda: batcher.fault() == "the model fails")
+        backend.lost = True
+        await _until(lambda: batcher.dead)
+        with pytest.raises(RequestError, match="the model thread ended"):
+            submit("b")
+
+    _run(test, backend)
+
+
+def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
+    monkeypatch.setattr("scorekit.server.batching.TOKENISE_STALL_S", 0.05)
+    go = threading.Event()
+
+    class Stuck(FakeBackend):
+        def encode(self, samples, options):
+            if samples[0].mt == "hangs":
+                go.wait(20)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        stuck = submit("hangs")
+        await _until(lambda: batcher.fault() == "the tokeniser hangs")
+        with pytest.raises(RequestError, match="the tokeniser hangs"):
+            submit("b")
+        go.set()
+        await stuck.job.done
+        assert batcher.fault() is None
+
+    _run(test, Stuck())
+
+
+def test_bulk_is_tokenised_however_much_interactive_work_there_is():
+    class Slow(FakeBackend):
+        def encode(self, samples, options):
+            time.sleep(0.002)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        bulk = submit("bulk", priority="bulk")
+        others = []
+        while not bulk.job.done.done():  # never fewer than ten pieces wait
+            others = [o for o in others if not o.job.done.done()]
+            others += [submit(f"{time.monotonic_ns()}") for _ in range(20 - len(others))]
+            await asyncio.sleep(0)
+
+    _run(test, Slow(), bulk_patience_s=0.02)
+
+
+def test_a_lifted_sample_is_scored_once():
+    backend = Gate()
+    go = threading.Event()
+
+    class Slow(Gate):
+        def encode(self, samples, options):
+            if samples[0].mt == "bulk":
+                go.wait(20)
+            return super().encode(samples, options)
+
+    backend = Slow()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        bulk = submit("bulk", "wanted", priority="bulk")
+        now = submit("wanted")  # while the tokeniser has it
+        go.set()
+        last = submit("last")
+        await _until(lambda: last.flights[0].encoded)
+        also = submit("later", priority="bulk")
+        wanted = submit("later")  # perhaps before the tokeniser has it
+        await _until(lambda: also.flights[0].encoded)
+        after = submit("after", priority="bulk")
+        await _until(lambda: after.flights[0].encoded)
+        backend.open(4)
+        for caller in (bulk, now, last, also, wanted, after):
+            await caller.job.done
+
+    _run(test, backend)
+    texts = [text for batch in backend.texts for text in batch]
+    assert sorted(texts) == sorted(set(texts))
+
+
+def test_the_threads_end_after_the_batch_in_hand():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("in hand")
+        await _until(lambda: first.flights[0].taken)
+        rest = submit("waits")
+        await _until(lambda: rest.flights[0].encoded)
+        batcher.stop()
+        backend.open(2)
+        await _until(lambda: not any(thread.is_alive() for thread in batcher._threads))
+
+    _run(test, backend)
+    assert backend.texts == [["in hand"]]
 
 
 def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():

@@ -40,6 +40,8 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
     from scorekit import schemas
 
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
-    for model in (schemas.TranslationSample, schemas.XCometOptions, schemas.Scored):
+    models = (schemas.TranslationSample, schemas.XCometOptions, schemas.Scored,
+              schemas.JudgeSample, schemas.JudgeOptions, schemas.JudgeScored)  # fmt: skip
+    for model in models:
         for name in model.model_fields:
             assert f"`{name}" in text or f'"{name}"' in text, f"{model.__name__}.{name}"

@@ -97,10 +97,20 @@ def test_who_left_is_skipped_and_purged_and_who_was_lifted_is_taken_once():
     flights = [flight(1) for _ in range(5)]
     lanes.put(flights)
     flights[0].gone = flights[3].gone = True
-    lanes.put([flights[1]])
+    lanes.put([flights[1]])  # it stands there already
     lanes.purge()
-    assert len(lanes) == 4
+    assert len(lanes) == 3
     assert [batch[0] for batch in drain(lanes)] == [flights[1], flights[2], flights[4]]
+
+
+def test_who_is_lifted_is_taken_once_and_among_the_interactive():
+    lanes = Lanes(2, 10.0)
+    flights = [flight(1, priority="bulk") for _ in range(3)]
+    lanes.put(flights)
+    flights[2].priority = "interactive"
+    for _ in range(2):  # by two callers
+        lanes.put([flights[2]])
+    assert drain(lanes) == [[flights[2]], flights[:2]]
 
 
 def test_a_smaller_budget_holds_at_once():

@@ -74,7 +74,10 @@ def test_the_contract_half_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["services.metricx", "services.xcomet", "trainer", "scorekit"])
+@pytest.mark.parametrize(
+    "module",
+    ["services.metricx", "services.xcomet", "services.judge", "trainer", "synth", "scorekit"],
+)
 def test_help_answers_without_torch(module):
     code = (
         "import runpy, sys\n"

@@ -12,7 +12,8 @@ from scorekit.errors import UserError
 from synth.config import BucketingConfig
 from synth.measure import approx_tokens, make_measure, whitespace
 
-POLICY = Path(__file__).parents[2] / "demo/models/policy"
+#: A tokenizer that ends every text with a token of its own, unless it is told not to.
+TOKENIZER = Path(__file__).parents[2] / "demo/models/metricx"
 
 
 def measure(name, language="en", **more):
@@ -44,11 +45,11 @@ def test_tokenizer_counts_the_tokens_of_a_real_one():
     from transformers import AutoTokenizer
 
     texts = ["Turn on the light.", "불을 켜세요.", ""]
-    real = AutoTokenizer.from_pretrained(POLICY)
+    real = AutoTokenizer.from_pretrained(TOKENIZER)
     expected = [len(real(text, add_special_tokens=False).input_ids) for text in texts]
-    assert measure("tokenizer", tokenizer=str(POLICY))(texts) == expected
+    assert measure("tokenizer", tokenizer=str(TOKENIZER))(texts) == expected
     assert expected[0] > 1
-    assert measure("tokenizer", tokenizer=str(POLICY))([]) == []
+    assert measure("tokenizer", tokenizer=str(TOKENIZER))([]) == []
 
 
 def test_a_tokenizer_that_is_not_there_is_one_clear_line(tmp_path):

@@ -1,0 +1,1 @@
+"""The judge service: verdicts by rules or by an LLM."""

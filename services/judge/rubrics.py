@@ -1,0 +1,181 @@
+"""Rubrics: YAML files that say what an LLM is asked and how its answer becomes a score."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+from jinja2 import StrictUndefined, Template, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import ConfigDict, Field
+from pydantic_core import to_json
+
+from scorekit.config import Config, load_config
+from scorekit.errors import SampleError, UserError
+from scorekit.languages import find_language
+from services.judge.fence import END, RULE, code_of, fenced
+
+BUILT_IN = Path(__file__).parent / "rubrics"
+#: Longest notes of a verdict, in characters; the rest is cut.
+MAX_NOTES = 300
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LANGUAGE = re.compile(r"[^\W\d_][\w ()-]{0,39}")
+#: Names that a sample already has.
+_TAKEN = {"id", "task"}
+
+Kind = Literal["text", "language"]
+
+
+class ScoreRule(Config):
+    """How an answer becomes a score."""
+
+    field: str = Field("pass", description="Property of the answer: a boolean, or 0 to 1.")
+    pass_from: float = Field(0.5, ge=0, le=1, description="Least score that passes.")
+
+
+class Rubric(Config):
+    """One task of the judge."""
+
+    model_config = ConfigDict(frozen=True)
+
+    variables: dict[str, Kind] = Field(
+        min_length=1,
+        description="What a sample brings. `text` is fenced off from the instructions; `language` "
+        "is a code or name, and becomes the English name.",
+    )
+    system: str = Field(description="Instructions; the rule about the fence goes before them.")
+    user: str = Field(description="Jinja template over the variables; its end goes after it.")
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON schema of the answer.")
+    score: ScoreRule = ScoreRule()
+    temperature: float = Field(0.0, ge=0, le=2)
+    max_tokens: int = Field(128, ge=1, le=32768)
+
+    @cached_property
+    def _template(self) -> Template:
+        # Texts are the template's variables, never part of it.
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+        return environment.from_string(self.user)
+
+    @cached_property
+    def digest(self) -> str:
+        """128 bits in hex over all that shapes a verdict, the fence's words included."""
+        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES]
+        return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
+
+    def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """The sample's texts, languages by name. Raises SampleError where they do not fit."""
+        if missing := sorted(self.variables.keys() - texts.keys()):
+            raise SampleError("invalid_input", f"{missing[0]}: the rubric wants it")
+        if unknown := sorted(texts.keys() - self.variables.keys()):
+            known = ", ".join(self.variables)
+            raise SampleError("invalid_input", f"{unknown[0][:64]!r}: unknown; there are {known}")
+        return {
+            name: texts[name] if kind == "text" else _language_name(name, texts[name])
+            for name, kind in self.variables.items()
+        }
+
+    def messages(self, texts: Mapping[str, str]) -> list[dict[str, str]]:
+        """The chat that asks for a verdict on prepared texts."""
+        code = code_of(bytes.fromhex(self.digest), texts)
+        values = {
+            name: fenced(name, value, code) if self.variables[name] == "text" else value
+            for name, value in texts.items()
+        }
+        system = f"{RULE.format(code=code)}\n\n{self.system.strip()}"
+        user = f"{self._template.render(values).strip()}\n\n{END}"
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+    def outcome(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Score and verdict of an answer that fits the schema."""
+        score = float(answer[self.score.field])
+        verdict = {
+            "pass": score >= self.score.pass_from,
+            "reason_code": str(answer.get("reason_code", "")),
+            "notes": str(answer.get("notes", ""))[:MAX_NOTES],
+        }
+        return {"score": score, "verdict": verdict}
+
+    def check(self) -> None:
+        """Raises ValueError that says what is wrong with the rubric."""
+        if bad := [n for n in self.variables if not _NAME.fullmatch(n) or n in _TAKEN]:
+            raise ValueError(f"variables: {bad[0]!r} cannot be a name (a-z, 0-9, _; not id, task)")
+        self._check_template()
+        try:
+            jsonschema.Draft202012Validator.check_schema(self.schema_)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"schema: {error.message}") from None
+        self._check_score()
+
+    def _check_template(self) -> None:
+        environment = ImmutableSandboxedEnvironment()
+        texts = {name: f"some {name}" for name in self.variables}
+        try:
+            used = meta.find_undeclared_variables(environment.parse(self.user))
+            content = self.messages(texts)[1]["content"]
+        except Exception as error:  # a template is a program: it may fail in any way
+            raise ValueError(f"user: {type(error).__name__}: {error}") from None
+        if unknown := sorted(used - self.variables.keys()):
+            raise ValueError(f"user: {unknown[0]!r} is none of the variables")
+        code = code_of(bytes.fromhex(self.digest), texts)
+        for name, kind in self.variables.items():
+            shown = fenced(name, texts[name], code) if kind == "text" else texts[name]
+            if shown not in content:
+                raise ValueError(f"user: {{{{ {name} }}}} must stand in it, unchanged")
+
+    def _check_score(self) -> None:
+        field = self.score.field
+        shape = self.schema_.get("properties", {}).get(field, {})
+        bounded = shape.get("type") == "number" and shape.get("minimum", -1) >= 0
+        if shape.get("type") != "boolean" and not (bounded and shape.get("maximum", 2) <= 1):
+            raise ValueError(
+                f"score: the schema's {field!r} must be a boolean, or a number with minimum 0 "
+                "and maximum 1"
+            )
+        if field not in self.schema_.get("required", ()):
+            raise ValueError(f"score: the schema does not require {field!r}")
+
+
+def load_rubrics(folder: Path | None = None) -> dict[str, Rubric]:
+    """The built-in rubrics and those of a folder, by task; one of the folder's replaces a built-in
+    one of its name. Raises UserError that names the file and what is wrong with it."""
+    folders = [BUILT_IN]
+    if folder is not None:
+        if not folder.is_dir():
+            raise UserError(f"--rubrics {folder}: no such folder")
+        folders.append(folder)
+    return {
+        path.stem: _load(path)
+        for place in folders
+        for path in sorted([*place.glob("*.yaml"), *place.glob("*.yml")])
+    }
+
+
+def digest_of(rubrics: Mapping[str, Rubric]) -> str:
+    """128 bits in hex over all rubrics and their names."""
+    parts = sorted((name, rubric.digest) for name, rubric in rubrics.items())
+    return hashlib.blake2b(to_json(parts), digest_size=16).hexdigest()
+
+
+def _load(path: Path) -> Rubric:
+    if not _NAME.fullmatch(path.stem):
+        raise UserError(f"{path}: the file's name is the task's: use a-z, 0-9 and _")
+    rubric = load_config(Rubric, path)
+    try:
+        rubric.check()
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    return rubric
+
+
+def _language_name(variable: str, value: str) -> str:
+    """Languages stand outside the fence, so they must look like one."""
+    if known := find_language(value):
+        return known.name
+    if not _LANGUAGE.fullmatch(value):
+        raise SampleError("invalid_input", f"{variable}: neither a language's code nor its name")
+    return value

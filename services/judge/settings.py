@@ -1,0 +1,75 @@
+"""Settings of the judge: flags, or environment variables that start with `JUDGE_`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import AliasChoices, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict
+
+from scorekit.server.settings import ServiceSettings
+
+#: Seconds before the second, third, ... attempt at the upstream server; the last one repeats.
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
+#: Tokens of texts in one batch of the rules.
+RULES_BATCH = 4096
+
+
+class JudgeSettings(ServiceSettings):
+    """Judge translations and answers, by rules or by an LLM, behind HTTP."""
+
+    model_config = SettingsConfigDict(env_prefix="JUDGE_", cli_prog_name="services.judge")
+
+    port: int = Field(8003, ge=0, le=65535, description="Port to listen on; 0: any free one.")
+    backend: Literal["rules", "openai"] = Field(
+        "rules",
+        description="rules: deterministic, translation_filter alone; openai: any "
+        "OpenAI-compatible server (vLLM).",
+    )
+    base_url: str | None = Field(
+        None, description="The upstream server with its /v1; its key: JUDGE_UPSTREAM_API_KEY."
+    )
+    model: str | None = Field(None, description="Name of the model at the upstream server.")
+    rubrics: Path | None = Field(
+        None, description="Folder with rubrics (*.yaml) besides the built-in ones."
+    )
+    max_concurrency: int = Field(
+        32, ge=1, description="Samples judged at once: requests in flight at the upstream server."
+    )
+    max_input_length: int = Field(
+        32768,
+        ge=16,
+        description="Longest texts of a sample in tokens, counted as four bytes each; longer ones "
+        "fail with `overlong`, and no LLM is asked.",
+    )
+    request_timeout_s: float = Field(
+        120.0, gt=0, description="Least seconds that the upstream server may take for an answer."
+    )
+    connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to connect to it.")
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts at the upstream server until a sample fails with `upstream`."
+    )
+    # Of an LLM a batch is `max_concurrency` samples; of rules, what takes well under a second.
+    max_batch_tokens: CliSuppress[int | None] = None
+
+    @model_validator(mode="after")
+    def _follow(self) -> Self:
+        self.max_batch_tokens = self.max_concurrency if self.backend == "openai" else RULES_BATCH
+        if self.backend == "openai" and self.stall_after is None:
+            # Two questions a sample, each with all its attempts: longer is no waiting any more.
+            waits = self.max_attempts * (self.request_timeout_s + BACKOFF_S[-1])
+            self.stall_after = 2 * waits + 60.0
+        return self
+
+
+class UpstreamSecrets(BaseSettings):
+    """What must not be seen in `ps`, a log or a saved config: environment only."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    key: SecretStr | None = Field(
+        None,
+        validation_alias=AliasChoices("JUDGE_UPSTREAM_API_KEY", "VLLM_API_KEY"),
+        description="API key of the upstream server.",
+    )
