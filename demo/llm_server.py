@@ -1,0 +1,187 @@
+"""`python -m demo.llm_server`: the demo's policy as an OpenAI-compatible chat server.
+
+It stands for vLLM where there is none: /v1/models and /v1/chat/completions with n, seed (choice i
+has seed + i, whatever else is sampled beside it), temperature 0 as greedy, top_p, max_tokens, stop,
+finish_reason and token counts; errors in vLLM's words. On loopback only. The policy knows nothing
+but English user-interface strings to be put into Korean: its chat template takes the last user
+turn's text as the source and drops a system turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from demo.llm_sampling import Completion, Sampler, Wanted
+
+MODEL = Path(__file__).parent / "models/policy"
+NAME = "demo-policy"
+
+
+class Message(BaseModel):
+    """One turn."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(BaseModel):
+    """A body of /v1/chat/completions. What cannot be done is refused, not left out in silence:
+    the fields below the line may only have the value that changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    n: int = Field(1, ge=1, le=256)
+    seed: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: str | list[str] | None = None
+    # --- not implemented ---
+    stream: Literal[False] = False
+    top_k: Literal[0, -1] = 0
+    min_p: Annotated[float, Field(ge=0, le=0)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
+
+
+class Refused(Exception):
+    """What the server answers to a request that it does not take."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None) -> FastAPI:
+    """The ASGI app over a sampler. api_key: None lets everyone in."""
+    app = FastAPI()
+
+    def check_key(request: Request) -> None:
+        if api_key is not None and request.headers.get("authorization") != f"Bearer {api_key}":
+            raise Refused(401, "Unauthorized")
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return _error(error.status, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
+        return _error(400, "; ".join(faults))
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        check_key(request)
+        told = {"id": name, "object": "model", "max_model_len": sampler.context_length}
+        return {"object": "list", "data": [told]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request, body: ChatRequest) -> dict[str, Any]:
+        check_key(request)
+        if body.model != name:
+            raise Refused(404, f"The model `{body.model}` does not exist.")
+        if body.n > 1 and body.temperature == 0:
+            raise Refused(400, "n must be 1 when using greedy sampling.")
+        wanted = _wanted(body, sampler)
+        futures = [asyncio.wrap_future(sampler.submit(one)) for one in wanted]
+        completions = await asyncio.gather(*futures)
+        return _answer(name, len(wanted[0].prompt), completions)
+
+    return app
+
+
+def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
+    """One sequence a choice. Raises Refused where it does not fit the model's positions."""
+    text = sampler.tokenizer.apply_chat_template(
+        [message.model_dump() for message in body.messages],
+        tokenize=False, add_generation_prompt=True,
+    )  # fmt: skip
+    prompt = tuple(sampler.tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not prompt:
+        raise Refused(400, "messages: the prompt is empty (no user turn?)")
+    room = sampler.context_length - len(prompt)
+    asked = room if body.max_tokens is None else body.max_tokens
+    if asked > room or asked < 1:
+        raise Refused(
+            400,
+            f"This model's maximum context length is {sampler.context_length} tokens. However, you "
+            f"requested {body.max_tokens} output tokens and your prompt contains {len(prompt)}.",
+        )
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    seeds = [None if body.seed is None else body.seed + i for i in range(body.n)]
+    return [Wanted(prompt, asked, body.temperature, body.top_p, seed, stop) for seed in seeds]
+
+
+def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": completion.text},
+            "finish_reason": completion.finish_reason,
+        }
+        for index, completion in enumerate(completions)
+    ]
+    tokens = sum(completion.tokens for completion in completions)
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": name,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
+        },
+    }
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    error = {"message": message, "type": "Error", "param": None, "code": status}
+    return JSONResponse({"error": error}, status)
+
+
+def load_sampler(folder: Path, threads: int) -> Sampler:
+    """The policy in a folder, on the CPU."""
+    import torch
+
+    from trainer.config import PolicyConfig
+    from trainer.policy import load_policy, pad_token_id, stop_token_ids
+
+    torch.set_num_threads(threads)
+    model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
+    stop_ids, pad_id = stop_token_ids(model, tokenizer), pad_token_id(model, tokenizer)
+    return Sampler(model, tokenizer, stop_ids, pad_id)
+
+
+def main(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 8000,
+    model: Annotated[Path, typer.Option(help="Folder of a small causal LM.")] = MODEL,
+    served_model_name: Annotated[str, typer.Option(help="Its name in requests.")] = NAME,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="VLLM_API_KEY", help="Key that clients must send.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+) -> None:
+    """Serve a small model in OpenAI's chat form."""
+    import uvicorn
+
+    app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,143 @@
+"""`python -m demo.synth`: the synthesis pipeline on small real models, from documents to Parquet.
+
+A teacher (the demo's policy behind OpenAI's chat form), MetricX and the judge's rules run as
+processes; the corpus is the Python documentation in MADLAD-400's shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from demo.madlad_shard import documents, write_shard
+from demo.processes import (
+    READY_S,
+    child_environment,
+    end,
+    exit_on_sigterm,
+    free_port,
+    running,
+    running_service,
+)
+from scorekit.errors import ScorekitError, UserError
+from scorekit.render import visible
+from synth.report import write_report
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/synth/demo.yaml"
+METRICX = ROOT / "demo/models/metricx"
+#: Pairs shown.
+BEST = 10
+
+console = Console(highlight=False)
+
+
+def run_demo(run_dir: Path, more: list[str]) -> None:
+    """The whole demo. Raises UserError where a part of it cannot run."""
+    started = time.monotonic()
+    exit_on_sigterm()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    logs = run_dir.with_name(run_dir.name + "-services")
+    logs.mkdir(exist_ok=True)
+    _say("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
+    with (
+        running_teacher(logs) as teacher,
+        running_service("metricx", logs, "--model", str(METRICX)) as metricx,
+        running_service("judge", logs) as judge,
+    ):
+        console.print(f"   {teacher}   {metricx}   {judge}   (logs in {logs}/)")
+        shard = write_shard(run_dir / "madlad", documents("en"), lang="en")
+        _say("2", f"All seven stages on {shard}")
+        settings = {
+            "run.out_dir": str(run_dir), "data.files": json.dumps([str(shard)]),
+            "teacher.base_url": teacher, "metricx.url": metricx, "filters.llm_judge.url": judge,
+        }  # fmt: skip
+        run_pipeline([f"{key}={value}" for key, value in settings.items()] + more)
+    _say("3", "The pairs that MetricX likes best")
+    report = write_report(run_dir, "Demo: English to Korean by a small teacher")
+    show(run_dir)
+    console.print(f"[bold]report[/]  {report}")
+    console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
+
+
+@contextlib.contextmanager
+def running_teacher(folder: Path) -> Iterator[str]:
+    """The demo's policy as an OpenAI-compatible server, ready; gives its URL with /v1."""
+    port = free_port()
+    log = folder / "teacher.log"
+    with running("demo.llm_server", "--port", str(port), log=log) as process:
+        url = f"http://127.0.0.1:{port}/v1"
+        deadline = time.monotonic() + READY_S
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/models").status_code == 200:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise UserError(f"the teacher does not get ready; the end of {log}:\n{tail}")
+            time.sleep(0.1)
+        yield url
+
+
+def run_pipeline(overrides: list[str]) -> None:
+    """`python -m synth run --stage all`, from the beginning."""
+    flags = [part for override in overrides for part in ("--set", override)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "synth", "run", "--config", str(CONFIG), "--stage", "all",
+         "--overwrite", *flags],
+        env=child_environment(), start_new_session=True,
+    )  # fmt: skip
+    try:
+        if process.wait() != 0:
+            raise UserError("the pipeline failed; what it said stands above")
+    finally:
+        end(process)
+
+
+def show(run_dir: Path) -> None:
+    """The best pairs, where the others went, and where everything is."""
+    lines = (run_dir / "export/train.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = sorted(map(json.loads, lines), key=lambda pair: pair["metricx_qe_score_best"])
+    table = Table("MetricX", "source", "translation", title_justify="left")
+    for pair in pairs[:BEST]:
+        texts = (Text(visible(pair[key])) for key in ("source_text", "target_text"))
+        table.add_row(f"{pair['metricx_qe_score_best']:.2f}", *texts)
+    console.print(table)
+    console.print(f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}")
+
+
+def _say(step: str, text: str) -> None:
+    console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")
+
+
+def main(
+    run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo-synth"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+    ] = None,
+) -> None:
+    """Make synthetic Korean translations of the Python documentation, filter and export them."""
+    try:
+        run_demo(run_dir, set_ or [])
+    except (ScorekitError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("stopped; every process that the demo started has ended", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
