@@ -283,7 +283,7 @@ class Exporter:
             raise UserError("run.prometheus_port: install prometheus-client") from None
         self._watched: tuple[str, StageStats] | None = None
         registry = CollectorRegistry()
-        registry.register(self)  # type: ignore[arg-type]
+        registry.register(self)
         try:
             self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
         except OSError as error:

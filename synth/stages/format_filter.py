@@ -74,5 +74,5 @@ async def _look(src: str, mt: str, tools: Tools) -> tuple[dict[str, Any], str | 
         return filters, f"judge_error:{said['error']}", "the judge gave no verdict"
     if said["pass"]:
         return filters, None, ""
-    code = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40]
-    return filters, f"judge:{code or 'unnamed'}", said.get("notes") or ""
+    word = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40]
+    return filters, f"judge:{word or 'unnamed'}", said.get("notes") or ""
