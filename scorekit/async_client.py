@@ -66,7 +66,7 @@ class ScoringClient:
     and the pauses between them. Waiting for other requests of this client does not count.
     max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
     cache_db: file of a client-side cache of good scores (clientcache.py); None: none.
-    pin_model: an answer of another model than the one that was met first is an error (one of
+    pin_model: an answer of another model or revision than the one met first is an error (one of
     another service always is).
 
     Raises UserError for what is no http URL, and for a cache file that cannot be opened.
@@ -82,7 +82,7 @@ class ScoringClient:
         max_in_flight: int = 8,
         batch_size: int = 256,
         cache_db: str | Path | None = None,
-        pin_model: bool = False,
+        pin_model: bool = True,
     ) -> None:
         self._endpoints = Endpoints(urls)
         self.timeout_s = timeout_s

@@ -123,8 +123,8 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
 
 def _has_output(folder: StageFolder, ctx: Context) -> bool:
     shards = folder.shards()
-    if shards is None or not shards:
-        return True
+    if not shards:  # begun, and not known yet: other machines may be at it
+        return ctx.num_shards == 1
     return any(folder.mark(i) or folder.journal(i).exists() for i in own_shards(shards, ctx))
 
 
@@ -256,6 +256,7 @@ class _Shard:
             self.codes[result.reason_code] += 1
             stats.rejected[result.reason_code] += 1
         self.ctx.advance(1, None)
+        stats.flush(self.folder)
 
     @asynccontextmanager
     async def _tasks(self, tools: Tools) -> AsyncIterator[AsyncIterator[Kept | Rejected]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.driver import Context, MapStage, own_shards, run_map_stage
-from synth.stats import StageStats
 
 
 def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
@@ -40,8 +38,9 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     waiting = [work.remote(stage.name, cfg, where, ctx.limit, index, shards) for index in todo]
     while waiting:
         finished, waiting = ray.wait(waiting)
-        for told in ray.get(finished):
-            _add(ctx.stats, told)
+        for records_in, records_out in ray.get(finished):
+            ctx.stats.records_in += records_in
+            ctx.stats.records_out += records_out
             ctx.advance(1, None)
 
 
@@ -59,8 +58,8 @@ def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
 def _run_shard(
     name: str, cfg: dict[str, Any], where: tuple[str, str | None], limit: int | None,
     index: int, shards: int,
-) -> dict[str, Any]:  # fmt: skip
-    """One shard, in a process of the cluster."""
+) -> tuple[int, int]:  # fmt: skip
+    """One shard, in a process of the cluster, which writes its own figures. Records in and out."""
     from synth.run import BY_NAME
 
     out_dir, inputs = where
@@ -70,16 +69,5 @@ def _run_shard(
     )  # fmt: skip
     manifest = ctx.folder(name).manifest() or {}
     asyncio.run(run_map_stage(BY_NAME[name], manifest, ctx))
-    return asdict(ctx.stats)
-
-
-def _add(stats: StageStats, told: dict[str, Any]) -> None:
-    stats.records_in += told["records_in"]
-    stats.records_out += told["records_out"]
-    stats.rejected.update(told["rejected"])
-    for key, value in told["teacher"].items():
-        stats.teacher[key] = stats.teacher.get(key, 0) + value
-    for name in ("metricx", "judge"):
-        mine = getattr(stats, name)
-        for key, value in told[name].items():
-            setattr(mine, key, getattr(mine, key) + value)
+    ctx.stats.flush(ctx.folder(name), every_s=0)
+    return ctx.stats.records_in, ctx.stats.records_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from scorekit.config import save_config
 from scorekit.errors import ScorekitError
 from synth.config import SynthConfig
 from synth.driver import Context, begin, run_map_stage
+from synth.report import write_report
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
@@ -36,7 +37,8 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
-from synth.stats import write_stats
+from synth.stats import Exporter, count_stage, write_stats
+from synth.store import StageFolder
 from synth.views import write_views
 
 log = structlog.get_logger()
@@ -69,20 +71,44 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     _log_to(out_dir / "logs.txt", cfg.run.log_level)
     save_config(cfg, out_dir / "config.yaml")
     console = Console(stderr=True, highlight=False)
-    for name in options.stages:
-        with _progress(console, name) as advance:
-            ctx = Context(
-                cfg, out_dir,
-                inputs=cfg.run.out_dir if options.dry_run else None,
-                resume=options.resume,
-                overwrite=options.overwrite and name == options.stages[0],
-                limit=options.limit, shard_id=options.shard_id, num_shards=options.num_shards,
-                advance=advance,
-            )  # fmt: skip
-            run_stage(name, ctx, options.engine)
-        told = ctx.stats
-        console.print(f"{name}: {told.records_out:,} of {told.records_in:,} records go on")
+    port = cfg.run.prometheus_port
+    with _exporter(port) if port is not None else nullcontext() as exporter:
+        for name in options.stages:
+            if not _run_one(name, cfg, out_dir, options, console, exporter):
+                return
+    if StageFolder(out_dir, "export").done():
+        console.print(f"report: {write_report(out_dir)}")
     console.print(f"run folder: {out_dir}")
+
+
+def _run_one(
+    name: str, cfg: SynthConfig, out_dir: Path, options: RunOptions, console: Console,
+    exporter: Exporter | None,
+) -> bool:  # fmt: skip
+    """One stage with its progress bar; False where the work of other machines is awaited."""
+    with _progress(console, name) as advance:
+        ctx = Context(
+            cfg, out_dir,
+            inputs=cfg.run.out_dir if options.dry_run else None,
+            resume=options.resume,
+            overwrite=options.overwrite and name == options.stages[0],
+            limit=options.limit, shard_id=options.shard_id, num_shards=options.num_shards,
+            advance=advance,
+        )  # fmt: skip
+        if exporter is not None:
+            exporter.watch(name, ctx.stats)
+        run_stage(name, ctx, options.engine)
+    folder = ctx.folder(name)
+    counts = count_stage(folder)
+    if counts is not None:
+        done = "" if folder.done() else f" ({counts.done} of {counts.shards} shards)"
+        console.print(
+            f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}"
+        )
+    if folder.shards() is None:
+        console.print(f"{name}: its other shards are awaited; run the later stages then")
+        return False
+    return True
 
 
 def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
@@ -131,6 +157,15 @@ def _log_to(path: Path, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
         logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
     )
+
+
+@contextmanager
+def _exporter(port: int) -> Iterator[Exporter]:
+    exporter = Exporter(port)
+    try:
+        yield exporter
+    finally:
+        exporter.close()
 
 
 class _Rate(ProgressColumn):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from scorekit.languages import find_language
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.schemas import Info
 from synth.config import SynthConfig, languages
-from synth.stats import CallStats, StageStats
+from synth.stats import CallStats, StageStats, scorer_figures
 from synth.store import Journal, Record, digest_of, to_line, write_atomic
 
 if TYPE_CHECKING:
@@ -90,8 +90,10 @@ class Tools:
         """
         async with AsyncExitStack() as stack:
             teacher = metricx = judge = None
+            before: dict[str, float] = {}
             if "teacher" in uses:
                 teacher = await stack.enter_async_context(open_teacher(cfg))
+                stats.teacher = teacher.counts  # they go on counting
                 await teacher.check()
             if "metricx" in uses:
                 cache_db = cfg.metricx.cache_db
@@ -104,16 +106,19 @@ class Tools:
                 info = await _info(metricx, "metricx")
                 check_metricx(cfg, info)
                 _note_service(out_dir, "metricx", info)
+                before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
             if "judge" in uses:
                 judge = await stack.enter_async_context(
                     ScoringClient(cfg.filters.llm_judge.url, batch_size=16, max_in_flight=16)
                 )
-                _note_service(out_dir, "judge", await _info(judge, "judge"))
+                info = await _info(judge, "judge")
+                check_judge(cfg, info)
+                _note_service(out_dir, "judge", info)
             try:
                 yield cls(cfg, stats, teacher, metricx, judge)
             finally:
-                if teacher is not None:
-                    stats.teacher = dataclasses.asdict(teacher.counts)
+                if metricx is not None:
+                    stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)
 
     async def translate(
         self, record: Record, *, temperature: float, n: int, seed: int
@@ -266,6 +271,16 @@ def check_metricx(cfg: SynthConfig, info: Info) -> None:
         raise UserError(f"metricx.checkpoint is {told.checkpoint}, the service has {info.model}")
     if told.device is not None and not info.device.startswith(told.device):
         raise UserError(f"metricx.device is {told.device}, the service runs on {info.device}")
+
+
+def check_judge(cfg: SynthConfig, info: Info) -> None:
+    """Rules ask no model. Raises UserError where the config names one."""
+    model = cfg.filters.llm_judge.model
+    if info.model == "rules" and model not in (None, "rules"):
+        raise UserError(
+            f"filters.llm_judge.model is {model}, but the judge at {cfg.filters.llm_judge.url} is "
+            "the rules back end: start it with --backend openai, or leave the model out"
+        )
 
 
 async def _info(client: ScoringClient, name: str) -> Info:

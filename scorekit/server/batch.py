@@ -91,7 +91,9 @@ def _try_forward(forward: Forward, batch: Sequence[Encoded]) -> tuple[list[Outco
         outcomes = forward(batch)
         if len(outcomes) != len(batch):
             raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} samples")
-    except Exception as error:
+    except BaseException as error:
+        if not is_of_samples(error):
+            raise
         kind = fault_kind(error)
         if kind == "fatal":
             raise DeviceLost(type(error).__name__) from error
@@ -109,7 +111,18 @@ def _finish(encoded: Encoded, outcome: Outcome) -> Outcome:
     return {**outcome, **encoded.fields}
 
 
-def fault_kind(error: Exception) -> Literal["memory", "fatal", "other"]:
+def is_of_samples(error: BaseException) -> bool:
+    """Whether some sample may be to blame: any Exception, and a panic of the Rust tokenizers, which
+    is none. The rest ends the thread."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def has_failed(outcome: Outcome) -> bool:
+    """Whether the model raised for this sample alone."""
+    return isinstance(outcome, SampleError) and outcome.type == "model_failure"
+
+
+def fault_kind(error: BaseException) -> Literal["memory", "fatal", "other"]:
     """What an exception of `forward` says of the device, by its name and words, so that no torch
     is needed to ask. After a CUDA error every later call of the process fails too."""
     names = {base.__name__ for base in type(error).__mro__}

@@ -20,7 +20,14 @@ import structlog
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
 from scorekit.server.backend import Backend, Description, Encoded, Outcome
-from scorekit.server.batch import default_batch_tokens, fault_kind, padded_tokens, run_batch
+from scorekit.server.batch import (
+    default_batch_tokens,
+    fault_kind,
+    has_failed,
+    is_of_samples,
+    padded_tokens,
+    run_batch,
+)
 from scorekit.server.checks import resolve_options
 from scorekit.server.job import Job, answer_of
 from scorekit.server.lanes import WINDOW, Flight, Lanes
@@ -90,7 +97,7 @@ class Batcher:
         self._max_length = description.max_input_length
         options = resolve_options(self.backend.options_type(), description)
         budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
-        self._lanes.max_tokens = budget
+        self._lanes.max_tokens = self._first_budget = budget
         longest = self._probe(description.max_input_length, options)
         self._plain = self._probe(4, options)
         batch = [longest] * max(1, budget // (longest.length * longest.rows))
@@ -311,7 +318,9 @@ class Batcher:
         self._reading.begin(0)
         try:
             return self.backend.encode(samples, options)
-        except Exception:
+        except BaseException as error:
+            if not is_of_samples(error):
+                raise
             if len(samples) == 1:
                 log.error("tokenise_failure", exc_info=True)
                 return [SampleError("model_failure", "the text could not be tokenised")]
@@ -329,7 +338,10 @@ class Batcher:
             outcomes = run_batch(self._forward, encoded, self._shrink)
             seconds = time.monotonic() - started
             self._hand_over(self._deliver, batch, outcomes, started, seconds)
-            self.pace.learn(padded_tokens(encoded), len(batch), seconds)
+            if not any(
+                has_failed(outcome) for outcome in outcomes
+            ):  # else it was run several times
+                self.pace.learn(padded_tokens(encoded), len(batch), seconds)
             self._note_health(outcomes)
             self._observe(batch, encoded, started, seconds)
 
@@ -352,15 +364,17 @@ class Batcher:
 
     def _shrink(self, tokens: int) -> None:
         """A batch of so many tokens did not fit: from now on they are half as large."""
-        budget = max(1, min(tokens, self._lanes.max_tokens) // 2)
+        # Not below an eighth of what fitted at the start: a passing shortage, or a single sample,
+        # must not leave tiny batches for ever.
+        least = self._first_budget // 8
+        budget = max(1, least, min(tokens, self._lanes.max_tokens) // 2)
         log.warning("out_of_memory", batch_tokens=tokens, max_batch_tokens=budget)
         with self._wake:
             self._lanes.shrink(budget)
 
     def _note_health(self, outcomes: Sequence[Outcome]) -> None:
         """A batch without any good result: was it the texts, or is it the model?"""
-        broken = all(isinstance(o, SampleError) and o.type == "model_failure" for o in outcomes)
-        self._failing = broken and not self._answers()
+        self._failing = all(map(has_failed, outcomes)) and not self._answers()
 
     def _answers(self) -> bool:
         """Whether the model scores a plain text."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from scorekit.errors import SampleError
 from scorekit.server.backend import Outcome
@@ -91,7 +91,12 @@ def answer_of(outcome: Outcome) -> Answer:
     if isinstance(outcome, SampleError):
         return outcome
     try:
-        return to_json(outcome)
+        answer = to_json(outcome)
+        if b"NaN" in answer or b"Infinity" in answer:  # in a text, or as a number
+            from_json(answer, allow_inf_nan=False)
+        return answer
     except PydanticSerializationError:  # a backend's bug must not leave its waiters hanging
         log.error("model_failure", exc_info=True)
         return SampleError("model_failure", "the model's answer cannot be written as JSON")
+    except ValueError:
+        return SampleError("non_finite", "the model gave a number that is not finite")

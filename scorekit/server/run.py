@@ -166,7 +166,8 @@ def _complain(error: UserError) -> int:
 
 def _configure_logs(level: str) -> None:
     """One JSON object a line on stderr, for our own log and the libraries' alike."""
-    # Without the frames' locals: they hold keys and the texts of samples.
+    # Without the frames' locals: they hold keys and the texts of samples. A library's message may
+    # quote a text, too.
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
     )
@@ -175,10 +176,12 @@ def _configure_logs(level: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
     ]
+    discreet: list[Any] = [] if level == "debug" else [_without_messages]
     structlog.configure(
         processors=[
             *shared,
             tracebacks,
+            *discreet,
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
         cache_logger_on_first_use=True,
@@ -204,4 +207,12 @@ def _add_request_id(logger: Any, method: str, event: dict[str, Any]) -> dict[str
     request_id = request_id_now.get(None)
     if request_id is not None:
         event.setdefault("id", request_id)
+    return event
+
+
+def _without_messages(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Of exceptions that a sample's text may have caused, the types and places only."""
+    if event["event"] in ("tokenise_failure", "model_failure", "bug"):
+        for raised in event.get("exception", []):
+            raised["exc_value"] = "not shown: it may quote a text; --log-level debug shows it"
     return event

@@ -90,7 +90,7 @@ def test_scores_of_a_model_that_was_exchanged_meanwhile_are_not_stored_under_the
         await (old if scope["type"] == "lifespan" else behind[0])(scope, receive, send)
 
     with running_app(new), running_app(switch) as url:
-        with SyncScoringClient(url, cache_db=path) as client:
+        with SyncScoringClient(url, cache_db=path, pin_model=False) as client:
             client.limits()
             behind[0] = new
             client.score(SAMPLES[:3])

@@ -98,7 +98,7 @@ def test_no_text_of_a_sample_reaches_the_log_whatever_happens_to_it(tmp_path):
     lines = [json.loads(line) for line in output.splitlines()]
     events = [line["event"] for line in lines if line.get("id") == "request-bug"]
     assert events == ["bug", "request"]
-    assert "no_such_field" in output and "poisoned batch" in output  # the causes are told
+    assert "no_such_field" in output and "poisoned batch" in output  # --log-level debug tells all
 
 
 def test_keys_are_seen_nowhere(tmp_path):

@@ -674,3 +674,36 @@ def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
         await _until(lambda: batcher.fault() is None)
 
     _run(test, backend, stall_after=0.05)
+
+
+def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
+    class PanicException(BaseException):  # pyo3's is no Exception
+        pass
+
+    class Panicking(FakeBackend):
+        def encode(self, samples, options):
+            if any(s.mt == "panic" for s in samples):
+                raise PanicException("rust")
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        good, bad = await submit("a", "panic").answers()
+        assert "score" in good and bad.type == "model_failure"
+        assert batcher.fault() is None
+
+    _run(test, Panicking())
+
+
+def test_a_number_that_is_not_finite_beside_the_score_is_a_typed_failure():
+    class Odd(FakeBackend):
+        def _outcome(self, sample):
+            odd = float("nan") if sample.mt == "odd" else 0.5
+            span = {"text": "NaN and Infinity", "confidence": odd}
+            return {"score": 1.0, "error_spans": [span]}
+
+    async def test(batcher, submit):
+        odd, fine = await submit("odd", "fine").answers()
+        assert odd.type == "non_finite"
+        assert fine["error_spans"][0]["text"] == "NaN and Infinity"
+
+    _run(test, Odd())
