@@ -34,6 +34,10 @@ def make_model(folder: Path, *, template: bool = True) -> Path:
     config = folder / "config.json"
     told = json.loads(config.read_text())
     config.write_text(json.dumps({**told, "max_position_embeddings": CONTEXT}))
+    # transformers 5 makes a BPE tokenizer of every Llama one, and this is a unigram model.
+    config = folder / "tokenizer_config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps({**told, "tokenizer_class": "PreTrainedTokenizerFast"}))
     if not template:
         (folder / "chat_template.jinja").unlink()
     return folder

@@ -236,7 +236,7 @@ def test_a_judge_that_is_cut_gives_typed_errors_and_permissive_exports_all_the_s
     _, folder = run
     judged = stage_records(folder, "format_filter")
     told = Counter(r["filters"]["judge"].get("error", "verdict") for r in judged)
-    assert set(told) == {"judge_output"}, told
+    assert set(told) == {"model_failure"}, told
     assert len(read(folder / "export/train.jsonl")) == len(judged)
 
 
@@ -251,7 +251,7 @@ def test_conservative_rejects_what_the_judge_failed_on(run):
     assert read(out / "export/train.jsonl") == []
     rejected = [r for r in read(out / "rejected.jsonl") if r["stage"] == "format_filter"]
     codes = Counter(r["reason_code"] for r in rejected if r["reason_code"].startswith("judge"))
-    assert codes == {"judge_error:judge_output": len(asked)}
+    assert codes == {"judge_error:model_failure": len(asked)}
 
 
 def test_single_calls_give_the_same_pairs_as_n_in_one_request(run):
