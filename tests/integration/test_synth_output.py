@@ -175,10 +175,12 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     }  # fmt: skip
     run_export(cfg)
     assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
-    asked = {**judge, "model": "another"}  # rules ask no model: an error of every sample
-    strict = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "conservative"}})
-    lenient = config(tmp_path, filters={"llm_judge": {**asked, "fail_policy": "permissive"}})
-    with running_judge() as url:
+    with pytest.raises(UserError, match="is the rules back end"), running_judge() as url:
+        asked = {"enabled": True, "url": url, "model": "another"}
+        run_filter(config(tmp_path, filters={"llm_judge": asked}), overwrite=True)
+    strict = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "conservative"}})
+    lenient = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "permissive"}})
+    with running_judge(max_field_chars=3) as url:  # an error of every sample
         strict.filters.llm_judge.url = lenient.filters.llm_judge.url = url
         told = run_filter(strict, overwrite=True).stats
         assert told.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
@@ -461,7 +463,7 @@ def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
         "failures": 2,
         "completion_tokens": 100,
     }
-    assert stage["processes"] == 2
+    assert stage["processes"] == 3  # the run itself, and these two
     assert stats["stages"]["sample_sources"]["rejected"] == {"duplicate": 8, "not_sampled": 20}
     lengths = stage["distributions"]["target_chars"]
     targets = [len(row["target_text"]) for row in train(done)]
