@@ -115,6 +115,10 @@ def show(run_dir: Path) -> None:
         texts = (Text(visible(pair[key])) for key in ("source_text", "target_text"))
         table.add_row(f"{pair['metricx_qe_score_best']:.2f}", *texts)
     console.print(table)
+    console.print(
+        "   The teacher has 4 million parameters and the scorer no more: this shows the way of the "
+        "data, not good translations."
+    )
     console.print(f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}")
 
 
