@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -250,11 +251,12 @@ def _pace_warnings(cfg: SynthConfig, made: Plan) -> list[str]:
 def estimate(cfg: SynthConfig, tokens_per_s: float = 7500.0) -> RenderableType:
     """The plan as a table, with what is to be minded under it. tokens_per_s: of output."""
     made = plan(cfg, tokens_per_s)
-    table = Table(title=f"About, at {tokens_per_s:,.0f} output tokens/s")
-    table.add_column("stage")
-    for name in ("requests", "sequences", "tokens in", "tokens out", "hours", "scored", "judged",
+    table = Table(title=f"About, at {tokens_per_s:,.0f} output tokens/s", box=box.SIMPLE_HEAD,
+                  pad_edge=False, collapse_padding=True)  # fmt: skip
+    table.add_column("stage", no_wrap=True)
+    for name in ("requests", "sequences", "tokens\nin", "tokens\nout", "hours", "scored", "judged",
                  "disk"):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     total = Cost("all", *(
         sum(getattr(cost, name) for cost in made.costs)
         for name in ("requests", "sequences", "tokens_in", "tokens_out", "scored", "judged",
@@ -310,15 +312,16 @@ def _time_left(
 
 
 def _count(number: int) -> str:
-    if number >= 10_000_000:
-        return f"{number / 1e9:,.2f} G" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+    for unit, size in (("G", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:,.2f} {unit}"
     return f"{number:,}" if number else ""
 
 
 def _bytes(number: int) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if number >= size:
-            return f"{number / size:,.1f} {unit}"
+            return f"{number / size:,.{0 if unit == 'MB' else 1}f} {unit}"
     return f"{number / 1e3:,.0f} kB"
 
 
