@@ -254,8 +254,8 @@ def estimate(cfg: SynthConfig, tokens_per_s: float = 7500.0) -> RenderableType:
     table = Table(title=f"About, at {tokens_per_s:,.0f} output tokens/s", box=box.SIMPLE_HEAD,
                   pad_edge=False, collapse_padding=True)  # fmt: skip
     table.add_column("stage", no_wrap=True)
-    for name in ("requests", "sequences", "tokens\nin", "tokens\nout", "hours", "scored", "judged",
-                 "disk"):  # fmt: skip
+    for name in ("requests", "sequences", "tokens\nin", "tokens\nout", "hours", "scored",
+                 "judged"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     total = Cost("all", *(
         sum(getattr(cost, name) for cost in made.costs)
@@ -269,9 +269,11 @@ def estimate(cfg: SynthConfig, tokens_per_s: float = 7500.0) -> RenderableType:
         table.add_row(
             cost.stage, _count(cost.requests), _count(cost.sequences), _count(cost.tokens_in),
             _count(cost.tokens_out), hours, _count(cost.scored), _count(cost.judged),
-            _bytes(cost.disk_bytes),
         )  # fmt: skip
-    return Group(table, *(Text(f"! {line}", style="yellow") for line in made.warnings))
+    largest = sorted(made.costs, key=lambda cost: -cost.disk_bytes)[:3]
+    parts = ", ".join(f"{cost.stage} {_bytes(cost.disk_bytes)}" for cost in largest)
+    disk = Text(f"disk: about {_bytes(total.disk_bytes)} (most of it: {parts})")
+    return Group(table, disk, *(Text(f"! {line}", style="yellow") for line in made.warnings))
 
 
 def status(out_dir: Path) -> RenderableType:
