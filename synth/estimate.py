@@ -316,7 +316,8 @@ def _time_left(
 def _count(number: int) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6)):
         if number >= size:
-            return f"{number / size:,.2f} {unit}"
+            value = number / size
+            return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
     return f"{number:,}" if number else ""
 
 
