@@ -235,7 +235,7 @@ class LetterBackend(FakeBackend):
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
         encoded = super().encode(samples, options)
-        if self.failing:
+        if self.failing and not samples[0].src.startswith("word "):  # the warm-up's
             return [SampleError("model_failure", "out of order") for _ in encoded]
         return encoded
 
