@@ -76,7 +76,7 @@ def base(tmp_path, corpus, servers):
     data["teacher"]["retry"] = {"max_attempts": 2, "backoff_s": [0.01]}
     data["metricx"] |= {"url": metricx_url, "checkpoint": "fake-metricx", "device": None,
                         "cache_db": None, "batch_size": 64}  # fmt: skip
-    data["filters"]["llm_judge"] |= {"url": judge_url}
+    data["filters"]["llm_judge"] |= {"url": judge_url, "model": None}
     data["final_generation"]["num_candidates"] = 8
     return data
 
