@@ -56,6 +56,7 @@ PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
         "tokens, nearly",
     ),
 )  # fmt: skip
+BARS = 40  # of a picture
 _SHOWN = 8  # pairs of each kind
 
 
@@ -72,7 +73,7 @@ def write_report(out_dir: str | Path, title: str = "Synthetic translations") -> 
     environment = Environment(
         loader=PackageLoader("synth", "."), autoescape=select_autoescape(["html"])
     )
-    environment.filters["visible"] = visible
+    environment.filters["visible"] = lambda text: "\n".join(map(visible, text.split("\n")))
     page = environment.get_template("report.html").render(
         title=title,
         steps=_steps(counts, stages),
@@ -152,15 +153,17 @@ def _draw(stages: Mapping[str, Any]) -> list[str]:
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
         for title, series, label in PICTURES:
             figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
-            drawn = [
-                _draw_bars(axes, stages.get(stage, {}).get("distributions", {}).get(name), of)
+            found = [
+                (stages.get(stage, {}).get("distributions", {}).get(name), of)
                 for stage, name, of in series
             ]
-            if any(drawn):
+            spreads = [(spread, of) for spread, of in found if spread]
+            if spreads:
+                _draw_bars(axes, spreads)
                 axes.set_title(title, loc="left", fontsize=10)
                 axes.set_xlabel(label)
                 axes.grid(alpha=0.25)
-                if sum(drawn) > 1:
+                if len(spreads) > 1:
                     axes.legend(frameon=False, fontsize=7)
                 text = io.StringIO()
                 figure.savefig(text, format="svg", metadata={"Date": None})
@@ -169,18 +172,20 @@ def _draw(stages: Mapping[str, Any]) -> list[str]:
     return pictures
 
 
-def _draw_bars(axes: Any, spread: Mapping[str, Any] | None, label: str) -> bool:
-    """As shares for each unit of the axis, so that sets of different size and width compare."""
-    if not spread:
-        return False
-    edges, counts = spread["edges"], spread["counts"]
-    heights = [
-        100 * count / spread["n"] / (end - start)
-        for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True)
-    ]
-    axes.stairs(heights, edges, fill=True, alpha=0.45, label=label)
-    axes.set_ylabel("% per unit")
-    return True
+def _draw_bars(axes: Any, spreads: list[tuple[Mapping[str, Any], str]]) -> None:
+    """As shares of each set, in the same bars for all: sets of any size and width compare."""
+    import numpy as np
+
+    low = min(spread["edges"][0] for spread, _ in spreads)
+    high = max(spread["edges"][-1] for spread, _ in spreads)
+    widest = max(float(np.diff(spread["edges"]).max()) for spread, _ in spreads)
+    width = max((high - low) / BARS, widest)
+    edges = low + width * np.arange(int((high - low) / width) + 2)
+    for spread, label in spreads:
+        middles = (np.array(spread["edges"][:-1]) + spread["edges"][1:]) / 2
+        counts, _ = np.histogram(middles, bins=edges, weights=spread["counts"])
+        axes.stairs(100 * counts / spread["n"], edges, fill=True, alpha=0.45, label=label)
+    axes.set_ylabel("% of records")
 
 
 def _pick(folder: StageFolder) -> list[dict[str, Any]]:
