@@ -206,9 +206,12 @@ def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
     for side in ("src", "tgt"):
         name = values[f"{side}_lang"] or ""
         language = find_language(name)
-        values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or (
-            language.tag if language else name
-        )
+        code = language.tag if language else name
+        if language is not None and name.lower() != language.name.lower():
+            # A code, as a corpus or `synth`'s export has it: the prompt wants the name.
+            values[f"{side}_lang"] = language.name
+            code = name if "-" in name else code
+        values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
     return Example(**values)  # type: ignore[arg-type]
 
 

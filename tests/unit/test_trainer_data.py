@@ -83,6 +83,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_examples(path)
 
 
+def test_a_code_in_place_of_a_name_finds_the_name(tmp_path: Path) -> None:
+    row = {**ROW, "src_lang": "en-GB", "tgt_lang": "kor"}
+    (found,) = load_examples(write(tmp_path / "a.jsonl", row))
+    assert (found.src_lang, found.src_lang_code) == ("English", "en-GB")
+    assert (found.tgt_lang, found.tgt_lang_code) == ("Korean", "ko-KR")
+
+
 def test_language_codes_fall_back(tmp_path: Path) -> None:
     (found,) = load_examples(
         write(tmp_path / "a.jsonl", {**ROW, "src_lang": "Klingon", "tgt_lang_code": "ko"})
