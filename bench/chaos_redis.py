@@ -37,6 +37,10 @@ LONGEST_DELAY_S = 0.003  # of a reply, by the proxy
 READY_S = 60.0
 
 
+#: httpx's pool counts connections that a cancelled call left half open, until none is to be had.
+UNBOUNDED = httpx.Limits(max_connections=None)
+
+
 async def random_cancellations(requests: int) -> dict[str, Any]:
     """`requests` over HTTP, half of whose clients leave at a random moment, and as many reads of
     the cache itself, half of them cancelled: Redis answers late, through a proxy.
@@ -113,7 +117,7 @@ async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[
             found["answered"] += 1
             found[_verdict(samples, response)] += 1
 
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         await _spread(requests, lambda: one(client))
     counts = await _counts(url)
     return {
@@ -197,7 +201,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
             open_requests.add(task)
             task.add_done_callback(open_requests.discard)
 
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         sending = asyncio.create_task(send())
         try:
             yield answers
@@ -227,7 +231,7 @@ async def _wait_for_breaker(url: str) -> None:
 
 async def _counts(url: str) -> dict[str, float]:
     """The service's own figures, without their common prefix."""
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         text = (await client.get(f"{url}/metrics")).text
     lines = re.findall(r"^scorekit_(\S+) (\S+)$", text, re.M)
     return {name: float(value) for name, value in lines}

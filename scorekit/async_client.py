@@ -94,7 +94,9 @@ class ScoringClient:
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=5.0),  # `_send` bounds the whole
-            limits=httpx.Limits(max_connections=max_in_flight),
+            # `_slots` is the bound. The pool's own would count connections that a cancelled call
+            # left half open, until none is to be had.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self._slots = asyncio.Semaphore(max_in_flight)
         self._known: Info | None = None

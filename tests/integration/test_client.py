@@ -368,3 +368,20 @@ def test_the_remote_scorer_never_turns_a_failure_into_a_score():
     assert failed is None and output.metadata[1].error.type == "non_finite"
     assert isinstance(first, float) and isinstance(last, float)
     assert again.sequence_scores == output.sequence_scores
+
+
+def test_cancelled_calls_use_up_no_connections():
+    """httpx keeps what was cancelled while it connected; the next calls must not wait for it."""
+
+    async def body(url):
+        async with ScoringClient(url, max_in_flight=2, deadline_s=20.0) as client:
+            for i in range(60):
+                call = asyncio.create_task(client.score([{"src": f"s {i}", "mt": "m"}]))
+                for _ in range(i % 12):  # cut off at another point each time
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            return await client.score(SAMPLES)
+
+    with running_service(FakeBackend()) as url:
+        assert _right(asyncio.run(body(url)))
