@@ -125,8 +125,8 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
                 run_map_stage_on_ray(stage, manifest, ctx)
             else:
                 run_async(run_map_stage(stage, manifest, ctx))
-        elif not ctx.folder(name).done():
-            stage.run(ctx, manifest)
+        elif stage.after is None or not ctx.folder(name).done():
+            stage.run(ctx, manifest)  # the first one knows by itself, and has parts to clear away
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import structlog
 import yaml
 
 import synth.store
@@ -17,6 +18,7 @@ from synth.__main__ import how_to_resume
 from synth.driver import Context, begin, clear
 from synth.run import RunOptions, run_stages
 from synth.stages.generate_128 import Generate128
+from synth.stages.sample_sources import SampleSources
 from synth.store import StageFolder
 from tests.integration import test_synth_output as made
 from tests.integration.test_synth_driver import (  # noqa: F401
@@ -37,6 +39,14 @@ from tests.openai_server import FakeOpenAI
 from tests.servers import free_port, running_service
 
 PREFILTER = STAGES[:1]
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """A run sends the log of the process to its folder."""
+    kept = structlog.get_config()
+    yield
+    structlog.configure(**kept)
 
 
 class Revised(FakeBackend):
@@ -84,6 +94,20 @@ def test_a_finished_stage_needs_no_service_and_loses_its_last_journal(
     cfg.teacher.base_url = cfg.metricx.url = f"http://127.0.0.1:{free_port()}"
     run(cfg, stages=PREFILTER, resume=True)
     assert not left.exists()
+
+
+def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    folder = StageFolder(tmp_path, "sample_sources")
+    begun = begin(SampleSources(), [], Context(cfg, tmp_path / "new"))
+    folder.set_manifest({**begun, "shards": folder.shards()})
+    parts = folder.path / "parts"
+    parts.mkdir()
+    (parts / "file-00000.jsonl").write_text("{}")
+    before = records(tmp_path, "sample_sources")
+    run_stages(cfg, RunOptions(("sample_sources",), resume=True))
+    assert not parts.exists() and records(tmp_path, "sample_sources") == before
 
 
 def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
