@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.text import Text
 
 from scorekit.config import save_config
-from scorekit.errors import ScorekitError
+from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
 from synth.driver import Context, begin, run_map_stage
 from synth.report import write_report
@@ -107,6 +107,9 @@ def _run_one(
     if not folder.done():
         console.print(f"{name}: its other shards are awaited; run the later stages then")
         return False
+    if counts is not None and not counts.records_out and name != options.stages[-1]:
+        codes = ", ".join(f"{code} {count}" for code, count in counts.rejected.items())
+        raise UserError(f"{name}: no record goes on ({codes}): mend that, then --overwrite")
     return True
 
 

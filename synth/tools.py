@@ -25,11 +25,11 @@ from synth.stats import CallStats, StageStats, scorer_figures
 from synth.store import Journal, Record, StageFolder, digest_of, to_line, write_atomic
 
 if TYPE_CHECKING:
-    from scorekit.llm import LLMClient, Sampling
+    from scorekit.llm import LLMClient, LLMError, Sampling
 
 #: Candidates in one request at most: what is lost when it is cut off, and asked again.
 PART = 32
-#: Requests in a row that a service fails after all pauses: it is away, and the run stops.
+#: Requests in a row that a service fails after all pauses: it is not the texts, the run stops.
 FAILURES_IN_A_ROW = 10
 #: What makes a service another one, whose answers are not to be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
@@ -62,7 +62,7 @@ class Tools:
         self.stats = stats
         self._teacher, self._metricx, self._judge = teacher, metricx, judge
         self._journal: Journal | None = None
-        self._failing: Counter[ScoringClient] = Counter()
+        self._failing: Counter[str] = Counter()
         self._template = load_template(cfg.teacher.prompt)
         source, target = languages(cfg)
         self._fields = {
@@ -161,12 +161,11 @@ class Tools:
             try:
                 choices = await self._teacher.chat(messages, sampling, n=n, request_id=key)
             except LLMError as error:
-                if error.retryable:
-                    raise ServiceUnreachable(
-                        self._teacher.base_url, f"the teacher: {error}"
-                    ) from None
+                if error.type != "overlong":
+                    raise self._teacher_failed(error) from None
                 answer = {"failed": error.type, "message": str(error)[:300]}
             else:
+                self._failing["the teacher"] = 0
                 answer = [
                     {"index": c.index, "text": c.text, "finish_reason": c.finish_reason}
                     for c in choices
@@ -176,6 +175,24 @@ class Tools:
             raise SourceFailed(f"teacher_{answer['failed']}", answer["message"])
         found: list[dict[str, Any]] = answer
         return found
+
+    def _teacher_failed(self, error: LLMError) -> ScorekitError:
+        """What to raise: one source that a server cannot bear must not stop all others, and
+        servers that answer nobody must not use up the sources. It is not kept: on --resume the
+        source is asked again."""
+        if error.server_is_away:
+            assert self._teacher is not None
+            return ServiceUnreachable(self._teacher.base_url, f"the teacher: {error}")
+        if self._failed_again("the teacher"):
+            return ScorekitError(
+                f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
+            )
+        return SourceFailed(f"teacher_{error.type}", str(error)[:300])
+
+    def _failed_again(self, service: str) -> bool:
+        """Count a request that came to nothing; whether there are too many in a row."""
+        self._failing[service] += 1
+        return self._failing[service] >= FAILURES_IN_A_ROW
 
     async def score(self, src: str, mts: Sequence[str]) -> list[Score]:
         """MetricX of each translation, by quality estimation (no reference)."""
@@ -236,14 +253,14 @@ class Tools:
                 break
         found = [r for r in results if r is not None]
         stats.failed += sum(not r["ok"] for r in found)
-        self._failing[client] = 0 if len(missing) < len(found) else self._failing[client] + 1
-        if self._failing[client] >= FAILURES_IN_A_ROW:
+        service = "MetricX" if client is self._metricx else "the judge"
+        if len(missing) < len(found):
+            self._failing[service] = 0
+        elif self._failed_again(service):
             error = found[missing[0]]["error"]
-            what = "MetricX" if client is self._metricx else "the judge"
             raise ScorekitError(
-                f"{what} failed {FAILURES_IN_A_ROW} requests in a row, each asked "
-                f"{1 + len(self.cfg.teacher.retry.backoff_s)} times: {error['type']}: "
-                f"{error['message']}"
+                f"{service} failed {FAILURES_IN_A_ROW} requests in a row; the last one: "
+                f"{error['type']}: {error['message']}"
             )
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.errors import ScorekitError, UserError
 from synth.driver import Context, begin
 from synth.engine_ray import run_map_stage_on_ray, shared_budget
 from synth.run import RunOptions, run_stages
@@ -59,7 +59,7 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
     assert "\n" not in str(failed.value)
     cfg = config(tmp_path, teacher, metricx)
     teacher.fail(500, times=None)
-    with pytest.raises(ServiceUnreachable, match="the teacher: server_error"):
+    with pytest.raises(ScorekitError, match="the last one: server_error"):
         run_stages(cfg, RunOptions(("prefilter_score",), engine="ray", overwrite=True))
 
 

@@ -26,6 +26,7 @@ from tests.integration.test_synth_driver import (  # noqa: F401
     STAGES,
     TEXTS,
     config,
+    korean,
     metricx,
     output,
     records,
@@ -188,6 +189,49 @@ def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, m
     with pytest.raises(ScorekitError) as failed:
         run_stages(cfg, RunOptions(("prefilter_score",)))
     assert "the teacher" in str(failed.value) and "secret" not in str(failed.value)
+
+
+def test_one_source_that_the_teacher_cannot_bear_stops_no_run(tmp_path, metricx):  # noqa: F811
+    def respond(body, seed):
+        if "number 3 " in body["messages"][-1]["content"]:
+            raise RuntimeError("the engine fell over")
+        return korean(body, seed)
+
+    fake = FakeOpenAI(respond=respond)
+    with fake.running() as fake.url:
+        write_sources(tmp_path, TEXTS)
+        run(config(tmp_path, fake, metricx), stages=PREFILTER)
+    rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
+    assert [(r["source_text"], r["reason_code"]) for r in rejected] == [
+        (TEXTS[3], "teacher_server_error")
+    ]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_teacher_that_fails_everybody_stops_the_run_and_uses_up_no_source(
+    tmp_path, metricx, monkeypatch, status  # noqa: F811
+):  # fmt: skip
+    monkeypatch.setattr(synth.tools, "FAILURES_IN_A_ROW", 5)
+    fake = FakeOpenAI(respond=korean)
+    with fake.running() as fake.url:
+        write_sources(tmp_path, TEXTS)
+        cfg = config(tmp_path, fake, metricx)
+        fake.fail(status, times=None)
+        with pytest.raises(ScorekitError, match="the teacher failed 5 requests in a row"):
+            run_stages(cfg, RunOptions(("prefilter_score",)))
+        fake.well()
+        run_stages(cfg, RunOptions(("prefilter_score",), resume=True))
+    assert len(records(tmp_path, "prefilter_score")) == 20
+
+
+def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    teacher.cut = True
+    with pytest.raises(UserError, match=r"no record goes on \(greedy_cut 20\)"):
+        run_stages(cfg, RunOptions(("prefilter_score", "select_sources")))
+    teacher.well()
+    assert StageFolder(tmp_path, "select_sources").manifest() is None
 
 
 @pytest.mark.parametrize(
