@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def run(
     ] = "local",
 ) -> None:
     """Run one stage, or all of them."""
-    with _clean_exit(f"python -m synth run --config {config} --stage {stage} --resume"):
+    with _clean_exit(how_to_resume(sys.argv[1:])):
         cfg = load_config(SynthConfig, config, set_)
         from synth.run import RunOptions, run_stages
 
@@ -127,6 +128,13 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {how_to_resume}", err=True)
         sys.exit(130)
+
+
+def how_to_resume(given: list[str]) -> str:
+    """The same command with --resume. A part of it would do something else: without --dry-run the
+    whole run, without --limit or --set another one."""
+    kept = [part for part in given if part not in ("--overwrite", "--resume")]
+    return f"python -m synth {shlex.join(kept)} --resume"
 
 
 def _interrupt(*_: object) -> None:

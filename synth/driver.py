@@ -26,6 +26,7 @@ from synth.record import Kept, Rejected
 from synth.stats import StageStats
 from synth.store import Journal, Record, ShardWriter, StageFolder, digest_of, read_records
 from synth.tools import Tools
+from synth.views import outputs
 
 log = structlog.get_logger()
 
@@ -106,8 +107,12 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
     }
     wanted["digest"] = digest_of(wanted)
     if ctx.overwrite:
-        for name in (stage.name, *later):
-            shutil.rmtree(ctx.folder(name).path, ignore_errors=True)
+        if ctx.num_shards > 1:
+            raise UserError(
+                "--overwrite clears what all machines have made: delete "
+                f"{folder.path} and the later stages yourself, then start the machines without it"
+            )
+        clear(ctx, stage.name, later)
     found = folder.manifest()
     if found is None:
         return wanted
@@ -119,6 +124,20 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
             "give --overwrite, or the old ones"
         )
     return found
+
+
+def clear(ctx: Context, stage: str, later: list[str]) -> None:
+    """Delete what a stage and those after it have written, the last stage first: whatever stands
+    when this is killed was made of what stands. A stage's own view or export stays until the new
+    one takes its place."""
+    for name in reversed(later):
+        for path in outputs(ctx.out_dir, name):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        ctx.folder(name).clear()
+    ctx.folder(stage).clear()
 
 
 def _has_output(folder: StageFolder, ctx: Context) -> bool:
@@ -161,8 +180,13 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
     plan = list(_plan(source, folder, shards, ctx))
     total = sum(records for _, records, done in plan)
     ctx.advance(sum(records for _, records, done in plan if done), total)
+    for index, _, done in plan:
+        if done:  # killed before its journal was deleted
+            folder.journal(index).unlink(missing_ok=True)
+    if all(done for *_, done in plan):
+        return  # nobody is needed, and perhaps nobody is there any more
     todo = iter([(index, records) for index, records, done in plan if not done])
-    async with Tools.open(ctx.cfg, stage.uses(ctx.cfg), ctx.out_dir, ctx.stats) as tools:
+    async with Tools.open(ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats) as tools:
         window = asyncio.Semaphore(tools.window)
 
         async def work() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     share. Raises UserError where there is no cluster.
     """
     import ray
+    import ray.exceptions
 
     if not ray.is_initialized():
         try:
@@ -38,7 +38,11 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     waiting = [work.remote(stage.name, cfg, where, ctx.limit, index, shards) for index in todo]
     while waiting:
         finished, waiting = ray.wait(waiting)
-        for records_in, records_out in ray.get(finished):
+        try:
+            counts = ray.get(finished)
+        except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
+            raise error.cause from None
+        for records_in, records_out in counts:
             ctx.stats.records_in += records_in
             ctx.stats.records_out += records_out
             ctx.advance(1, None)
@@ -60,7 +64,7 @@ def _run_shard(
     index: int, shards: int,
 ) -> tuple[int, int]:  # fmt: skip
     """One shard, in a process of the cluster, which writes its own figures. Records in and out."""
-    from synth.run import BY_NAME
+    from synth.run import BY_NAME, run_async
 
     out_dir, inputs = where
     ctx = Context(
@@ -68,6 +72,6 @@ def _run_shard(
         resume=True, limit=limit, shard_id=index, num_shards=shards,
     )  # fmt: skip
     manifest = ctx.folder(name).manifest() or {}
-    asyncio.run(run_map_stage(BY_NAME[name], manifest, ctx))
+    run_async(run_map_stage(BY_NAME[name], manifest, ctx))
     ctx.stats.flush(ctx.folder(name), every_s=0)
     return ctx.stats.records_in, ctx.stats.records_out

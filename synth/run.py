@@ -30,7 +30,7 @@ from scorekit.errors import ScorekitError
 from synth.config import SynthConfig
 from synth.driver import Context, begin, run_map_stage
 from synth.report import write_report
-from synth.stages.export import Export
+from synth.stages.export import Export, bare_url
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
@@ -69,7 +69,6 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         out_dir = out_dir.with_name(out_dir.name + "-dry-run")
     out_dir.mkdir(parents=True, exist_ok=True)
     _log_to(out_dir / "logs.txt", cfg.run.log_level)
-    save_config(cfg, out_dir / "config.yaml")
     console = Console(stderr=True, highlight=False)
     port = cfg.run.prometheus_port
     with _exporter(port) if port is not None else nullcontext() as exporter:
@@ -105,7 +104,7 @@ def _run_one(
         console.print(
             f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}"
         )
-    if folder.shards() is None:
+    if not folder.done():
         console.print(f"{name}: its other shards are awaited; run the later stages then")
         return False
     return True
@@ -116,6 +115,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
     stage = BY_NAME[name]
     later = [other.name for other in ORDER[ORDER.index(stage) + 1 :]]
     manifest = begin(stage, later, ctx)
+    save_config(_without_credentials(ctx.cfg), ctx.out_dir / "config.yaml")
     log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
     try:
         if hasattr(stage, "process"):
@@ -124,16 +124,29 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
 
                 run_map_stage_on_ray(stage, manifest, ctx)
             else:
-                _run(run_map_stage(stage, manifest, ctx))
-        elif not ctx.folder(name).done():
-            stage.run(ctx, manifest)
+                run_async(run_map_stage(stage, manifest, ctx))
+        elif stage.after is None or not ctx.folder(name).done():
+            stage.run(ctx, manifest)  # the first one knows by itself, and has parts to clear away
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():
         write_views(ctx, name)
 
 
-def _run(work: Any) -> None:
+def _without_credentials(cfg: SynthConfig) -> SynthConfig:
+    """As it may be kept beside the data."""
+
+    def bare(urls: str | list[str]) -> str | list[str]:
+        return bare_url(urls) if isinstance(urls, str) else [bare_url(url) for url in urls]
+
+    kept = cfg.model_copy(deep=True)
+    kept.teacher.base_url = bare_url(kept.teacher.base_url)
+    kept.metricx.url = bare(kept.metricx.url)
+    kept.filters.llm_judge.url = bare(kept.filters.llm_judge.url)
+    return kept
+
+
+def run_async(work: Any) -> None:
     """asyncio.run, with the one error that ended a group in place of the group."""
     try:
         asyncio.run(work)

@@ -7,14 +7,18 @@ what has its final name is complete, and what a mark names was there before the 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+from scorekit.errors import UserError
 
 Record = dict[str, Any]
 
@@ -72,12 +76,21 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, fsync_records: int, fsync_s: float) -> None:
+        """Raises UserError where another process has it open: both would write the same shard."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._fsync_records = fsync_records
         self._fsync_s = fsync_s
         self._where: dict[str, tuple[int, int]] = {}  # key -> offset and length of its line
         self._file: IO[bytes] = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(
+                f"{path}: another process is at this shard: let it end, or give each machine a "
+                "--shard-id of its own"
+            ) from None
         self._end = self._index()
         self._unsynced = 0
         self._synced_at = time.monotonic()
@@ -187,10 +200,12 @@ class StageFolder:
     rejected-00000.jsonl  the records that do not, each with `reason_code` and `stage`
     done-00000.json     the mark of the shard: counts, digests of its input and its files
     journal-00000.jsonl answers of a shard in work
+    service-NAME.json   what the service said of itself that the stage asks
     """
 
     def __init__(self, out_dir: Path, name: str) -> None:
         self.name = name
+        self.out_dir = out_dir
         self.path = out_dir / "stages" / name
 
     def shard(self, index: int) -> Path:
@@ -227,6 +242,19 @@ class StageFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(manifest, ensure_ascii=False, indent=1) + "\n"
         write_atomic(self.path / "stage.json", text.encode())
+
+    def service(self, name: str) -> Path:
+        """What a service said of itself when the stage first asked it."""
+        return self.path / f"service-{name}.json"
+
+    def clear(self) -> None:
+        """Delete all of it. A mark without its stage.json would be taken for one of the next
+        beginning, so that the folder loses its name first."""
+        gone = self.path.with_name(f".{self.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        if self.path.exists():
+            self.path.rename(gone)
+            shutil.rmtree(gone)
 
     def shards(self) -> int | None:
         """How many shards the stage has; None while that is not known."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -20,15 +22,17 @@ from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.schemas import Info
 from synth.config import SynthConfig, languages
 from synth.stats import CallStats, StageStats, scorer_figures
-from synth.store import Journal, Record, digest_of, to_line, write_atomic
+from synth.store import Journal, Record, StageFolder, digest_of, to_line, write_atomic
 
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient, Sampling
 
 #: Candidates in one request at most: what is lost when it is cut off, and asked again.
 PART = 32
-#: Times that samples which failed by the service's fault are asked again.
-SAMPLE_RETRIES = 3
+#: Requests in a row that a service fails after all pauses: it is away, and the run stops.
+FAILURES_IN_A_ROW = 10
+#: What makes a service another one, whose answers are not to be mixed.
+_IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
 
 class SourceFailed(ScorekitError):
@@ -58,6 +62,7 @@ class Tools:
         self.stats = stats
         self._teacher, self._metricx, self._judge = teacher, metricx, judge
         self._journal: Journal | None = None
+        self._failing: Counter[ScoringClient] = Counter()
         self._template = load_template(cfg.teacher.prompt)
         source, target = languages(cfg)
         self._fields = {
@@ -76,18 +81,16 @@ class Tools:
     def with_journal(self, journal: Journal) -> Tools:
         """The same services, with another journal."""
         tools = Tools(self.cfg, self.stats, self._teacher, self._metricx, self._judge)
-        tools._journal = journal
+        tools._journal, tools._failing = journal, self._failing
         return tools
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, cfg: SynthConfig, uses: frozenset[str], out_dir: Path, stats: StageStats
+        cls, cfg: SynthConfig, uses: frozenset[str], folder: StageFolder, stats: StageStats
     ) -> AsyncIterator[Tools]:
-        """Connect and check what is there against the config, before anything is spent.
-
-        What the services say of themselves goes to services.json. Raises UserError.
-        """
+        """Connect and check what is there against the config, before anything is spent; and
+        against what the stage, if it is resumed, was begun with. Raises UserError."""
         async with AsyncExitStack() as stack:
             teacher = metricx = judge = None
             before: dict[str, float] = {}
@@ -105,7 +108,7 @@ class Tools:
                 )  # fmt: skip
                 info = await _info(metricx, "metricx")
                 check_metricx(cfg, info)
-                _note_service(out_dir, "metricx", info)
+                _note_service(folder, "metricx", info)
                 before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
             if "judge" in uses:
                 judge = await stack.enter_async_context(
@@ -113,7 +116,7 @@ class Tools:
                 )
                 info = await _info(judge, "judge")
                 check_judge(cfg, info)
-                _note_service(out_dir, "judge", info)
+                _note_service(folder, "judge", info)
             try:
                 yield cls(cfg, stats, teacher, metricx, judge)
             finally:
@@ -160,7 +163,7 @@ class Tools:
             except LLMError as error:
                 if error.retryable:
                     raise ServiceUnreachable(
-                        self.cfg.teacher.base_url, f"the teacher: {error}"
+                        self._teacher.base_url, f"the teacher: {error}"
                     ) from None
                 answer = {"failed": error.type, "message": str(error)[:300]}
             else:
@@ -183,7 +186,8 @@ class Tools:
             samples = [{"src": src, "mt": mt} for mt in mts]
             results = await self._ask(self._metricx, samples, self.stats.metricx, None)
             answer = [r["score"] if r["ok"] else r["error"]["type"] for r in results]
-            self._note(key, answer)
+            if not any(map(_may_come, results)):
+                self._note(key, answer)
         return [Score(None, a) if isinstance(a, str) else Score(a) for a in answer]
 
     async def judge(self, src: str, candidate: str) -> dict[str, Any]:
@@ -202,7 +206,8 @@ class Tools:
         if answer is None:
             (result,) = await self._ask(self._judge, [sample], self.stats.judge, options)
             answer = result["verdict"] if result["ok"] else {"error": result["error"]["type"]}
-            self._note(key, answer)
+            if not _may_come(result):
+                self._note(key, answer)
         verdict: dict[str, Any] = answer
         return verdict
 
@@ -210,10 +215,14 @@ class Tools:
         self, client: ScoringClient, samples: list[dict[str, Any]], stats: CallStats,
         options: Mapping[str, Any] | None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Results in order. Samples that the service failed are asked again, a few times."""
+        """Results in order. Samples that the service, not their text, failed are asked again after
+        the pauses of `teacher.retry.backoff_s`: a judge is there while its LLM is started anew.
+
+        Raises ScorekitError where `FAILURES_IN_A_ROW` requests came to nothing."""
         results: list[dict[str, Any] | None] = [None] * len(samples)
         missing = list(range(len(samples)))
-        for _ in range(1 + SAMPLE_RETRIES):
+        for pause in (0.0, *self.cfg.teacher.retry.backoff_s):
+            await asyncio.sleep(pause)
             started = time.monotonic()
             asked = [samples[i] for i in missing]
             answers = await client.score(asked, options, priority="bulk")
@@ -225,8 +234,18 @@ class Tools:
             missing = [i for i in missing if _may_come(results[i])]
             if not missing:
                 break
-        stats.failed += sum(not r["ok"] for r in results if r)
-        return [r for r in results if r is not None]
+        found = [r for r in results if r is not None]
+        stats.failed += sum(not r["ok"] for r in found)
+        self._failing[client] = 0 if len(missing) < len(found) else self._failing[client] + 1
+        if self._failing[client] >= FAILURES_IN_A_ROW:
+            error = found[missing[0]]["error"]
+            what = "MetricX" if client is self._metricx else "the judge"
+            raise ScorekitError(
+                f"{what} failed {FAILURES_IN_A_ROW} requests in a row, each asked "
+                f"{1 + len(self.cfg.teacher.retry.backoff_s)} times: {error['type']}: "
+                f"{error['message']}"
+            )
+        return found
 
     def _messages(self, text: str) -> list[dict[str, str]]:
         return [
@@ -291,9 +310,24 @@ async def _info(client: ScoringClient, name: str) -> Info:
         raise UserError(f"{name}: {error}; start it, or give {name}'s url") from None
 
 
-def _note_service(out_dir: Path, name: str, info: Info) -> None:
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_atomic(out_dir / f"service-{name}.json", to_line(info.model_dump()))
+def _note_service(folder: StageFolder, name: str, info: Info) -> None:
+    """Keep what the service says of itself, for the stage and for the run. Raises UserError where
+    the stage was begun with another one: half of its answers would be of that."""
+    told = info.model_dump()
+    path = folder.service(name)
+    if path.exists():
+        before = json.loads(path.read_bytes())
+        changed = [key for key in _IDENTITY if before.get(key) != told[key]]
+        if changed:
+            key = changed[0]
+            raise UserError(
+                f"{folder.path}: the {name} service's {key} was {before.get(key)}, is {told[key]}; "
+                "start the same one again, or give --overwrite"
+            )
+    else:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, to_line(told))
+    write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
 
 
 def _may_come(result: Mapping[str, Any] | None) -> bool:

@@ -51,6 +51,17 @@ def write_views(ctx: Context, stage: str) -> list[Path]:
     return [*written, path]
 
 
+def outputs(out_dir: Path, stage: str) -> list[Path]:
+    """What a stage leaves beside its own folder, whether or not it is there; `rejected.jsonl`,
+    which belongs to all of them, is written anew after each."""
+    names = {
+        **{name: [view] for name, view in KEPT.items()},
+        "sample_sources": ["sampled_sources.parquet"],
+        "export": ["export", "report.html"],
+    }
+    return [out_dir / name for name in names.get(stage, [])]
+
+
 def _append(file: IO[bytes], shards: list[Path]) -> None:
     for shard in shards:
         if shard.exists():

@@ -61,6 +61,7 @@ class Export:
         make = row_maker(ctx.cfg, scorer_versions(ctx))
         records = islice(source.records(), ctx.limit)
         count, digest = write_rows(folder, TRAIN, ctx.cfg, map(make, records), arrow_schema())
+        ctx.stats.records_in = ctx.stats.records_out = count
         counts = {TRAIN: count}
         pairs = pair_rows(ctx.cfg, islice(source.records(), ctx.limit))
         if ctx.cfg.export.preference_pairs:

@@ -355,6 +355,7 @@ def test_options_of_the_export_are_kept_to(tmp_path):
     run_export(only, overwrite=True, limit=3)
     assert {p.name for p in (tmp_path / "export").iterdir()} == {"train.parquet", "README.md"}
     assert StageFolder(tmp_path, "export").mark(0)["records"] == 3
+    assert run_export(only, overwrite=True).stats.records_out == 8
 
 
 def test_an_export_waits_for_the_last_shard_of_the_filter(tmp_path):

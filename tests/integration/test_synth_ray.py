@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from scorekit.errors import ServiceUnreachable, UserError
 from synth.driver import Context, begin
 from synth.engine_ray import run_map_stage_on_ray, shared_budget
+from synth.run import RunOptions, run_stages
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
@@ -46,6 +48,19 @@ def test_a_ray_cluster_makes_the_same_bytes(
             stage.run(ctx, manifest)
         assert ctx.stats.records_out > 0
     assert output(tmp_path) == output(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx, teacher__model="another")
+    with pytest.raises(UserError, match="does not serve a model named 'another'") as failed:
+        run_stages(cfg, RunOptions(("prefilter_score",), engine="ray"))
+    assert "\n" not in str(failed.value)
+    cfg = config(tmp_path, teacher, metricx)
+    teacher.fail(500, times=None)
+    with pytest.raises(ServiceUnreachable, match="the teacher: server_error"):
+        run_stages(cfg, RunOptions(("prefilter_score",), engine="ray", overwrite=True))
 
 
 def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):  # noqa: F811

@@ -30,7 +30,7 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose
 from synth.stats import StageStats
-from synth.store import Journal
+from synth.store import Journal, StageFolder
 from synth.tools import Tools
 from tests.judge_kit import running_judge
 from tests.openai_server import FakeOpenAI
@@ -106,8 +106,11 @@ def the_selection(cfg, servers):
 def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
     """What `work(tools)` gives with the services of the config, or the error's words."""
 
+    folder = StageFolder(cfg.run.out_dir, "asked")
+    folder.clear()  # each config is another stage's beginning
+
     async def run():
-        async with Tools.open(cfg, uses, cfg.run.out_dir, StageStats()) as tools:
+        async with Tools.open(cfg, uses, folder, StageStats()) as tools:
             path = cfg.run.out_dir / "journal.jsonl"
             journal = Journal(path, fsync_records=1, fsync_s=1)
             return await work(tools.with_journal(journal))

@@ -1,0 +1,239 @@
+"""What a run that stopped finds when it goes on: other services or processes, half a clearing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import replace
+
+import pytest
+import structlog
+import yaml
+
+import synth.store
+import synth.tools
+from scorekit.errors import ScorekitError, UserError
+from scorekit.server.fake import FakeBackend
+from synth.__main__ import how_to_resume
+from synth.driver import Context, begin, clear
+from synth.run import RunOptions, run_stages
+from synth.stages.generate_128 import Generate128
+from synth.stages.sample_sources import SampleSources
+from synth.store import StageFolder
+from tests.integration import test_synth_output as made
+from tests.integration.test_synth_driver import (  # noqa: F401
+    NAMES,
+    STAGES,
+    TEXTS,
+    config,
+    metricx,
+    output,
+    records,
+    run,
+    teacher,
+    undisturbed,
+    write_sources,
+)
+from tests.judge_kit import running_judge
+from tests.openai_server import FakeOpenAI
+from tests.servers import free_port, running_service
+
+PREFILTER = STAGES[:1]
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """A run sends the log of the process to its folder."""
+    kept = structlog.get_config()
+    yield
+    structlog.configure(**kept)
+
+
+class Revised(FakeBackend):
+    """The same service with another model behind the same name."""
+
+    def load(self):
+        return replace(super().load(), revision="another")
+
+
+def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)
+    with running_service(Revised("metricx")) as url:
+        cfg.metricx.url = url
+        with pytest.raises(UserError, match="revision was fake, is another"):
+            run(cfg, stages=PREFILTER, resume=True)
+        run(cfg, stages=PREFILTER, overwrite=True)
+    told = json.loads((tmp_path / "service-metricx.json").read_bytes())
+    assert told["revision"] == "another"
+
+
+def test_a_shard_has_one_process_at_a_time(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    path = StageFolder(tmp_path, "prefilter_score").journal(1)
+    path.parent.mkdir(parents=True)
+    with path.open("a+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises((UserError, ExceptionGroup)) as failed:
+            run(cfg, stages=PREFILTER)
+    assert failed.group_contains(UserError, match="another process is at this shard")
+    run(cfg, stages=PREFILTER, resume=True)
+    assert len(records(tmp_path, "prefilter_score")) == 20
+
+
+def test_a_finished_stage_needs_no_service_and_loses_its_last_journal(
+    tmp_path, teacher, metricx  # noqa: F811
+):  # fmt: skip
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=PREFILTER)
+    left = StageFolder(tmp_path, "prefilter_score").journal(0)  # killed between mark and deletion
+    left.write_bytes(b"")
+    cfg.teacher.base_url = cfg.metricx.url = f"http://127.0.0.1:{free_port()}"
+    run(cfg, stages=PREFILTER, resume=True)
+    assert not left.exists()
+
+
+def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    folder = StageFolder(tmp_path, "sample_sources")
+    begun = begin(SampleSources(), [], Context(cfg, tmp_path / "new"))
+    folder.set_manifest({**begun, "shards": folder.shards()})
+    parts = folder.path / "parts"
+    parts.mkdir()
+    (parts / "file-00000.jsonl").write_text("{}")
+    before = records(tmp_path, "sample_sources")
+    run_stages(cfg, RunOptions(("sample_sources",), resume=True))
+    assert not parts.exists() and records(tmp_path, "sample_sources") == before
+
+
+def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
+    cfg = made.config(tmp_path)
+    made.make_run(tmp_path)
+    made.run_filter(cfg)
+    made.run_export(cfg)
+    view = tmp_path / "final_candidates_topk.jsonl"
+    view.write_text("")
+    clear(Context(cfg, tmp_path), "generate_128", ["score_select_best", "format_filter", "export"])
+    assert not (tmp_path / "export").exists() and not view.exists()
+    assert {path.name for path in tmp_path.glob("stages/*")} == {
+        "sample_sources", "prefilter_score", "select_sources",
+    }  # fmt: skip
+
+
+def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
+    tmp_path, teacher, metricx, monkeypatch  # noqa: F811
+):  # fmt: skip
+    write_sources(tmp_path, TEXTS)
+    run(config(tmp_path, teacher, metricx))
+    hotter = config(tmp_path, teacher, metricx, teacher__generation={"final_temperature": 0.7})
+
+    def die(folder, **_):
+        if folder.exists():
+            (folder / "stage.json").unlink()  # the first file that it came to
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(synth.store.shutil, "rmtree", die)
+        begin(Generate128(), [], Context(hotter, tmp_path, overwrite=True))
+    run(hotter, stages=STAGES[2:3], resume=True)
+    fresh = tmp_path / "fresh"
+    write_sources(fresh, TEXTS)
+    run(config(fresh, teacher, metricx, teacher__generation={"final_temperature": 0.7}))
+    assert records(tmp_path, "generate_128") == records(fresh, "generate_128")
+
+
+def test_one_of_several_machines_clears_nothing(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)
+    with pytest.raises(UserError, match="what all machines have made"):
+        run(cfg, stages=PREFILTER, shard_id=1, num_shards=2, overwrite=True)
+    assert StageFolder(tmp_path, "prefilter_score").mark(0)
+
+
+def test_a_machine_stops_where_the_others_are_awaited(tmp_path, teacher, metricx, capsys):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    options = RunOptions(("prefilter_score", "select_sources"), num_shards=2)
+    run_stages(config(tmp_path, teacher, metricx), options)
+    assert "other shards are awaited" in capsys.readouterr().err
+
+
+def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    for place in (cfg.teacher, cfg.metricx):
+        key = "base_url" if place is cfg.teacher else "url"
+        setattr(place, key, getattr(place, key).replace("http://", "http://user:secret@"))
+    cfg.filters.llm_judge.url = ["http://user:secret@localhost:1"]
+    run_stages(cfg, RunOptions(("prefilter_score",)))
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"secret" not in path.read_bytes(), path
+    other = cfg.model_copy(deep=True)
+    other.teacher.generation.top_p = 0.5
+    with pytest.raises(UserError, match="top_p was 1"):
+        run_stages(other, RunOptions(("prefilter_score",), resume=True))
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert kept["teacher"]["generation"]["top_p"] == 1.0
+
+
+def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    cfg.teacher.base_url = cfg.teacher.base_url.replace("http://", "http://user:secret@")
+    teacher.fail(500, times=None)
+    with pytest.raises(ScorekitError) as failed:
+        run_stages(cfg, RunOptions(("prefilter_score",)))
+    assert "the teacher" in str(failed.value) and "secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("run --config c.yaml --stage all", "run --config c.yaml --stage all --resume"),
+        ("run --config c.yaml --stage all --dry-run --limit 5 --overwrite",
+         "run --config c.yaml --stage all --dry-run --limit 5 --resume"),
+        ("run --config 'a b.yaml' --stage export --resume --set run.seed=3 --num-shards 2",
+         "run --config 'a b.yaml' --stage export --set run.seed=3 --num-shards 2 --resume"),
+    ],
+)  # fmt: skip
+def test_the_line_that_says_how_to_resume_is_the_same_command(given, told):
+    import shlex
+
+    assert how_to_resume(shlex.split(given)) == f"python -m synth {told}"
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A config of a judge whose LLM can be away, and that LLM."""
+    llm = FakeOpenAI(
+        "teacher", respond=lambda *_: '{"pass": true, "reason_code": "ok", "notes": ""}'
+    )
+    with llm.running() as upstream, running_judge(upstream=upstream) as url:
+        made.make_run(tmp_path)
+        filters = {"rule_based": False, "llm_judge": {"enabled": True, "url": url}}
+        cfg = made.config(tmp_path, filters=filters)
+        yield cfg, llm
+
+
+def test_a_judge_whose_llm_is_away_for_a_while_rejects_nothing(judged):
+    cfg, llm = judged
+    cfg.teacher.retry.backoff_s = [0.02] * 60  # longer than any sample can fail
+    llm.fail(503, times=45)
+    ctx = made.run_filter(cfg)
+    assert ctx.stats.records_out == 10 and not ctx.stats.rejected
+
+
+def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, monkeypatch):
+    cfg, llm = judged
+    monkeypatch.setattr(synth.tools, "FAILURES_IN_A_ROW", 3)
+    cfg.teacher.retry.backoff_s = [0.01, 0.01]
+    llm.fail(503, times=None)
+    with pytest.raises(ExceptionGroup) as failed:
+        made.run_filter(cfg)
+    assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
+    llm.well()
+    assert made.run_filter(cfg, resume=True).stats.records_out == 10
