@@ -235,7 +235,10 @@ def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[s
         )
         total["memory_peak_bytes"] = max(total["memory_peak_bytes"], memory)
     counted = ("batches", "batch_seconds", "batch_samples")
-    return total | {name: total[name] - before.get(name, 0) for name in counted}
+    since = {name: total[name] - before.get(name, 0) for name in counted}
+    if min(since.values()) < 0:  # it was started anew meanwhile, and counts from there
+        since = {name: total[name] for name in counted}
+    return total | since
 
 
 def _parse_metrics(text: str) -> dict[str, float]:
