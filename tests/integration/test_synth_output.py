@@ -541,7 +541,7 @@ def test_the_scorer_tells_of_its_batches_and_memory():
             httpx.post(f"{url}/v1/score", json={"samples": [sample]}).raise_for_status()
         assert before["batches"] >= 1
         after = scorer_figures([url], before)
-        anew = scorer_figures(url, {name: 1e9 for name in before})  # it was started again
+        anew = scorer_figures(url, dict.fromkeys(before, 1e9))  # it was started again
     assert after["batches"] == 1 and after["batch_samples"] == 1
     assert anew["batches"] == before["batches"] + 1
     assert after["memory_peak_bytes"] > 1e6
