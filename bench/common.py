@@ -252,7 +252,7 @@ def table(figures: Sequence[Figure]) -> Table:
     return shown
 
 
-def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figure]) -> None:
+def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figure]) -> Path:
     """bench/results/NAME.json; a quick run writes to runs/bench, since its sizes say nothing."""
     folder = WORK if quick else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figu
     found = {"machine": before, "quick": quick, "figures": rows}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    Console(stderr=True).print(f"written: {path.relative_to(ROOT)}")
+    return path
 
 
 def run(
@@ -287,5 +287,6 @@ def measure(
         value = figure.note if figure.value is None else f"{number(figure.value)} {figure.unit}"
         console.print(f"{figure.question}: {value}")
         figures.append(figure)
-    write(name, before, quick, figures)
+        path = write(name, before, quick, figures)  # each time: a later one may be ended
+        console.print(f"  ({path.relative_to(ROOT)})", style="dim")
     return figures

@@ -62,6 +62,10 @@ def create_app(
     return app
 
 
+#: Seconds of a request after which its client is watched.
+WATCH_AFTER_S = 0.02
+
+
 class DirectRoute(APIRoute):
     """A route whose endpoint takes the request and gives the response itself: FastAPI documents
     it, but its dependencies and serialisation would only cost time."""
@@ -84,7 +88,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
         service.refuse_if_unavailable()  # before the body is read
         asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked, size)
-        leaving = asyncio.create_task(_watch_leaving(request, job))
+        watch = _Watch(request, job)
         try:
             await service.finish(job, asked.timeout_s)
             if len(job.ids) > MANY:
@@ -92,7 +96,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
             else:
                 body = body_json(job, service.model_json)
         finally:
-            leaving.cancel()
+            watch.end()
             service.close_job(job)
         return Response(body, media_type="application/json", headers=_times(job))
 
@@ -111,7 +115,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
         service.refuse_if_unavailable()  # before the body is read
         asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked, size)
-        leaving = asyncio.create_task(_watch_leaving(request, job))
+        watch = _Watch(request, job)
         indexes = service.stream(job, asked.timeout_s)
         try:
             # The first result comes before the header: nothing in time is a 504.
@@ -120,7 +124,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
             service.close_job(job)
             raise
         finally:
-            leaving.cancel()  # from here on the response itself notices
+            watch.end()  # from here on the response itself notices
         lines = _lines(service, job, first, indexes)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=_times(job))
 
@@ -149,11 +153,31 @@ def _times(job: Job) -> dict[str, str]:
     }
 
 
-async def _watch_leaving(request: Request, job: Job) -> None:
-    """Give the job up when the client leaves: nobody would read the answer."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    job.finish(ClientDisconnect())
+class _Watch:
+    """Gives a job up when its client leaves: nobody would read the answer.
+
+    It begins after `WATCH_AFTER_S`: a task for each short request would cost it a twentieth of its
+    time. Who has left before is noticed then.
+    """
+
+    def __init__(self, request: Request, job: Job) -> None:
+        self._request, self._job = request, job
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._job.finish(ClientDisconnect())
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
