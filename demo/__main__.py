@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from scorekit.errors import ScorekitError
+from demo.processes import clean_exit
 
 
 def main(
@@ -25,14 +24,8 @@ def main(
     """Score real translations, train the small policy by PPO against the services, compare."""
     from demo.run import run_demo
 
-    try:
+    with clean_exit():
         run_demo(run_dir, updates=updates, limit=limit)
-    except (ScorekitError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("stopped; every process that the demo started has ended", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":

@@ -25,13 +25,14 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import (
     READY_S,
     child_environment,
+    clean_exit,
     end,
     exit_on_sigterm,
     free_port,
     running,
     running_service,
 )
-from scorekit.errors import ScorekitError, UserError
+from scorekit.errors import UserError
 from scorekit.render import visible
 from synth.report import write_report
 
@@ -133,14 +134,8 @@ def main(
     ] = None,
 ) -> None:
     """Make synthetic Korean translations of the Python documentation, filter and export them."""
-    try:
+    with clean_exit():
         run_demo(run_dir, set_ or [])
-    except (ScorekitError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("stopped; every process that the demo started has ended", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ The page is one file, with no script and nothing fetched from elsewhere; every t
 from __future__ import annotations
 
 import heapq
-import io
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
+from scorekit.page import STYLE, picture
 from scorekit.render import visible
 from synth.stats import STAGES, StageCounts, funnel
 from synth.store import Record, StageFolder, digest_of, write_atomic
@@ -76,6 +77,7 @@ def write_report(out_dir: str | Path, title: str = "Synthetic translations") -> 
     environment.filters["visible"] = lambda text: "\n".join(map(visible, text.split("\n")))
     page = environment.get_template("report.html").render(
         title=title,
+        style=Markup(STYLE),
         steps=_steps(counts, stages),
         rejections=_rejections(counts),
         pictures=[Markup(svg) for svg in _draw(stages)],
@@ -144,37 +146,23 @@ def _figure(key: str, value: float) -> str:
 
 def _draw(stages: Mapping[str, Any]) -> list[str]:
     """SVG pictures, one for each whose distributions are there."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
     pictures = []
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
-        for title, series, label in PICTURES:
-            figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
-            found = [
-                (stages.get(stage, {}).get("distributions", {}).get(name), of)
-                for stage, name, of in series
-            ]
-            spreads = [(spread, of) for spread, of in found if spread]
-            if spreads:
-                _draw_bars(axes, spreads)
-                axes.set_title(title, loc="left", fontsize=10)
-                axes.set_xlabel(label)
-                axes.grid(alpha=0.25)
-                if len(spreads) > 1:
-                    axes.legend(frameon=False, fontsize=7)
-                text = io.StringIO()
-                figure.savefig(text, format="svg", metadata={"Date": None})
-                pictures.append(text.getvalue()[text.getvalue().index("<svg") :])
-            pyplot.close(figure)
-    return pictures
+    for title, series, label in PICTURES:
+        found = [
+            (stages.get(stage, {}).get("distributions", {}).get(name), of)
+            for stage, name, of in series
+        ]
+        spreads = [(spread, of) for spread, of in found if spread]
+        pictures.append(picture(title, label, partial(_draw_bars, spreads)))
+    return [drawn for drawn in pictures if drawn is not None]
 
 
-def _draw_bars(axes: Any, spreads: list[tuple[Mapping[str, Any], str]]) -> None:
+def _draw_bars(spreads: list[tuple[Mapping[str, Any], str]], axes: Any) -> int:
     """As shares of each set, in the same bars for all: sets of any size and width compare."""
     import numpy as np
+
+    if not spreads:
+        return 0
 
     low = min(spread["edges"][0] for spread, _ in spreads)
     high = max(spread["edges"][-1] for spread, _ in spreads)
@@ -186,6 +174,7 @@ def _draw_bars(axes: Any, spreads: list[tuple[Mapping[str, Any], str]]) -> None:
         counts, _ = np.histogram(middles, bins=edges, weights=spread["counts"])
         axes.stairs(100 * counts / spread["n"], edges, fill=True, alpha=0.45, label=label)
     axes.set_ylabel("% of records")
+    return len(spreads)
 
 
 def _pick(folder: StageFolder) -> list[dict[str, Any]]:

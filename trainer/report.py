@@ -6,8 +6,8 @@ fetched from elsewhere; every text in it is escaped.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
+from scorekit.page import STYLE, picture
 from scorekit.render import cut_segments, visible
 from scorekit.schemas import ErrorSpan
 from trainer.figures import compare
@@ -57,6 +58,7 @@ def write_report(
     environment.filters |= {"segments": _segments, "visible": visible}
     page = environment.get_template("report.html").render(
         title=title,
+        style=Markup(STYLE),
         notes=notes,
         evals=evals,
         rows=compare(evals[0], evals[-1]) if evals else [],
@@ -72,31 +74,24 @@ def write_report(
 
 def _draw_curves(updates: list[dict[str, Any]], evals: list[dict[str, Any]]) -> list[str]:
     """SVG pictures, one a curve that has points."""
-    import matplotlib
+    pictures = [
+        picture(title, "update", partial(_draw_curve, updates, evals, keys, eval_key))
+        for title, keys, eval_key in CURVES
+    ]
+    return [drawn for drawn in pictures if drawn is not None]
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
+
+def _draw_curve(
+    updates: list[dict[str, Any]], evals: list[dict[str, Any]],
+    keys: Sequence[str], eval_key: str | None, axes: Any,
+) -> int:  # fmt: skip
     from matplotlib.ticker import MaxNLocator
 
-    pictures = []
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
-        for title, keys, eval_key in CURVES:
-            figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
-            drawn = [_draw_series(axes, updates, key) for key in keys]
-            if eval_key is not None:
-                drawn.append(_draw_held_out(axes, evals, eval_key))
-            if any(drawn):
-                axes.set_title(title, loc="left", fontsize=10)
-                axes.set_xlabel("update")
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-                axes.grid(alpha=0.25)
-                if len(drawn) > 1:
-                    axes.legend(frameon=False, fontsize=7)
-                text = io.StringIO()
-                figure.savefig(text, format="svg", metadata={"Date": None})
-                pictures.append(text.getvalue()[text.getvalue().index("<svg") :])
-            pyplot.close(figure)
-    return pictures
+    drawn = [_draw_series(axes, updates, key) for key in keys]
+    if eval_key is not None:
+        drawn.append(_draw_held_out(axes, evals, eval_key))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return len(drawn) if any(drawn) else 0
 
 
 def _draw_series(axes: Any, updates: list[dict[str, Any]], key: str) -> bool:

@@ -44,7 +44,7 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
         sys.exit(_complain(error))
     # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
     sys.setswitchinterval(0.0005)
-    # Thousands of samples in flight are no garbage: looking through them for some costs a part of the
+    # Thousands of samples in flight are no garbage: looking through them costs a part of the
     # rate, and the longest answers their time.
     gc.set_threshold(50_000, 20, 100)
     _allow_many_connections()

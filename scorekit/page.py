@@ -1,0 +1,53 @@
+"""What every HTML report shares: its look, and its pictures as SVG. matplotlib is loaded on use."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+#: The first rules of a report's style sheet.
+STYLE = """\
+  :root { color-scheme: light; }
+  body { font: 15px/1.5 system-ui, "Noto Sans", "Noto Sans CJK KR", "Apple SD Gothic Neo",
+         "Malgun Gothic", "Microsoft YaHei", sans-serif; color: #1c1c1e; max-width: 72rem;
+         margin: 2rem auto; padding: 0 1rem; }
+  h1 { font-size: 1.6rem; margin-bottom: .2rem; }
+  h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+  table { border-collapse: collapse; }
+  th, td { text-align: left; padding: .25rem .9rem .25rem 0; vertical-align: top; }
+  th { font-weight: 600; border-bottom: 1px solid #ccc; }
+  td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+  .pictures { display: flex; flex-wrap: wrap; gap: .6rem; }
+  .pictures svg { width: 21rem; height: auto; }
+  .pair { border: 1px solid #e2e2e6; border-radius: .4rem; padding: .5rem .8rem; margin: .6rem 0; }
+  .pair dt { color: #6b6b70; float: left; width: 4.2rem; clear: left; font-size: .85rem; }
+  .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
+
+
+def picture(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
+    """A picture as SVG, the same bytes for the same data; None where there is nothing to draw.
+
+    label: of the x axis. fill: draws on matplotlib axes, and returns how many series it drew.
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
+        figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
+        try:
+            drawn = fill(axes)
+            if not drawn:
+                return None
+            axes.set_title(title, loc="left", fontsize=10)
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.25)
+            if drawn > 1:
+                axes.legend(frameon=False, fontsize=7)
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata={"Date": None})
+            return text.getvalue()[text.getvalue().index("<svg") :]
+        finally:
+            pyplot.close(figure)
