@@ -14,6 +14,7 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
+from bench.chaos_redis import random_cancellations
 from bench.proxy import delaying_proxy
 from bench.redis_process import running_redis
 from scorekit.errors import UserError
@@ -220,42 +221,11 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
     assert finished > 300 and cancelled > 100, (finished, cancelled)
 
 
-def test_clients_that_leave_at_random_moments_disturb_nobody():
-    rng = random.Random(11)
-    answered = 0
-
-    async def one(client: httpx.AsyncClient, url: str) -> None:
-        nonlocal answered
-        samples = [{"src": f"s{rng.randrange(300)}", "mt": "m"} for _ in range(4)]
-        asking = asyncio.create_task(client.post(f"{url}/v1/score", json={"samples": samples}))
-        if rng.random() < 0.5:
-            await asyncio.sleep(rng.uniform(0, 0.03))
-            asking.cancel()
-        try:
-            response = await asking
-        except asyncio.CancelledError:
-            return
-        answered += 1
-        scores = [r["score"] for r in response.json()["results"]]
-        assert scores == [_right(sample) for sample in samples]
-
-    async def run(url: str) -> None:
-        async with httpx.AsyncClient(timeout=30) as client:
-
-            async def some() -> None:
-                for _ in range(50):
-                    await one(client, url)
-
-            await asyncio.gather(*(some() for _ in range(20)))
-
-    with (
-        running_redis() as redis,
-        delaying_proxy(redis.port, lambda: rng.uniform(0, 0.004)) as port,
-        _service(f"redis://127.0.0.1:{port}/0") as url,
-    ):
-        asyncio.run(run(url))
-        assert _metric(url, "damaged_total") == 0
-    assert answered >= 400
+def test_clients_and_reads_that_leave_at_random_moments_disturb_nobody():
+    found = asyncio.run(random_cancellations(600))
+    assert found["wrong"] == found["reads_wrong"] == 0
+    assert found["failed"] == found["damaged_values"] == found["reads_damaged_values"] == 0
+    assert found["answered"] > 200 and found["cancelled"] > 100, found
 
 
 def open_tier_for(url: str) -> RedisTier:
