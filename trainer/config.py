@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from scorekit.config import Config
-
-# `rl` keeps the seed's key names (batch_size, grad_accum, ...), which say prompts, not sequences.
-
-
-def _split_commas(value: Any) -> Any:
-    if isinstance(value, str):
-        return [url.strip() for url in value.split(",") if url.strip()]
-    return value
-
-
-Urls = Annotated[list[str], BeforeValidator(_split_commas)]
+from trainer.config_reward import RewardConfig
+from trainer.config_rl import RLConfig
 
 
 class DataConfig(Config):
@@ -36,6 +27,16 @@ class DataConfig(Config):
     )
 
 
+class LoraConfig(Config):
+    """Low-rank adapters (arXiv 2106.09685) in place of full fine-tuning."""
+
+    r: int = Field(0, ge=0, description="Rank of the adapters; 0: every weight learns.")
+    alpha: float = Field(32.0, gt=0, description="The adapters' output is scaled by alpha / r.")
+    target_modules: str | list[str] = Field(
+        "all-linear", description="Names of the layers that get one; all-linear: all but the head."
+    )
+
+
 class PolicyConfig(Config):
     """The model that learns, and the frozen one it is held to."""
 
@@ -45,6 +46,40 @@ class PolicyConfig(Config):
     reference_path: str | None = Field(
         None, description="The KL reference; null: the policy's weights when training starts."
     )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
+    weights_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="In which the policy's weights are held. Adapters learn in float32; without "
+        "them it must be float32, since bfloat16 rounds small updates away.",
+    )
+    load_in_4bit: bool = Field(
+        False, description="Hold the frozen weights in 4 bits (bitsandbytes); needs adapters."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Keep less of the forward pass and compute it again: memory for time."
+    )
+
+    @model_validator(mode="after")
+    def _learns_in_float32(self) -> PolicyConfig:
+        if self.lora.r == 0 and self.load_in_4bit:
+            raise ValueError("load_in_4bit freezes the weights: set lora.r above 0")
+        if self.lora.r == 0 and self.weights_dtype == "bfloat16":
+            raise ValueError("weights_dtype bfloat16 rounds small updates away: set lora.r above 0")
+        return self
+
+
+class VLLMConfig(Config):
+    """A running vLLM server as the sampler. Its key stands in VLLM_API_KEY."""
+
+    url: str | None = Field(None, description="Root of the server, such as http://127.0.0.1:8000.")
+    model: str | None = Field(None, description="Its --served-model-name; null: the only one.")
+    sync_dir: str | None = Field(
+        None,
+        description="Folder that trainer and server both see, where the policy's weights are "
+        "written after each update; null: `sync` in misc.run_dir.",
+    )
+    concurrency: int = Field(64, ge=1, description="Prompts under way at once.")
+    timeout_s: float = Field(600.0, gt=0, description="Seconds that one prompt may take.")
 
 
 class GenerationConfig(Config):
@@ -64,159 +99,15 @@ class GenerationConfig(Config):
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     num_samples_per_prompt: int = Field(4, ge=1, description="Completions of each prompt.")
     batch_size: int = Field(64, ge=1, description="Sequences that generate side by side.")
-
-
-class SeverityWeights(Config):
-    """Reward of a token inside an error span, by the span's severity."""
-
-    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
-    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
-    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _any_case(cls, data: Any) -> Any:
-        return {str(k).upper(): v for k, v in data.items()} if isinstance(data, dict) else data
-
-
-class RewardConfig(Config):
-    """What a completion earns, and who says so. References are never part of it."""
-
-    metricx_urls: Urls = Field(
-        default_factory=list,
-        description="MetricX services, a list or comma-separated; empty: METRICX_URL of the "
-        "environment. A `module:Class` instead of a URL scores in this process.",
+    engine: Literal["generate", "vllm"] = Field(
+        "generate", description="Who samples: this process, or a vLLM server."
     )
-    metricx_scorer_args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of a `module:Class` in metricx_urls."
-    )
-    metricx_model_name: str | None = Field(
-        None, description="The model that the service must run; null: any."
-    )
-    metricx_tokenizer_name: str | None = Field(
-        None, description="The tokenizer that the service must use; null: any."
-    )
-    metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
-    w_metricx: float = Field(1.0, description="Weight of metricx_reward; 0: never asked for.")
-    xcomet_urls: Urls = Field(
-        default_factory=list,
-        description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
-    )
-    xcomet_scorer_args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of a `module:Class` in xcomet_urls."
-    )
-    xcomet_model_name: str | None = Field(
-        None, description="The model that the service must run; null: any."
-    )
-    w_xcomet_seq: float = Field(0.0, description="Weight of the xCOMET sentence score.")
-    xcomet_seq_scale: float = Field(1.0, description="Factor on the xCOMET sentence score.")
-    w_xcomet_span: float = Field(1.0, description="Weight of the token rewards of error spans.")
-    severity_weights: SeverityWeights = Field(
-        default_factory=SeverityWeights, description="Reward of a token inside an error span."
-    )
-    overlap_policy: Literal["any_overlap", "majority_overlap"] = Field(
-        "any_overlap",
-        description="A token is hit by a span that shares one character with it, or by one that "
-        "covers at least `overlap_threshold` of it.",
-    )
-    overlap_threshold: float = Field(
-        0.5, gt=0.0, le=1.0, description="Share of a token's characters, for majority_overlap."
-    )
-    span_combine: Literal["sum", "min", "max"] = Field(
-        "sum", description="Several spans on a token: their sum, the weakest (min), the strongest."
-    )
-    use_confidence: bool = Field(False, description="Multiply a penalty by its span's confidence.")
-    overlong: Literal["truncate", "error"] = Field(
-        "truncate", description="Input over the reward model's limit: cut, or a failed sample."
-    )
-    max_input_length: int | None = Field(
-        None, ge=16, description="The reward model's limit in tokens; null: the model's own."
-    )
-    on_failure: Literal["drop_sample", "fail"] = Field(
-        "drop_sample",
-        description="A score that a service failed to give: leave the sample out of the batch and "
-        "of its mean and deviation, or end the run.",
-    )
-    text_error_reward: float = Field(
-        -20.0,
-        description="Sequence reward of a completion that cannot be scored by its own fault "
-        "(overlong, invalid_input); never dropped, or the policy would learn to hide there.",
-    )
-    no_eos_penalty: float = Field(
-        0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
-    )
-    batch_size: int = Field(64, ge=1, description="Samples in one request to a service.")
-    timeout_s: float = Field(60.0, gt=0, description="Seconds that one request may take.")
-    deadline_s: float = Field(
-        300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
-    )
-
-    @property
-    def needs_metricx(self) -> bool:
-        """Whether the reward has a MetricX term."""
-        return self.w_metricx != 0
-
-    @property
-    def needs_spans(self) -> bool:
-        """Whether the reward has a span term."""
-        return self.w_xcomet_span != 0 and any(self.severity_weights.model_dump().values())
-
-    @property
-    def needs_xcomet(self) -> bool:
-        """Whether the reward has an xCOMET term."""
-        return self.w_xcomet_seq * self.xcomet_seq_scale != 0 or self.needs_spans
-
-    @property
-    def has_terms(self) -> bool:
-        """Whether anything at all is rewarded."""
-        return self.needs_metricx or self.needs_xcomet or self.no_eos_penalty > 0
-
-
-class RLConfig(Config):
-    """The update of the policy."""
-
-    algorithm: Literal["ppo", "reinforce"] = Field(
-        "ppo", description="Clipped surrogate, or plain policy gradient (one step a batch)."
-    )
-    num_updates: int = Field(20, ge=1, description="Updates of the run.")
-    batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
-    grad_accum: int = Field(
-        1, ge=1, description="Rollout rounds of an update: it sees batch_size x grad_accum prompts."
-    )
-    micro_batch_tokens: int = Field(
-        4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
-    )
-    ppo_epochs: int = Field(
-        2, ge=1, description="Passes over a batch (PPO); with 1 the ratio is 1 and clips nothing."
-    )
-    minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (PPO).")
-    lr: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
-    lr_decay: Literal["none", "linear"] = Field(
-        "none", description="Learning rate after the warm-up: constant, or falling to 0."
-    )
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    clip_eps: float = Field(0.2, gt=0, lt=1, description="PPO's clip range of the ratio.")
-    kl_coef: float = Field(
-        0.05, ge=0, description="Weight of the KL to the reference; 0: no reference is kept."
-    )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k2", description="KL as a loss: k2 has the gradient of the KL; k1 is the seed's formula."
-    )
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    center_groups: bool = Field(
-        False, description="Subtract the mean sequence reward of a prompt's samples first."
-    )
-    advantage_eps: float = Field(1e-8, gt=0, description="Added to the deviation of the batch.")
+    vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="The vLLM server.")
 
     @model_validator(mode="after")
-    def _warm_up_ends(self) -> RLConfig:
-        if self.warmup_updates >= self.num_updates:
-            raise ValueError(
-                f"warmup_updates {self.warmup_updates} must be less than num_updates "
-                f"{self.num_updates}, or the learning rate never reaches lr"
-            )
+    def _engine_is_named(self) -> GenerationConfig:
+        if self.engine == "vllm" and self.vllm.url is None:
+            raise ValueError("engine vllm: give the server's vllm.url")
         return self
 
 
@@ -229,6 +120,24 @@ class EvalConfig(Config):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     max_new_tokens: int | None = Field(None, ge=1, description="Null: generation's.")
+
+
+class StopConfig(Config):
+    """When a run ends before its last update: with a checkpoint, and a message that says why."""
+
+    kl_ceiling: float | None = Field(
+        None, gt=0, description="Mean KL to the reference (k3, per token) of `patience` updates."
+    )
+    reward_drop: float | None = Field(
+        None,
+        gt=0,
+        description="How far the mean sequence reward of `patience` updates may fall below the "
+        "best such mean of the run.",
+    )
+    patience: int = Field(5, ge=1, description="Updates that are averaged for these rules.")
+    skipped_updates: int | None = Field(
+        10, ge=1, description="Updates in a row that learned nothing; null: any number."
+    )
 
 
 class MiscConfig(Config):
@@ -244,6 +153,12 @@ class MiscConfig(Config):
     run_dir: str = Field("runs/trainer", description="Folder of logs and checkpoints.")
     overwrite: bool = Field(False, description="Replace the run that stands in run_dir.")
     save_every_n_updates: int = Field(0, ge=0, description="0: only the final checkpoint.")
+    keep_checkpoints: int = Field(2, ge=1, description="The newest so many stay.")
+    trackers: list[str] = Field(
+        default_factory=list,
+        description="Where figures go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "
+        "accelerate knows and is installed).",
+    )
     dump_every_n_updates: int = Field(1, ge=0, description="Training completions; 0: none.")
 
 
@@ -258,7 +173,16 @@ class TrainerConfig(Config):
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward.")
     rl: RLConfig = Field(default_factory=RLConfig, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
+    stop: StopConfig = Field(default_factory=StopConfig, description="Early ends.")
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
+
+    @property
+    def corrects_importance(self) -> bool:
+        """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
+        chosen, generation = self.rl.importance_correction, self.generation
+        cut = generation.top_p < 1 or generation.top_k > 0
+        may_differ = generation.engine == "vllm" or self.misc.dtype == "bfloat16" or cut
+        return chosen == "on" or (chosen == "auto" and may_differ)
 
     def eval_generation(self) -> GenerationConfig:
         """Sampling settings of an evaluation: one completion a prompt, greedy by default."""

@@ -70,7 +70,7 @@ class Console:
             self._say(" ".join(_cell(title, form) for title, (_, form) in _COLUMNS.items()))
             self._headed = True
         self._say(" ".join(_cell(line.get(key), form) for key, form in _COLUMNS.values()))
-        seconds = line["rollout_s"] + line["reward_s"] + line["update_s"]
+        seconds = sum(line[key] for key in ("rollout_s", "logprob_s", "reward_s", "update_s"))
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
 

@@ -1,12 +1,14 @@
 """Losses of the policy, as pure functions on tensors with masks.
 
 Shape suffixes: B samples, T completion tokens, V vocabulary. Every mean is a sum over valid tokens
-divided by `normalizer`, the number of valid tokens of the whole optimiser step: micro-batches that
-are accumulated give the value and the gradient of the full batch.
+divided by `normalizer`, which is of the whole optimiser step, not of the tensors at hand (see
+`token_normalizer` and `sequence_normalizer`): micro-batches that are accumulated, here or in
+several processes, give the value and the gradient of the full batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +29,8 @@ def token_logprobs(
     """Log-probability of each id (and the entropy of each position) under softmax(logits / t).
 
     `temperature` is the one of the sampler, so that these are log-probabilities of the
-    distribution that was sampled from. Computed in float32. Returns two [B, T].
+    distribution that was sampled from. Computed in float32. Returns two [B, T]; any leading shape
+    will do in place of [B, T].
     """
     scaled_BTV = logits_BTV.float() / temperature
     log_norm_BT = scaled_BTV.logsumexp(-1)
@@ -44,8 +47,43 @@ def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return values_BT.masked_fill(~mask_BT, 0.0).sum()
 
 
-def _log_ratio(new_BT: Tensor, old_BT: Tensor) -> Tensor:
-    return (new_BT - old_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def token_normalizer(valid_tokens: Sequence[int]) -> float:
+    """Every valid token of the optimiser step weighs the same (DAPO, arXiv 2503.14476, eq. 12).
+
+    valid_tokens: of each sample of the step.
+    """
+    return float(sum(valid_tokens))
+
+
+def sequence_normalizer(valid_tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """Every sequence of the optimiser step weighs the same, its tokens share that (GRPO,
+    arXiv 2402.03300, eq. 3). A sequence without valid tokens does not count.
+
+    valid_tokens: of each sample of the step. rows: those at hand. Returns [len(rows), 1].
+    """
+    sequences = sum(count > 0 for count in valid_tokens)
+    counts = [max(1, valid_tokens[row]) * sequences for row in rows]
+    return torch.tensor(counts, dtype=torch.float32)[:, None]
+
+
+def masked_mean(values_BT: Tensor, mask_BT: Tensor, normalizer: float | Tensor) -> Tensor:
+    """The part of the step's mean that these tokens are."""
+    if isinstance(normalizer, Tensor):
+        return masked_sum(values_BT / normalizer.to(values_BT.device), mask_BT)
+    return masked_sum(values_BT, mask_BT) / normalizer
+
+
+def _log_ratio(new_BT: Tensor, old_BT: Tensor, limit: float = MAX_LOG_RATIO) -> Tensor:
+    return (new_BT - old_BT).clamp(-limit, limit)
+
+
+def importance_weights(
+    old_BT: Tensor, sampler_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
+) -> Tensor:
+    """min(pi_old / pi_sampler, cap) of each token: truncated importance sampling, for tokens that
+    an engine drew whose probabilities differ a little from the trainer's (other kernels, bfloat16,
+    a distribution cut by top_p). A constant: no gradient flows through it."""
+    return _log_ratio(old_BT, sampler_BT, limit).exp().clamp(max=cap).detach()
 
 
 def ppo_loss(
@@ -53,21 +91,46 @@ def ppo_loss(
     old_BT: Tensor,
     advantages_BT: Tensor,
     mask_BT: Tensor,
-    normalizer: float,
+    normalizer: float | Tensor,
     clip_eps: float,
+    *,
+    clip_eps_high: float | None = None,
+    correction_BT: Tensor | None = None,
+    max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Tensor:
-    """-mean(min(r A, clip(r, 1 - eps, 1 + eps) A)) with r = exp(new - old) (arXiv 1707.06347)."""
-    ratio_BT = _log_ratio(new_BT, old_BT).exp()
-    clipped_BT = ratio_BT.clamp(1 - clip_eps, 1 + clip_eps)
+    """-mean(w min(r A, clip(r, 1 - eps, 1 + eps_high) A)), r = exp(new - old) (arXiv 1707.06347,
+    eq. 7; two sides: arXiv 2503.14476, eq. 10). w: `importance_weights`, 1 without."""
+    ratio_BT = _log_ratio(new_BT, old_BT, max_log_ratio).exp()
+    high = clip_eps if clip_eps_high is None else clip_eps_high
+    clipped_BT = ratio_BT.clamp(1 - clip_eps, 1 + high)
     surrogate_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
-    return -masked_sum(surrogate_BT, mask_BT) / normalizer
+    if correction_BT is not None:
+        surrogate_BT = surrogate_BT * correction_BT
+    return -masked_mean(surrogate_BT, mask_BT, normalizer)
 
 
 def reinforce_loss(
-    new_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, normalizer: float
+    new_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    normalizer: float | Tensor,
+    *,
+    correction_BT: Tensor | None = None,
 ) -> Tensor:
-    """-mean(A log pi): its gradient is the policy gradient on fresh samples."""
-    return -masked_sum(new_BT * advantages_BT, mask_BT) / normalizer
+    """-mean(w A log pi): its gradient is the policy gradient on fresh samples."""
+    surrogate_BT = new_BT * advantages_BT
+    if correction_BT is not None:
+        surrogate_BT = surrogate_BT * correction_BT
+    return -masked_mean(surrogate_BT, mask_BT, normalizer)
+
+
+def kl_values(d_BT: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimates of KL(policy || reference) from d = log pi - log pi_ref of tokens that the policy
+    sampled: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (joschu.net/blog/kl-approx.html). As values
+    k1 and k3 are unbiased, k2 to second order."""
+    if estimator == "k1":
+        return d_BT
+    return d_BT**2 / 2 if estimator == "k2" else (-d_BT).exp() - 1 + d_BT
 
 
 def kl_loss(
@@ -75,8 +138,11 @@ def kl_loss(
     ref_BT: Tensor,
     old_BT: Tensor,
     mask_BT: Tensor,
-    normalizer: float,
+    normalizer: float | Tensor,
     estimator: KLEstimator = "k2",
+    *,
+    correction_BT: Tensor | None = None,
+    max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Tensor:
     """KL(policy || reference) as a loss on tokens sampled from the old policy.
 
@@ -88,36 +154,56 @@ def kl_loss(
     k1: d, the formula kl_t = new - ref. As a loss it pulls nowhere: its gradient,
         E[grad log pi], is 0 in expectation (arXiv 2510.01555); kept for comparison.
 
-    k2 and k3 carry the importance weight exp(new - old) as a constant (at most 10), which makes
-    the expectation one under the current policy also when a batch is passed over again.
+    "The KL" is that of each token's distribution, at the prefixes that were sampled; what a token
+    does to later tokens' KL is left to `kl_in: reward` (`advantage.kl_rewards`).
+    k2 and k3 carry the importance weight exp(new - old), times the correction of the sampler, as a
+    constant (at most 10), which makes the expectation one under the current policy also when a
+    batch is passed over again. k1 is the plain formula and carries none.
     """
-    d_BT = _log_ratio(new_BT, ref_BT)
+    d_BT = _log_ratio(new_BT, ref_BT, max_log_ratio)
     if estimator == "k1":
-        return masked_sum(d_BT, mask_BT) / normalizer
-    weight_BT = _log_ratio(new_BT, old_BT).exp().clamp(max=MAX_KL_WEIGHT).detach()
-    kl_BT = d_BT**2 / 2 if estimator == "k2" else (-d_BT).exp() - 1 + d_BT
-    return masked_sum(weight_BT * kl_BT, mask_BT) / normalizer
+        return masked_mean(d_BT, mask_BT, normalizer)
+    weight_BT = _log_ratio(new_BT, old_BT, max_log_ratio).exp().detach()
+    if correction_BT is not None:
+        weight_BT = weight_BT * correction_BT
+    weight_BT = weight_BT.clamp(max=MAX_KL_WEIGHT)
+    return masked_mean(weight_BT * kl_values(d_BT, estimator), mask_BT, normalizer)
 
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """What the loss is made of; the fields are the config's (`rl`)."""
+    """What the loss is made of; the fields are the config's (`rl`). kl_coef: 0 where the KL is
+    shown only, or is part of the reward."""
 
-    algorithm: Literal["ppo", "reinforce"]
-    clip_eps: float
-    kl_coef: float
-    kl_estimator: KLEstimator
-    entropy_coef: float
+    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    clip_eps: float = 0.2
+    clip_eps_high: float | None = None
+    kl_coef: float = 0.0
+    kl_estimator: KLEstimator = "k2"
+    entropy_coef: float = 0.0
+    max_log_ratio: float = MAX_LOG_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """What a micro-batch knows of its tokens besides their new log-probabilities; all [B, T].
+
+    old, ref: log-probabilities under the policy that sampled and under the reference.
+    advantages: normalised. mask: the tokens to learn from. correction: `importance_weights`.
+    """
+
+    old: Tensor
+    advantages: Tensor
+    mask: Tensor
+    ref: Tensor | None = None
+    correction: Tensor | None = None
 
 
 def policy_loss(
     new_BT: Tensor,
-    old_BT: Tensor,
-    ref_BT: Tensor | None,
     entropy_BT: Tensor | None,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    normalizer: float,
+    batch: TokenBatch,
+    normalizer: float | Tensor,
     weights: LossWeights,
 ) -> tuple[Tensor, dict[str, float]]:
     """The whole loss of a micro-batch, and its figures as sums over valid tokens.
@@ -125,26 +211,42 @@ def policy_loss(
     policy term + kl_coef x KL(policy || reference) - entropy_coef x mean entropy.
     Figures: `policy_loss` (already divided by the normalizer), and the sums `approx_kl`
     (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac`, `kl_ref` (new - ref),
-    `entropy`.
+    `kl_ref_k3` (its k3 estimate, never negative), `entropy`.
     """
+    mask_BT, limit = batch.mask, weights.max_log_ratio
     if weights.algorithm == "ppo":
-        loss = ppo_loss(new_BT, old_BT, advantages_BT, mask_BT, normalizer, weights.clip_eps)
+        loss = ppo_loss(
+            new_BT, batch.old, batch.advantages, mask_BT, normalizer, weights.clip_eps,
+            clip_eps_high=weights.clip_eps_high, correction_BT=batch.correction,
+            max_log_ratio=limit,
+        )  # fmt: skip
     else:
-        loss = reinforce_loss(new_BT, advantages_BT, mask_BT, normalizer)
-    with torch.no_grad():
-        log_ratio_BT = _log_ratio(new_BT, old_BT)
-        ratio_BT = log_ratio_BT.exp()
-        outside_BT = ((ratio_BT - 1).abs() > weights.clip_eps).float()
-        figures = {
-            "policy_loss": loss.item(),
-            "approx_kl": masked_sum(ratio_BT - 1 - log_ratio_BT, mask_BT).item(),
-            "clip_frac": masked_sum(outside_BT, mask_BT).item(),
-        }
-    if ref_BT is not None and weights.kl_coef:
-        figures["kl_ref"] = masked_sum((new_BT - ref_BT).detach(), mask_BT).item()
-        kl = kl_loss(new_BT, ref_BT, old_BT, mask_BT, normalizer, weights.kl_estimator)
+        loss = reinforce_loss(
+            new_BT, batch.advantages, mask_BT, normalizer, correction_BT=batch.correction
+        )
+    figures = {"policy_loss": loss.item(), **_ratio_figures(new_BT.detach(), batch, weights)}
+    if batch.ref is not None:
+        d_BT = _log_ratio(new_BT.detach(), batch.ref, limit)
+        figures["kl_ref"] = masked_sum(d_BT, mask_BT).item()
+        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3"), mask_BT).item()
+    if batch.ref is not None and weights.kl_coef:
+        kl = kl_loss(
+            new_BT, batch.ref, batch.old, mask_BT, normalizer, weights.kl_estimator,
+            correction_BT=batch.correction, max_log_ratio=limit,
+        )  # fmt: skip
         loss = loss + weights.kl_coef * kl
     if entropy_BT is not None:
         figures["entropy"] = masked_sum(entropy_BT.detach(), mask_BT).item()
-        loss = loss - weights.entropy_coef * masked_sum(entropy_BT, mask_BT) / normalizer
+        loss = loss - weights.entropy_coef * masked_mean(entropy_BT, mask_BT, normalizer)
     return loss, figures
+
+
+def _ratio_figures(new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
+    log_ratio_BT = _log_ratio(new_BT, batch.old, weights.max_log_ratio)
+    ratio_BT = log_ratio_BT.exp()
+    high = weights.clip_eps if weights.clip_eps_high is None else weights.clip_eps_high
+    outside_BT = ((ratio_BT < 1 - weights.clip_eps) | (ratio_BT > 1 + high)).float()
+    return {
+        "approx_kl": masked_sum(ratio_BT - 1 - log_ratio_BT, batch.mask).item(),
+        "clip_frac": masked_sum(outside_BT, batch.mask).item(),
+    }

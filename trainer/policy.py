@@ -1,20 +1,16 @@
-"""The policy: loading it, and one teacher-forced forward pass over completions.
-
-Shapes: B samples, T tokens of the longest completion, L of the longest prompt with its
-completion, H hidden size, V vocabulary.
-"""
+"""The policy: loading it, its tokenizer, and the reference that it is held to."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scorekit.errors import UserError
 from trainer.config import MiscConfig, PolicyConfig
@@ -84,13 +80,20 @@ def _highest_id(tokenizer: Any) -> int:
     return max(ids | {token_id for token_id in named if token_id is not None}, default=0)
 
 
-def load_reference(cfg: PolicyConfig, policy: nn.Module, device: torch.device) -> nn.Module:
-    """The frozen model that the policy is held to: `reference_path`, or a copy of the policy."""
-    if cfg.reference_path is None:
-        reference = copy.deepcopy(policy)
-    else:
-        reference = _load_model(cfg.reference_path, None, "policy.reference_path").to(device)
-    return reference.requires_grad_(False).eval()
+class Reference:
+    """The frozen model that the policy is held to: `reference_path`, or the policy as it was."""
+
+    def __init__(self, cfg: PolicyConfig, policy: nn.Module, device: torch.device) -> None:
+        if cfg.reference_path is None:
+            model = copy.deepcopy(policy)
+        else:
+            model = _load_model(cfg.reference_path, None, "policy.reference_path").to(device)
+        self._model = model.requires_grad_(False).eval()
+
+    @contextmanager
+    def active(self) -> Iterator[nn.Module]:
+        """The model that gives the reference's log-probabilities, within."""
+        yield self._model
 
 
 def load_tokenizer(cfg: PolicyConfig) -> Any:
@@ -151,6 +154,11 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def unwrapped(model: Any) -> Any:
+    """The model itself, out of what spreads it over processes."""
+    return getattr(model, "module", model)
+
+
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
     """Ids that end a turn: the tokenizer's EOS and those that the model's generation config names
     (chat models end a turn by another token than a document)."""
@@ -167,71 +175,3 @@ def pad_token_id(model: nn.Module, tokenizer: Any) -> int:
     if tokenizer.pad_token_id is not None:
         return int(tokenizer.pad_token_id)
     return stop_token_ids(model, tokenizer)[0]
-
-
-def completion_logits(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    pad_id: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Teacher-forced forward pass over prompt + completion.
-
-    Sequences are padded on the right only, so that no attention mask is needed (a causal model
-    does not look ahead) and samples of like total length waste nothing. The head is computed at
-    the positions that predict a completion token, and nowhere else.
-    Returns logits [B, T, V] (row t predicts completion token t), ids [B, T], mask [B, T].
-    """
-    device = next(model.parameters()).device
-    length = max(map(len, completions))
-    total = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
-    input_ids = torch.full((len(prompts), total), pad_id)  # [B, L]
-    ids = torch.full((len(prompts), length), pad_id)  # [B, T]
-    mask = torch.zeros(ids.shape, dtype=torch.bool)  # [B, T]
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        input_ids[row, : len(prompt) + len(completion)] = torch.tensor([*prompt, *completion])
-        ids[row, : len(completion)] = torch.tensor(completion)
-        mask[row, : len(completion)] = True
-    starts = torch.tensor([len(prompt) - 1 for prompt in prompts])
-    positions = (starts[:, None] + torch.arange(length)).clamp(max=total - 1).to(device)  # [B, T]
-    with _head_at(model, positions):
-        logits = model(input_ids=input_ids.to(device), use_cache=False).logits
-    return logits, ids.to(device), mask.to(device)
-
-
-@contextmanager
-def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
-    """Hand the output layer only the hidden states [B, L, H] at `positions` [B, T].
-
-    A hook, since a causal LM may do more than its head (scale or cap the logits), and its own
-    `logits_to_keep` cannot differ between the rows.
-    """
-
-    def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = inputs[0]
-        index = positions[..., None].expand(-1, -1, hidden.shape[-1])
-        return (hidden.gather(1, index), *inputs[1:])
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(select)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def micro_batches(
-    lengths: Sequence[int], max_tokens: int, indices: Sequence[int] | None = None
-) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens` padded tokens (or one sample), short ones first.
-
-    lengths: tokens of each sample, prompt and completion together.
-    """
-    chosen = range(len(lengths)) if indices is None else indices
-    batch: list[int] = []
-    for index in sorted(chosen, key=lambda i: lengths[i]):
-        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

@@ -95,7 +95,7 @@ class Rewarder:
         self.cfg = cfg
         self.scoring = ScoringConfig(
             batch_size=cfg.batch_size,
-            overlong=cfg.overlong,
+            overlong="truncate" if cfg.overlong == "truncate" else "error",
             max_input_length=cfg.max_input_length,
             cache=caching,
         )
@@ -146,6 +146,11 @@ class Rewarder:
                     if isinstance(result, Failed) and result.error.type not in TEXT_ERROR_TYPES:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
         return scores
+
+    def submit(self, texts: Sequence[tuple[str, str]]) -> Future[Scores]:
+        """`score` of the needed services, in the background: a group is scored while others are
+        still generated."""
+        return _in_thread(partial(self.score, texts))
 
     def _open(self, name: ServiceName) -> None:
         urls: list[str] = getattr(self.cfg, f"{name}_urls") or _from_environment(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,17 +16,28 @@ from torch import nn
 
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
-from trainer.advantage import TokenAdvantages, token_advantages
+from trainer.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
 from trainer.checkpoint import save_checkpoint
 from trainer.config import TrainerConfig
+from trainer.config_rl import RLConfig
 from trainer.console import Console
 from trainer.data import Example
+from trainer.engine_generate import GenerateSampler
 from trainer.evaluate import Report, evaluate_on_dataset
 from trainer.figures import advantage_figures, reward_figures, rollout_figures
-from trainer.policy import autocast, load_policy, load_reference, pad_token_id, prepare_torch
-from trainer.rewards import Rewarder, SampleReward, sample_rewards
+from trainer.forward import check_head
+from trainer.policy import (
+    Reference,
+    autocast,
+    load_policy,
+    pad_token_id,
+    prepare_torch,
+    unwrapped,
+)
+from trainer.prompting import check_prompts
+from trainer.rewards import Rewarder, SampleReward, Scores, sample_rewards
 from trainer.runlog import RunLog, check_run_dir, open_run_dir, training_lines
-from trainer.sampler import Rollout, check_prompts, check_uncut, generate_rollouts
+from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
 from trainer.update import (
     NO_UPDATE,
     TrainStats,
@@ -33,6 +45,7 @@ from trainer.update import (
     set_learning_rate,
     update_policy,
 )
+from trainer.world import World
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +78,7 @@ def run_toy_rl(
 
 def check_trainable(cfg: TrainerConfig) -> None:
     """Raise UserError where nothing could be learned, or something wrong."""
-    check_uncut(cfg.generation)
+    check_uncut(cfg.generation, cfg.corrects_importance)
     if not cfg.reward.has_terms:
         raise UserError(
             "reward: every term is 0 (w_metricx, w_xcomet_seq, w_xcomet_span, no_eos_penalty): "
@@ -86,16 +99,23 @@ class Trainer:
     ) -> None:
         self.cfg, self.rewarder = cfg, rewarder
         self.train, self.held_out = train, held_out
-        self.device = prepare_torch(cfg.misc)
-        self.model, self.tokenizer = load_policy(cfg.policy, self.device)
-        self.reference: nn.Module | None = None
-        if cfg.rl.kl_coef:
-            self.reference = load_reference(cfg.policy, self.model, self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay
+        device = prepare_torch(cfg.misc)
+        self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir))
+        self.device = self.world.device
+        model, self.tokenizer = load_policy(cfg.policy, self.device)
+        self.reference: Reference | None = None
+        if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
+            self.reference = Reference(cfg.policy, model, self.device)
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
+        check_head(model)
+        check_prompts(train, model, self.tokenizer, cfg.generation)
+        check_prompts(held_out, model, self.tokenizer, cfg.eval_generation())
+        self.pad_id = pad_token_id(model, self.tokenizer)
+        self.model, self.optimizer = self.world.accelerator.prepare(model, optimizer)
+        self.sampler: Sampler = GenerateSampler(
+            self.model, self.tokenizer, many_processes=self.world.is_sharded
         )
-        check_prompts(train, self.model, self.tokenizer, cfg.generation)
-        check_prompts(held_out, self.model, self.tokenizer, cfg.eval_generation())
         self.log = RunLog(cfg, rewarder.infos)
 
     def run(self) -> Artifacts:
@@ -119,21 +139,10 @@ class Trainer:
 
     def step(self, update: int) -> dict[str, Any]:
         """One update (from 1); returns its line of the log."""
-        cfg, rl, clock = self.cfg, self.cfg.rl, _Clock()
-        prompts = rl.batch_size * rl.grad_accum
-        indices = batch_indices(len(self.train), prompts, update, cfg.misc.seed)
-        torch.manual_seed(cfg.misc.seed * 1_000_003 + update)
-        with autocast(self.device, cfg.misc.dtype):
-            rollouts = generate_rollouts(
-                [self.train[i] for i in indices], self.model, self.tokenizer, cfg.generation,
-                reference_model=self.reference, micro_batch_tokens=rl.micro_batch_tokens,
-            )  # fmt: skip
-        clock.lap("rollout_s")
-        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
-        rewards = sample_rewards(rollouts, scores, cfg.reward)
-        clock.lap("reward_s")
+        cfg, clock = self.cfg, Clock()
+        rollouts, rewards = self.collect(update, clock)
         kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
-        lr = learning_rate(update - 1, rl)
+        lr = learning_rate(update - 1, cfg.rl)
         line = {"update": update, "skipped": True, "lr": lr, **rollout_figures(rollouts)}
         line |= reward_figures(rewards, cfg.reward)
         advantages, stats = None, NO_UPDATE
@@ -145,6 +154,7 @@ class Trainer:
         if stats.steps == 0:
             why = "no optimiser step could be taken" if kept else "no sample was scored"
             log.warning("update %d is skipped: %s", update, why)
+        self.sampler.sync(self.model, update)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             dump = training_lines(rollouts, rewards, kept, advantages)
@@ -152,6 +162,57 @@ class Trainer:
         line |= clock.seconds
         self.log.write_update(line)
         return line
+
+    def collect(self, update: int, clock: Clock) -> tuple[list[Rollout], list[SampleReward]]:
+        """Rollouts of the whole batch with their log-probabilities and rewards.
+
+        A prompt's samples go to the services as soon as they are there, while others are still
+        generated; and while the last of them are scored, the forward passes are made. `reward_s`
+        is what is left to wait for then.
+        """
+        cfg, rl = self.cfg, self.cfg.rl
+        prompts = rl.batch_size * rl.grad_accum
+        indices = batch_indices(len(self.train), prompts, update, cfg.misc.seed)
+        mine = self.world.share(indices)
+        groups: list[list[Rollout]] = []
+        scores: list[Future[Scores]] = []
+        with autocast(self.device, cfg.misc.dtype):
+            for group in stream_rollouts(
+                self.sampler, [self.train[i] for _, i in mine], self.model, self.tokenizer,
+                cfg.generation, seed=self.seed(update), groups=[place for place, _ in mine],
+            ):  # fmt: skip
+                groups.append(group)
+                scores.append(
+                    self.rewarder.submit([(r.src_text, r.completion_text) for r in group])
+                )
+            clock.lap("rollout_s")
+            self.add_logprobs([rollout for group in groups for rollout in group])
+        clock.lap("logprob_s")
+        scored = [
+            (group, sample_rewards(group, future.result(), cfg.reward))
+            for group, future in zip(groups, scores, strict=True)
+        ]
+        clock.lap("reward_s")
+        whole = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
+        rollouts = [rollout for group, _ in whole for rollout in group]
+        return rollouts, [reward for _, rewards in whole for reward in rewards]
+
+    def add_logprobs(self, rollouts: list[Rollout]) -> None:
+        """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
+        cfg = self.cfg
+
+        def rows(model: nn.Module) -> list[list[float]]:
+            return rollout_logprobs(
+                rollouts, model, cfg.generation.temperature, self.pad_id, cfg.rl.micro_batch_tokens
+            )
+
+        if self.reference is not None:
+            with self.reference.active() as reference:
+                for rollout, row in zip(rollouts, rows(reference), strict=True):
+                    rollout.ref_logprobs = row
+        if cfg.corrects_importance:
+            for rollout, row in zip(rollouts, rows(self.model), strict=True):
+                rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, row
 
     def learn(
         self,
@@ -162,22 +223,20 @@ class Trainer:
     ) -> tuple[TokenAdvantages, TrainStats]:
         """Advantages and the update of the policy."""
         rl = self.cfg.rl
-        advantages = token_advantages(
-            [reward.r_seq for reward in rewards if reward.r_seq is not None],
-            [reward.token_rewards for reward in rewards],
-            [reward.valid for reward in rewards],
-            [rollout.group for rollout in rollouts],
-            center=rl.center_groups,
-            eps=rl.advantage_eps,
-        )
+        advantages = rollout_advantages(rollouts, rewards, rl)
         set_learning_rate(self.optimizer, lr)
         stats = update_policy(
             rollouts, advantages, self.optimizer, rl,
             policy_model=self.model, temperature=self.cfg.generation.temperature,
-            pad_id=pad_token_id(self.model, self.tokenizer), dtype=self.cfg.misc.dtype,
-            seed=self.cfg.misc.seed * 1_000_003 + update,
+            pad_id=self.pad_id, dtype=self.cfg.misc.dtype,
+            seed=self.cfg.misc.seed * 1_000_003 + update, world=self.world,
         )  # fmt: skip
         return advantages, stats
+
+    def seed(self, update: int) -> int:
+        """Of this process's sampling: a function of the update, so that a run can start again
+        anywhere."""
+        return self.cfg.misc.seed * 1_000_003 + update + self.world.rank * 999_999_937
 
     def evaluate(self, update: int) -> Report:
         """An evaluation, logged and dumped."""
@@ -193,7 +252,39 @@ class Trainer:
     def save(self, update: int) -> Path:
         """A checkpoint of the policy after `update` updates."""
         folder = self.log.folder / "checkpoints" / f"step-{update:06d}"
-        return save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, update)
+        return save_checkpoint(
+            folder, unwrapped(self.model), self.tokenizer, self.optimizer, update
+        )
+
+
+def rollout_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
+) -> TokenAdvantages:
+    """Advantages of samples that have a reward, under the options of `rl`."""
+    token_rewards = [reward.token_rewards for reward in rewards]
+    valid = [reward.valid for reward in rewards]
+    if rl.mask_truncated:
+        cut = [rollout.finish_reason == "length" for rollout in rollouts]
+        valid = [[v and not c for v in row] for row, c in zip(valid, cut, strict=True)]
+    if rl.kl_in == "reward" and rl.kl_coef:
+        old, ref = (
+            pad_rows([getattr(rollout, name) for rollout in rollouts])
+            for name in ("old_logprobs", "ref_logprobs")
+        )
+        kl_BT = rl.kl_coef * kl_rewards(old, ref, pad_rows(valid, torch.bool), rl.kl_estimator)
+        token_rewards = [
+            [reward + kl for reward, kl in zip(row, kls, strict=False)]
+            for row, kls in zip(token_rewards, kl_BT.tolist(), strict=True)
+        ]
+    return token_advantages(
+        [reward.r_seq for reward in rewards if reward.r_seq is not None],
+        token_rewards,
+        valid,
+        [rollout.group for rollout in rollouts],
+        center=rl.center_groups,
+        norm=rl.advantage_norm,
+        eps=rl.advantage_eps,
+    )
 
 
 def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
@@ -211,7 +302,9 @@ def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> lis
     return indices
 
 
-class _Clock:
+class Clock:
+    """Seconds of the parts of an update."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.monotonic()

@@ -1,0 +1,162 @@
+"""The `reward` section of a run's config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from scorekit.config import Config
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return [url.strip() for url in value.split(",") if url.strip()]
+    return value
+
+
+Urls = Annotated[list[str], BeforeValidator(_split_commas)]
+
+
+class SeverityWeights(Config):
+    """Reward of a token inside an error span, by the span's severity."""
+
+    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
+    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
+    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
+    UNKNOWN: float | None = Field(
+        None, le=0, description="Weight of any other severity; null: such a span is an error."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _any_case(cls, data: Any) -> Any:
+        return {str(k).upper(): v for k, v in data.items()} if isinstance(data, dict) else data
+
+
+class GuardConfig(Config):
+    """Penalties against gaming the reward, each off by default. A guard finds a fault between 0
+    (none) and 1 in a completion; its weight times the fault is taken off the sequence reward."""
+
+    w_language: float = Field(
+        0.0, ge=0, description="Weight of 1 - probability (language id) of the target language."
+    )
+    w_script: float = Field(
+        0.0, ge=0, description="Weight of the share of letters outside the target's scripts."
+    )
+    w_copy: float = Field(
+        0.0, ge=0, description="Weight of the share of the completion that is copied source."
+    )
+    w_length: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of how far the length ratio (UTF-8 bytes) leaves the band "
+        "that is usual between the two languages.",
+    )
+    w_repetition: float = Field(
+        0.0, ge=0, description="Weight of the share of the completion that stands in loops."
+    )
+    shown: bool = Field(
+        False, description="Find and log every fault, also those of guards without weight."
+    )
+
+
+class RewardConfig(Config):
+    """What a completion earns, and who says so. References are never part of it."""
+
+    metricx_urls: Urls = Field(
+        default_factory=list,
+        description="MetricX services, a list or comma-separated; empty: METRICX_URL of the "
+        "environment. A `module:Class` instead of a URL scores in this process.",
+    )
+    metricx_scorer_args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of a `module:Class` in metricx_urls."
+    )
+    metricx_model_name: str | None = Field(
+        None, description="The model that the service must run; null: any."
+    )
+    metricx_tokenizer_name: str | None = Field(
+        None, description="The tokenizer that the service must use; null: any."
+    )
+    metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
+    w_metricx: float = Field(1.0, description="Weight of metricx_reward; 0: never asked for.")
+    xcomet_urls: Urls = Field(
+        default_factory=list,
+        description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
+    )
+    xcomet_scorer_args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of a `module:Class` in xcomet_urls."
+    )
+    xcomet_model_name: str | None = Field(
+        None, description="The model that the service must run; null: any."
+    )
+    w_xcomet_seq: float = Field(0.0, description="Weight of the xCOMET sentence score.")
+    xcomet_seq_scale: float = Field(1.0, description="Factor on the xCOMET sentence score.")
+    w_xcomet_span: float = Field(1.0, description="Weight of the token rewards of error spans.")
+    severity_weights: SeverityWeights = Field(
+        default_factory=SeverityWeights, description="Reward of a token inside an error span."
+    )
+    overlap_policy: Literal["any_overlap", "majority_overlap"] = Field(
+        "any_overlap",
+        description="A token is hit by a span that shares one character with it, or by one that "
+        "covers at least `overlap_threshold` of it.",
+    )
+    overlap_threshold: float = Field(
+        0.5, gt=0.0, le=1.0, description="Share of a token's characters, for majority_overlap."
+    )
+    span_combine: Literal["sum", "min", "max", "spread"] = Field(
+        "sum",
+        description="Several spans on a token: the sum of their penalties, the weakest (min) or "
+        "the strongest (max). spread: each span's penalty is shared among its tokens, then summed.",
+    )
+    use_confidence: bool = Field(False, description="Multiply a penalty by its span's confidence.")
+    overlong: Literal["truncate", "skip", "penalty"] = Field(
+        "truncate",
+        description="Source and completion over the reward model's limit: score what it can read, "
+        "leave the sample out of the batch, or give it text_error_reward. Each is counted.",
+    )
+    max_input_length: int | None = Field(
+        None, ge=16, description="The reward model's limit in tokens; null: the model's own."
+    )
+    on_failure: Literal["drop_sample", "fail"] = Field(
+        "drop_sample",
+        description="A score that a service failed to give: leave the sample out of the batch and "
+        "of its mean and deviation, or end the run.",
+    )
+    text_error_reward: float = Field(
+        -20.0,
+        description="Sequence reward of a completion that cannot be scored by its own fault "
+        "(overlong, invalid_input); never dropped, or the policy would learn to hide there.",
+    )
+    guards: GuardConfig = Field(
+        default_factory=GuardConfig, description="Penalties against gaming the reward."
+    )
+    no_eos_penalty: float = Field(
+        0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
+    )
+    batch_size: int = Field(64, ge=1, description="Samples in one request to a service.")
+    timeout_s: float = Field(60.0, gt=0, description="Seconds that one request may take.")
+    deadline_s: float = Field(
+        300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
+    )
+
+    @property
+    def needs_metricx(self) -> bool:
+        """Whether the reward has a MetricX term."""
+        return self.w_metricx != 0
+
+    @property
+    def needs_spans(self) -> bool:
+        """Whether the reward has a span term."""
+        return self.w_xcomet_span != 0 and any(self.severity_weights.model_dump().values())
+
+    @property
+    def needs_xcomet(self) -> bool:
+        """Whether the reward has an xCOMET term."""
+        return self.w_xcomet_seq * self.xcomet_seq_scale != 0 or self.needs_spans
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything at all is rewarded."""
+        guards = self.guards.model_dump(exclude={"shown"}).values()
+        return self.needs_metricx or self.needs_xcomet or self.no_eos_penalty > 0 or any(guards)

@@ -1,0 +1,93 @@
+"""The `rl` section of a run's config. It keeps the key names of the requirements (`batch_size`,
+`grad_accum`, ...), which count prompts, not sequences."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scorekit.config import Config
+
+
+class RLConfig(Config):
+    """The update of the policy."""
+
+    algorithm: Literal["ppo", "reinforce"] = Field(
+        "ppo", description="Clipped surrogate, or plain policy gradient (one step a batch)."
+    )
+    num_updates: int = Field(20, ge=1, description="Updates of the run.")
+    batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
+    grad_accum: int = Field(
+        1, ge=1, description="Rollout rounds of an update: it sees batch_size x grad_accum prompts."
+    )
+    micro_batch_tokens: int = Field(
+        4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
+    )
+    ppo_epochs: int = Field(
+        2, ge=1, description="Passes over a batch (PPO); with 1 the ratio is 1 and clips nothing."
+    )
+    minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (PPO).")
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
+    lr_decay: Literal["none", "linear"] = Field(
+        "none", description="Learning rate after the warm-up: constant, or falling to 0."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
+    clip_eps: float = Field(0.2, gt=0, lt=1, description="PPO's clip range of the ratio.")
+    clip_eps_high: float | None = Field(
+        None, gt=0, description="Its upper side, 1 + clip_eps_high; null: clip_eps."
+    )
+    loss_mean: Literal["token", "sequence"] = Field(
+        "token",
+        description="Every token of the batch weighs the same, or every sequence does (the mean "
+        "of its tokens first).",
+    )
+    mask_truncated: bool = Field(
+        False, description="Learn nothing from completions that max_new_tokens cut."
+    )
+    max_log_ratio: float = Field(
+        20.0, gt=0, description="Log-ratios are clamped to this before exp()."
+    )
+    importance_correction: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Recompute old_logprobs with the trainer's own forward pass, and weigh each "
+        "token by min(trainer's / sampler's probability, importance_cap). auto: where the two may "
+        "differ (a vLLM sampler, bfloat16, top_p or top_k).",
+    )
+    importance_cap: float = Field(
+        2.0, gt=0, description="Largest weight of a token in the importance correction."
+    )
+    kl_coef: float = Field(
+        0.05, ge=0, description="Weight of the KL to the reference; 0: no reference is kept."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k2",
+        description="k2 has the gradient of the KL as a loss; k1 is the plain formula new - ref, "
+        "which as a loss has none, and is right in the reward.",
+    )
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss",
+        description="Where the KL to the reference enters: as a term of the loss, or as a token "
+        "reward, summed from each token to the end, before the advantages are normalised.",
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    center_groups: bool = Field(
+        False, description="Subtract the mean sequence reward of a prompt's samples first."
+    )
+    advantage_norm: Literal["batch", "group"] = Field(
+        "batch",
+        description="Advantages get mean 0 and deviation 1 over all valid tokens of the batch, or "
+        "over those of the prompt's own samples (GRPO).",
+    )
+    advantage_eps: float = Field(1e-8, gt=0, description="Added to that deviation.")
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> RLConfig:
+        if self.warmup_updates >= self.num_updates:
+            raise ValueError(
+                f"warmup_updates {self.warmup_updates} must be less than num_updates "
+                f"{self.num_updates}, or the learning rate never reaches lr"
+            )
+        return self

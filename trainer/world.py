@@ -1,0 +1,74 @@
+"""The processes of a run: one, or several that accelerate has started.
+
+Rollouts and rewards are gathered whole (ids and a few numbers each), so that every process computes
+the advantages of the whole batch, exactly; what is spread is sampling and the passes of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+
+
+class World:
+    """rank, size: which of how many processes this is. accelerator: accelerate's."""
+
+    def __init__(
+        self, device: torch.device, trackers: Sequence[str] = (), folder: Path | None = None
+    ) -> None:
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator(
+            cpu=device.type == "cpu", log_with=list(trackers) or None, project_dir=folder
+        )
+        self.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.size: int = self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no process holds all weights (FSDP)."""
+        return str(self.accelerator.distributed_type) == "DistributedType.FSDP"
+
+    def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
+        """(place, item) of the items that are this process's to do."""
+        return [(place, items[place]) for place in range(self.rank, len(items), self.size)]
+
+    def gather(self, items: list[T]) -> list[T]:
+        """The items of all processes, on each of them, in the order of the ranks."""
+        if self.size == 1:
+            return items
+        from accelerate.utils import gather_object
+
+        return list(gather_object(items))
+
+    def sum(self, figures: dict[str, float]) -> dict[str, float]:
+        """Each figure added up over the processes; one that a process lacks counts 0 there."""
+        if self.size == 1:
+            return figures
+        total: dict[str, float] = {}
+        for part in self.gather([figures]):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def no_sync(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: gradients are added up over the processes
+        with the last one of an optimiser step."""
+        return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
+
+    def clip(self, model: nn.Module, max_norm: float) -> float:
+        """Clip the gradients to this norm; the norm before."""
+        return float(self.accelerator.clip_grad_norm_(model.parameters(), max_norm))
