@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import GenerationConfig
-from trainer.policy import pad_token_id, stop_token_ids, unwrapped
+from trainer.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
 from trainer.sampler import Sampled
 
 
@@ -77,7 +77,7 @@ class GenerateSampler:
             use_cache=True,
             **sampling,
         )
-        model = unwrapped(self.model)
+        model = without_wrappers(self.model)  # peft's generate leaves our settings in it
         device = next(model.parameters()).device
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]

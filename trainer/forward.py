@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
 from trainer.loss import token_logprobs
-from trainer.policy import unwrapped
+from trainer.policy import unwrapped, without_wrappers
 
 #: Entries of a chunk's [n, V] float32 logits: 128 MiB.
 CHUNK_ENTRIES = 2**25
@@ -122,7 +122,7 @@ _TAILS: tuple[tuple[str, float | None, Callable[[Tensor, float], Tensor]], ...] 
 @contextmanager
 def _tail(model: Any) -> Iterator[Callable[[Tensor], Tensor]]:
     """What a model does to its logits behind the head, and the model without it meanwhile."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # out of peft's
+    base = without_wrappers(model)
     owners = [base, base.config, base.config.get_text_config()]
     taken: list[tuple[Any, str, float]] = []
     steps: list[Callable[[Tensor], Tensor]] = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
 from trainer.config import MiscConfig, PolicyConfig
@@ -45,14 +48,16 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
 
 
 def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any]:
-    """(model, tokenizer) of `cfg.path`, weights in float32, dropout off.
+    """(model, tokenizer) of `cfg.path`; dropout off, what learns in float32: every weight, or the
+    adapters that `cfg.lora` asks for.
 
     Raises UserError that names the key and the path, also where the tokenizer has ids that the
     model has no embedding for.
     """
     if cfg.path is None:
         raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
-    model = _load_model(cfg.path, cfg.revision, "policy.path").to(device)
+    check_4bit(cfg)
+    model = _load_model(cfg, cfg.path, cfg.revision, "policy.path", device)
     tokenizer = load_tokenizer(cfg)
     highest, rows = _highest_id(tokenizer), embedding_rows(model)
     if highest >= rows:
@@ -60,7 +65,56 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
             f"policy.tokenizer: {cfg.tokenizer or cfg.path} has ids up to {highest}, but the model "
             f"in {cfg.path} has {rows} embeddings: use its own tokenizer, or resize them"
         )
-    return model, tokenizer
+    if cfg.gradient_checkpointing:
+        checkpoint_layers(model)
+    return (with_adapters(model, cfg) if cfg.lora.r else model), tokenizer
+
+
+def check_4bit(cfg: PolicyConfig) -> None:
+    """Raise UserError where the policy is asked for in 4 bits and bitsandbytes is not here."""
+    if cfg.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise UserError(
+            "policy.load_in_4bit needs bitsandbytes: `pip install bitsandbytes`, or leave it out"
+        )
+
+
+def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
+    """The model in peft's wrapper, with fresh adapters (which change nothing yet) in float32 and
+    everything else frozen. Raises UserError where no layer is so named."""
+    from peft import LoraConfig, get_peft_model
+
+    told = LoraConfig(
+        r=cfg.lora.r,
+        lora_alpha=cfg.lora.alpha,
+        target_modules=cfg.lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, told).eval()
+    except ValueError as error:
+        raise UserError(f"policy.lora.target_modules: {_first_line(error)}") from None
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Let each layer keep only its input for the gradient, and compute the rest again (arXiv
+    1604.06174).
+
+    Transformers' own switch acts in train mode alone, where dropout would act, too.
+    Raises UserError where the model has no layers that can.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"policy.gradient_checkpointing: a {type(model).__name__} cannot do it")
+    for layer in layers:
+        layer.forward = partial(_twice, layer.forward)
+
+
+def _twice(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():  # sampling, with its cache
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def embedding_rows(model: nn.Module) -> int:
@@ -81,19 +135,29 @@ def _highest_id(tokenizer: Any) -> int:
 
 
 class Reference:
-    """The frozen model that the policy is held to: `reference_path`, or the policy as it was."""
+    """The frozen model that the policy is held to: `reference_path`, or the policy as it was. That
+    is the policy without its adapters, where it has them, and a copy where every weight learns."""
 
     def __init__(self, cfg: PolicyConfig, policy: nn.Module, device: torch.device) -> None:
-        if cfg.reference_path is None:
-            model = copy.deepcopy(policy)
+        """policy: not trained yet, not spread over processes yet."""
+        self._adapted: Any = None
+        if cfg.reference_path is not None:
+            model = _load_model(cfg, cfg.reference_path, None, "policy.reference_path", device)
+        elif cfg.lora.r:
+            self._adapted = policy
+            return
         else:
-            model = _load_model(cfg.reference_path, None, "policy.reference_path").to(device)
+            model = copy.deepcopy(policy)
         self._model = model.requires_grad_(False).eval()
 
     @contextmanager
     def active(self) -> Iterator[nn.Module]:
         """The model that gives the reference's log-probabilities, within."""
-        yield self._model
+        if self._adapted is None:
+            yield self._model
+            return
+        with self._adapted.disable_adapter():
+            yield self._adapted
 
 
 def load_tokenizer(cfg: PolicyConfig) -> Any:
@@ -108,15 +172,21 @@ def load_tokenizer(cfg: PolicyConfig) -> Any:
         raise UserError(f"policy.tokenizer: cannot load {path!r}: {_first_line(error)}") from None
 
 
-def _load_model(path: str, revision: str | None, key: str) -> nn.Module:
+def _load_model(
+    cfg: PolicyConfig, path: str, revision: str | None, key: str, device: torch.device
+) -> nn.Module:
+    """The model of `path` on `device`, its weights held as `cfg` says."""
     from transformers import AutoModelForCausalLM
 
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
         raise UserError(f"{key}: {path}: no such folder")
+    options: dict[str, Any] = {"dtype": getattr(torch, cfg.weights_dtype)}
+    if cfg.load_in_4bit:
+        options |= _in_4bit(device)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=torch.float32, output_loading_info=True
+            path, revision=revision, output_loading_info=True, **options
         )
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
@@ -127,7 +197,22 @@ def _load_model(path: str, revision: str | None, key: str) -> nn.Module:
             "they would be random"
         )
     _keep_ids_only(model)
+    if not cfg.load_in_4bit:  # which is placed where it is made
+        model = model.to(device)
     return model.eval()
+
+
+def _in_4bit(device: torch.device) -> dict[str, Any]:
+    """QLoRA's form (arXiv 2305.14314): 4-bit normal floats, their scales quantised, too."""
+    from transformers import BitsAndBytesConfig
+
+    told = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    return {"quantization_config": told, "device_map": {"": device}}
 
 
 def _keep_ids_only(model: Any) -> None:
@@ -157,6 +242,12 @@ def _first_line(error: Exception) -> str:
 def unwrapped(model: Any) -> Any:
     """The model itself, out of what spreads it over processes."""
     return getattr(model, "module", model)
+
+
+def without_wrappers(model: Any) -> Any:
+    """The transformers model itself, out of peft's wrapper, too; its adapters act all the same."""
+    bare = unwrapped(model)
+    return bare.get_base_model() if hasattr(bare, "get_base_model") else bare
 
 
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
