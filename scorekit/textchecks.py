@@ -34,13 +34,18 @@ def script_share(text: str, language: str, src: str = "") -> float | None:
     None where there is no letter, or the language is not known.
     """
     scripts = scripts_of(language)
-    names = {word for word in _WORD.findall(src) if not word.islower()}
-    bare = _WORD.sub(lambda word: " " if word.group() in names else word.group(), mask(text))
+    bare = without_names(text, src)
     letters = sum(char.isalpha() for char in bare)
     if not scripts or not letters:
         return None
     own = sum(match.group().isalpha() for name in scripts for match in LETTERS[name].finditer(bare))
     return own / letters
+
+
+def without_names(text: str, src: str) -> str:
+    """The text without markup, code and links (`mask`), and without the source's names."""
+    names = {word for word in _WORD.findall(src) if not word.islower()}
+    return _WORD.sub(lambda word: " " if word.group() in names else word.group(), mask(text))
 
 
 # -- language --------------------------------------------------------------------------------------
@@ -66,6 +71,24 @@ def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | Non
         return None
     code, probability = identifier.classify(bare, datatype="uint32")
     return codes[code], float(probability)
+
+
+def language_probability(text: str, language: str, others: Iterable[str]) -> float | None:
+    """Probability that the text is in `language` rather than in one of the others, which need not
+    be known; the text as it is.
+
+    None where it has no letter, or the identifier does not know `language` and one more.
+    """
+    known = [find_language(name) for name in (language, *others)]
+    if known[0] is None or not any(char.isalpha() for char in text):
+        return None
+    code = _identifier_code(known[0])
+    identifier = _identifier(frozenset(_identifier_code(found) for found in known if found))
+    if identifier is None or code not in identifier.nb_classes:
+        return None
+    counts = identifier.instance2fv(text, datatype="uint32")
+    probabilities = identifier.norm_probs(identifier.nb_classprobs(counts))
+    return float(probabilities[identifier.nb_classes.index(code)])
 
 
 def _identifier_code(language: Language) -> str:
@@ -176,12 +199,28 @@ _LOOP = re.compile(r"(.{3,100}?)\1{2,}", re.S)
 def looped_share(text: str) -> float:
     """Share of the characters that stand in loops: something of 3 to 100 characters with a letter
     or digit in it, three times or more in a row."""
+    if not _has_loop(text):
+        return 0.0
     looped = sum(
         len(match.group())
         for match in _LOOP.finditer(text)
         if any(char.isalnum() for char in match.group(1))
     )
     return looped / len(text) if text else 0.0
+
+
+def _has_loop(text: str) -> bool:
+    """Whether `_LOOP` finds anything, told in one pass."""
+    places: dict[str, list[int]] = {}
+    for i in range(len(text) - 5):
+        before = places.setdefault(text[i : i + 6], [])
+        for k in reversed(before):
+            if (unit := i - k) > 100:
+                break
+            if unit >= 3 and text[k : k + 2 * unit] == text[i : i + 2 * unit]:
+                return True
+        before.append(i)
+    return False
 
 
 def repetition(src: str, mt: str) -> float:

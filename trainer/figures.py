@@ -10,6 +10,7 @@ from typing import Any, get_args
 from scorekit.schemas import Severity
 from trainer.advantage import TokenAdvantages
 from trainer.config import RewardConfig
+from trainer.guards import GUARDS
 from trainer.rewards import SampleReward, ServiceName, metricx_reward
 from trainer.sampler import Rollout
 
@@ -142,6 +143,16 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figure
         **mean_std("token_rewards", tokens),
         "token_rewards_nonzero_frac": mean_of([value != 0 for value in tokens]),
         "uncovered_tokens": sum(reward.valid.count(False) for reward in kept),
+        **guard_figures(rewards),
+    }
+
+
+def guard_figures(rewards: Sequence[SampleReward]) -> Figures:
+    """Mean fault of each guard over all samples, also those without a score; None of a guard that
+    was not asked for."""
+    return {
+        f"guard_{name}_mean": mean_of([r.guards[name] for r in rewards if name in r.guards])
+        for name in GUARDS
     }
 
 

@@ -29,6 +29,7 @@ from scorekit.scorers import (
 )
 from trainer.config import RewardConfig
 from trainer.credit import covered_tokens, spans_to_token_rewards
+from trainer.guards import guard_faults, guard_penalty
 from trainer.sampler import Rollout
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class SampleReward:
     asked: services that were asked for this sample.
     text_error: why the text could not be scored by its own fault; service_error: why a service
     gave no score.
+    guards: fault of each guard that was asked for (trainer/guards.py), 0 to 1.
     """
 
     r_seq: float | None
@@ -74,6 +76,7 @@ class SampleReward:
     asked: tuple[ServiceName, ...] = ()
     text_error: str | None = None
     service_error: str | None = None
+    guards: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -293,7 +296,7 @@ def sample_rewards(
     """Raw answers -> rewards.
 
     r_seq = w_metricx (metricx_offset - metricx_score) + w_xcomet_seq xcomet_seq_scale xcomet_score
-            - no_eos_penalty if cut by max_new_tokens,
+            - sum over guards w_guard fault - no_eos_penalty if cut by max_new_tokens,
     or `text_error_reward` where the text is at fault, or None where a service failed.
     """
     return [
@@ -317,6 +320,10 @@ def _sample_reward(
             reward.text_error = f"{name}: {result.error.type}"
         else:
             reward.service_error = f"{name}: {result.error.type}: {result.error.message}"
+    src_lang, _, tgt_lang = rollout.pair.partition(">")
+    reward.guards = guard_faults(
+        rollout.src_text, rollout.completion_text, src_lang, tgt_lang, cfg.guards
+    )
     no_eos = cfg.no_eos_penalty if rollout.finish_reason == "length" else 0.0
     if reward.text_error is not None:
         reward.r_seq = cfg.text_error_reward - no_eos
@@ -324,7 +331,7 @@ def _sample_reward(
     if reward.service_error is not None:
         reward.r_seq = None
         return reward
-    reward.r_seq = -no_eos
+    reward.r_seq = -no_eos - guard_penalty(reward.guards, cfg.guards)
     if reward.metricx_score is not None:
         reward.r_seq += cfg.w_metricx * metricx_reward(reward.metricx_score, cfg.metricx_offset)
     if reward.xcomet_score is not None:

@@ -17,6 +17,7 @@ is null, such as those of a service that was not asked, or the loss of a skipped
 of scores stands beside its coverage (scored / asked). `metricx_truncated_frac` and
 `xcomet_truncated_frac` are the share of the scored samples whose source or translation the model
 could not read to its end (`truncated_frac`: completions that max_new_tokens cut).
+`guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
 
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
 folder), and the fields of `trainer.evaluate.Report`.
@@ -25,8 +26,9 @@ folder), and the fields of `trainer.evaluate.Report`.
 `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`, `xcomet_truncated` (whether
 the model read less than the whole source and translation), `chrf` (of the segment; null where there
 is none), `error_spans` (list of `start`, `end`, `severity`, `confidence`, `text`; null if not
-asked), `error` (why it has no score, else null). The order is that of the examples in every dump of
-a run, so that line k before and line k after translate the same source.
+asked), `guards` (guard -> fault), `error` (why it has no score, else null). The order is that of
+the examples in every dump of a run, so that line k before and line k after translate the same
+source.
 
 **completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
 `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
@@ -214,6 +216,7 @@ def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
         "metricx_truncated": reward.metricx_truncated,
         "xcomet_truncated": reward.xcomet_truncated,
         "error_spans": None if spans is None else [span.model_dump() for span in spans],
+        "guards": reward.guards,
         "error": reward.text_error or reward.service_error,
     }
 

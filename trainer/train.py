@@ -26,6 +26,7 @@ from trainer.engine_generate import GenerateSampler
 from trainer.evaluate import Report, evaluate_on_dataset
 from trainer.figures import advantage_figures, reward_figures, rollout_figures
 from trainer.forward import check_head
+from trainer.guards import check_guards
 from trainer.policy import (
     Reference,
     autocast,
@@ -69,6 +70,8 @@ def run_toy_rl(
     if not train_examples:
         raise UserError("there are no examples to learn from")
     check_trainable(cfg)
+    pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
+    check_guards(pairs, cfg.reward.guards)
     check_run_dir(cfg)
     open_run_dir(cfg)
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
@@ -81,8 +84,8 @@ def check_trainable(cfg: TrainerConfig) -> None:
     check_uncut(cfg.generation, cfg.corrects_importance)
     if not cfg.reward.has_terms:
         raise UserError(
-            "reward: every term is 0 (w_metricx, w_xcomet_seq, w_xcomet_span, no_eos_penalty): "
-            "there is nothing to learn; give one of them a weight"
+            "reward: every term is 0 (w_metricx, w_xcomet_seq, w_xcomet_span, no_eos_penalty, "
+            "guards.w_*): there is nothing to learn; give one of them a weight"
         )
     load_template(cfg.generation.prompt_template)
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorekit import textchecks
 from scorekit.languages import LANGUAGES
 from scorekit.textchecks import (
     copied_share,
     language_id,
+    language_probability,
     length_band,
     length_ratio,
     looped_share,
@@ -95,6 +97,20 @@ def test_language_ids_are_the_callers_and_hebrew_is_known_by_its_madlad_id():
     assert language_id(TEXTS["zh"], ["ja", "zh"])[0] == "zh"
 
 
+@pytest.mark.parametrize("own", TEXTS)
+def test_the_probabilities_of_the_languages_add_up(own):
+    told = [language_probability(TEXTS[own], name, TEXTS.keys() - {name}) for name in TEXTS]
+    assert sum(told) == pytest.approx(1)
+    assert language_id(TEXTS[own], TEXTS) == (own, pytest.approx(max(told)))
+
+
+def test_no_probability_of_an_unknown_language_or_of_one_alone():
+    assert language_probability(EN, "xx", ["en", "ko"]) is None
+    assert language_probability(EN, "en", ["xx"]) is None
+    assert language_probability("123", "en", ["ko"]) is None
+    assert language_probability(EN, "en", ["xx", "ko"]) > 0.9
+
+
 def test_nothing_is_said_of_a_text_without_letters_or_of_one_candidate():
     assert language_id("12 %", ["en", "ko"]) is None
     assert language_id(EN, ["en"]) is None
@@ -146,6 +162,13 @@ def test_a_translation_is_no_copy_though_code_links_and_numbers_are():
     assert copied_share(src, mt) == 0.0
     assert copied_share(EN, TEXTS["de"]) == 0.0
     assert copied_share(EN, "") == 0.0 == copied_share("", EN)
+
+
+@given(st.text("ab가", max_size=12), st.integers(1, 5), st.text("abc", max_size=30))
+def test_the_quick_look_for_a_loop_misses_none(unit, times, around):
+    text = around + unit * times + around
+    loops = [m for m in textchecks._LOOP.finditer(text) if any(c.isalnum() for c in m[1])]
+    assert looped_share(text) == sum(len(m[0]) for m in loops) / max(1, len(text))
 
 
 def test_loops_are_measured_against_the_sources_own():
