@@ -111,10 +111,10 @@ class TokenAdvantages:
 
 
 def token_advantages(
-    r_seq: Sequence[float],
-    token_rewards: Sequence[Sequence[float]],
-    valid: Sequence[Sequence[bool]],
-    groups: Sequence[int],
+    rewards_B: Tensor,
+    token_rewards_BT: Tensor,
+    mask_BT: Tensor,
+    groups_B: Sequence[int],
     *,
     center: bool = False,
     norm: Literal["batch", "group"] = "batch",
@@ -122,18 +122,17 @@ def token_advantages(
 ) -> TokenAdvantages:
     """Add sequence and token rewards, then normalise over the batch (arXiv 2601.09012, section 4).
 
-    r_seq: [B]. token_rewards, valid: [B, T_b], one entry a completion token.
-    groups: the prompt of each sample; with `center` its mean r_seq is subtracted first, so that
-        an easy prompt is no advantage (not in the paper).
+    rewards_B: r_seq of each sample. token_rewards_BT: what each token earned besides.
+    mask_BT: the tokens to learn from. groups_B: the prompt of each sample; with `center` its mean
+        r_seq is subtracted first, so that an easy prompt is no advantage (not in the paper).
     norm: over all valid tokens of the batch (the paper's), or of each group (`normalize_groups`).
     """
-    mask_BT = pad_rows(valid, torch.bool)
-    rewards_B = torch.tensor(list(r_seq), dtype=torch.float64)
+    rewards_B = rewards_B.double()
     if center:
-        rewards_B = center_groups(rewards_B, groups)
-    raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + pad_rows(token_rewards)
+        rewards_B = center_groups(rewards_B, groups_B)
+    raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + token_rewards_BT
     if norm == "group":
-        values_BT = normalize_groups(raw_BT, mask_BT, groups, eps)
+        values_BT = normalize_groups(raw_BT, mask_BT, groups_B, eps)
     else:
         values_BT = normalize_advantages(raw_BT, mask_BT, eps)
     return TokenAdvantages(raw_BT, values_BT, mask_BT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -87,7 +86,7 @@ def _head_in_chunks(
     """
     bare = unwrapped(model)
     head = bare.get_output_embeddings()
-    own = head.forward
+    own, hook = head.forward, vars(head).get("forward")  # a hook: accelerate's, in its place
     with _tail(bare) as tail:
 
         def of_chunk(hidden_NH: Tensor, ids: Tensor) -> Tensor:
@@ -108,6 +107,8 @@ def _head_in_chunks(
             yield
         finally:
             del head.forward
+            if hook is not None:
+                head.forward = hook
 
 
 #: What models do to their logits behind the head: attribute of the model or its config, the value
@@ -125,24 +126,25 @@ def _tail(model: Any) -> Iterator[Callable[[Tensor], Tensor]]:
     base = without_wrappers(model)
     owners = [base, base.config, base.config.get_text_config()]
     taken: list[tuple[Any, str, float]] = []
-    steps: list[Callable[[Tensor], Tensor]] = []
+    steps: list[tuple[Callable[[Tensor, float], Tensor], float]] = []
     for name, nothing, change in _TAILS:
         found = [owner for owner in owners if isinstance(getattr(owner, name, None), int | float)]
         if found:
-            value = getattr(found[0], name)
-            taken += [(owner, name, getattr(owner, name)) for owner in found]
-            steps.append(partial(_apply, change, value))
-            for owner in found:
-                setattr(owner, name, nothing)
+            steps.append((change, getattr(found[0], name)))
+        for owner in found:
+            taken.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, nothing)
+
+    def tail(logits: Tensor) -> Tensor:
+        for change, value in steps:
+            logits = change(logits, value)
+        return logits
+
     try:
-        yield lambda logits: reduce(lambda value, step: step(value), steps, logits)
+        yield tail
     finally:
         for owner, name, value in reversed(taken):
             setattr(owner, name, value)
-
-
-def _apply(change: Callable[[Tensor, float], Tensor], value: float, logits: Tensor) -> Tensor:
-    return change(logits, value)
 
 
 def check_head(model: nn.Module) -> None:

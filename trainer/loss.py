@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-#: |log ratio| is clamped here before exp(), so that one odd token cannot overflow a batch.
+#: |log-ratio| is clamped to this before exp(), so that one odd token cannot overflow a batch.
 MAX_LOG_RATIO = 20.0
 #: Largest importance weight of the KL term, for batches that are passed over more than once.
 MAX_KL_WEIGHT = 10.0
@@ -55,15 +55,15 @@ def token_normalizer(valid_tokens: Sequence[int]) -> float:
     return float(sum(valid_tokens))
 
 
-def sequence_normalizer(valid_tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
+def sequence_normalizer(valid_tokens: Sequence[int], own_B: Sequence[int]) -> Tensor:
     """Every sequence of the optimiser step weighs the same, its tokens share that (GRPO,
     arXiv 2402.03300, eq. 3). A sequence without valid tokens does not count.
 
-    valid_tokens: of each sample of the step. rows: those at hand. Returns [len(rows), 1].
+    valid_tokens: of each sample of the step. own_B: of those at hand. Returns [B, 1].
     """
     sequences = sum(count > 0 for count in valid_tokens)
-    counts = [max(1, valid_tokens[row]) * sequences for row in rows]
-    return torch.tensor(counts, dtype=torch.float32)[:, None]
+    counts_B = torch.tensor(own_B, dtype=torch.float32).clamp(min=1)
+    return counts_B[:, None] * sequences
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor, normalizer: float | Tensor) -> Tensor:
@@ -73,8 +73,8 @@ def masked_mean(values_BT: Tensor, mask_BT: Tensor, normalizer: float | Tensor) 
     return masked_sum(values_BT, mask_BT) / normalizer
 
 
-def _log_ratio(new_BT: Tensor, old_BT: Tensor, limit: float = MAX_LOG_RATIO) -> Tensor:
-    return (new_BT - old_BT).clamp(-limit, limit)
+def _ratio(new_BT: Tensor, old_BT: Tensor, limit: float) -> Tensor:
+    return (new_BT - old_BT).clamp(-limit, limit).exp()
 
 
 def importance_weights(
@@ -83,7 +83,7 @@ def importance_weights(
     """min(pi_old / pi_sampler, cap) of each token: truncated importance sampling, for tokens that
     an engine drew whose probabilities differ a little from the trainer's (other kernels, bfloat16,
     a distribution cut by top_p). A constant: no gradient flows through it."""
-    return _log_ratio(old_BT, sampler_BT, limit).exp().clamp(max=cap).detach()
+    return _ratio(old_BT, sampler_BT, limit).clamp(max=cap).detach()
 
 
 def ppo_loss(
@@ -100,7 +100,7 @@ def ppo_loss(
 ) -> Tensor:
     """-mean(w min(r A, clip(r, 1 - eps, 1 + eps_high) A)), r = exp(new - old) (arXiv 1707.06347,
     eq. 7; two sides: arXiv 2503.14476, eq. 10). w: `importance_weights`, 1 without."""
-    ratio_BT = _log_ratio(new_BT, old_BT, max_log_ratio).exp()
+    ratio_BT = _ratio(new_BT, old_BT, max_log_ratio)
     high = clip_eps if clip_eps_high is None else clip_eps_high
     clipped_BT = ratio_BT.clamp(1 - clip_eps, 1 + high)
     surrogate_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
@@ -124,13 +124,17 @@ def reinforce_loss(
     return -masked_mean(surrogate_BT, mask_BT, normalizer)
 
 
-def kl_values(d_BT: Tensor, estimator: KLEstimator) -> Tensor:
+def kl_values(d_BT: Tensor, estimator: KLEstimator, limit: float = MAX_LOG_RATIO) -> Tensor:
     """Estimates of KL(policy || reference) from d = log pi - log pi_ref of tokens that the policy
     sampled: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (joschu.net/blog/kl-approx.html). As values
-    k1 and k3 are unbiased, k2 to second order."""
+    k1 and k3 are unbiased, k2 to second order. limit: of -d, in k3 alone; the others need none,
+    and a token that is far from the reference is pulled back all the same."""
     if estimator == "k1":
         return d_BT
-    return d_BT**2 / 2 if estimator == "k2" else (-d_BT).exp() - 1 + d_BT
+    if estimator == "k2":
+        return d_BT**2 / 2
+    d_BT = d_BT.clamp(min=-limit)
+    return (-d_BT).exp() - 1 + d_BT
 
 
 def kl_loss(
@@ -160,14 +164,13 @@ def kl_loss(
     constant (at most 10), which makes the expectation one under the current policy also when a
     batch is passed over again. k1 is the plain formula and carries none.
     """
-    d_BT = _log_ratio(new_BT, ref_BT, max_log_ratio)
-    if estimator == "k1":
-        return masked_mean(d_BT, mask_BT, normalizer)
-    weight_BT = _log_ratio(new_BT, old_BT, max_log_ratio).exp().detach()
-    if correction_BT is not None:
-        weight_BT = weight_BT * correction_BT
-    weight_BT = weight_BT.clamp(max=MAX_KL_WEIGHT)
-    return masked_mean(weight_BT * kl_values(d_BT, estimator), mask_BT, normalizer)
+    values_BT = kl_values(new_BT - ref_BT, estimator, max_log_ratio)
+    if estimator != "k1":
+        weight_BT = _ratio(new_BT, old_BT, max_log_ratio).detach()
+        if correction_BT is not None:
+            weight_BT = weight_BT * correction_BT
+        values_BT = weight_BT.clamp(max=MAX_KL_WEIGHT) * values_BT
+    return masked_mean(values_BT, mask_BT, normalizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,20 @@ class TokenBatch:
     ref: Tensor | None = None
     correction: Tensor | None = None
 
+    def with_zeros(self) -> TokenBatch:
+        """The same with 0 on tokens outside the mask, where anything may stand, even NaN."""
+
+        def fill(values_BT: Tensor) -> Tensor:
+            return values_BT.masked_fill(~self.mask, 0.0)
+
+        return TokenBatch(
+            fill(self.old),
+            fill(self.advantages),
+            self.mask,
+            None if self.ref is None else fill(self.ref),
+            None if self.correction is None else fill(self.correction),
+        )
+
 
 def policy_loss(
     new_BT: Tensor,
@@ -214,6 +231,8 @@ def policy_loss(
     `kl_ref_k3` (its k3 estimate, never negative), `entropy`.
     """
     mask_BT, limit = batch.mask, weights.max_log_ratio
+    # Zeros beforehand: NaN times the 0 of a mask would be a gradient of NaN.
+    batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~mask_BT, 0.0)
     if weights.algorithm == "ppo":
         loss = ppo_loss(
             new_BT, batch.old, batch.advantages, mask_BT, normalizer, weights.clip_eps,
@@ -226,9 +245,9 @@ def policy_loss(
         )
     figures = {"policy_loss": loss.item(), **_ratio_figures(new_BT.detach(), batch, weights)}
     if batch.ref is not None:
-        d_BT = _log_ratio(new_BT.detach(), batch.ref, limit)
+        d_BT = new_BT.detach() - batch.ref
         figures["kl_ref"] = masked_sum(d_BT, mask_BT).item()
-        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3"), mask_BT).item()
+        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), mask_BT).item()
     if batch.ref is not None and weights.kl_coef:
         kl = kl_loss(
             new_BT, batch.ref, batch.old, mask_BT, normalizer, weights.kl_estimator,
@@ -242,7 +261,7 @@ def policy_loss(
 
 
 def _ratio_figures(new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
-    log_ratio_BT = _log_ratio(new_BT, batch.old, weights.max_log_ratio)
+    log_ratio_BT = (new_BT - batch.old).clamp(-weights.max_log_ratio, weights.max_log_ratio)
     ratio_BT = log_ratio_BT.exp()
     high = weights.clip_eps if weights.clip_eps_high is None else weights.clip_eps_high
     outside_BT = ((ratio_BT < 1 - weights.clip_eps) | (ratio_BT > 1 + high)).float()

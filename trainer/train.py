@@ -16,10 +16,9 @@ from torch import nn
 
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
-from trainer.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
+from trainer.advantage import TokenAdvantages
 from trainer.checkpoint import save_checkpoint
 from trainer.config import TrainerConfig
-from trainer.config_rl import RLConfig
 from trainer.console import Console
 from trainer.data import Example
 from trainer.engine_generate import GenerateSampler
@@ -43,6 +42,7 @@ from trainer.update import (
     NO_UPDATE,
     TrainStats,
     learning_rate,
+    rollout_advantages,
     set_learning_rate,
     update_policy,
 )
@@ -258,36 +258,6 @@ class Trainer:
         return save_checkpoint(
             folder, unwrapped(self.model), self.tokenizer, self.optimizer, update
         )
-
-
-def rollout_advantages(
-    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
-) -> TokenAdvantages:
-    """Advantages of samples that have a reward, under the options of `rl`."""
-    token_rewards = [reward.token_rewards for reward in rewards]
-    valid = [reward.valid for reward in rewards]
-    if rl.mask_truncated:
-        cut = [rollout.finish_reason == "length" for rollout in rollouts]
-        valid = [[v and not c for v in row] for row, c in zip(valid, cut, strict=True)]
-    if rl.kl_in == "reward" and rl.kl_coef:
-        old, ref = (
-            pad_rows([getattr(rollout, name) for rollout in rollouts])
-            for name in ("old_logprobs", "ref_logprobs")
-        )
-        kl_BT = rl.kl_coef * kl_rewards(old, ref, pad_rows(valid, torch.bool), rl.kl_estimator)
-        token_rewards = [
-            [reward + kl for reward, kl in zip(row, kls, strict=False)]
-            for row, kls in zip(token_rewards, kl_BT.tolist(), strict=True)
-        ]
-    return token_advantages(
-        [reward.r_seq for reward in rewards if reward.r_seq is not None],
-        token_rewards,
-        valid,
-        [rollout.group for rollout in rollouts],
-        center=rl.center_groups,
-        norm=rl.advantage_norm,
-        eps=rl.advantage_eps,
-    )
 
 
 def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from trainer.advantage import TokenAdvantages, pad_rows
+from trainer.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
 from trainer.config import RLConfig
 from trainer.forward import completion_logprobs, micro_batches
 from trainer.loss import (
@@ -22,6 +21,7 @@ from trainer.loss import (
     token_normalizer,
 )
 from trainer.policy import autocast
+from trainer.rewards import SampleReward
 from trainer.sampler import Rollout
 from trainer.world import World
 
@@ -34,7 +34,6 @@ class TrainStats:
     whose ratio left the clip range. kl_ref: mean of new - ref; kl_ref_k3: its estimate that is
     never negative. entropy: where there is a bonus (else None). grad_norm: mean before clipping.
     steps: optimiser steps taken; skipped_steps: those left out because the gradient was not finite.
-
     """
 
     policy_loss: float | None
@@ -46,6 +45,59 @@ class TrainStats:
     grad_norm: float | None
     steps: int
     skipped_steps: int
+
+
+def rollout_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
+) -> TokenAdvantages:
+    """Advantages of samples that all have a reward, under the options of `rl`."""
+    mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
+    if rl.mask_truncated:
+        ended = [rollout.finish_reason == "eos" for rollout in rollouts]
+        mask_BT &= torch.tensor(ended)[:, None]
+    token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
+    if rl.kl_in == "reward" and rl.kl_coef:
+        old_BT = _logprob_rows(rollouts, "old_logprobs")
+        ref_BT = _logprob_rows(rollouts, "ref_logprobs")
+        token_rewards_BT += rl.kl_coef * kl_rewards(old_BT, ref_BT, mask_BT, rl.kl_estimator)
+    rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
+    return token_advantages(
+        rewards_B,
+        token_rewards_BT,
+        mask_BT,
+        [rollout.group for rollout in rollouts],
+        center=rl.center_groups,
+        norm=rl.advantage_norm,
+        eps=rl.advantage_eps,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How the forward passes of an update are made. temperature: the sampler's. dtype: of the
+    arithmetic. The model is used as it is: the caller has put it into eval mode (dropout would
+    make the ratio of an unchanged policy differ from 1)."""
+
+    model: nn.Module
+    cfg: RLConfig
+    world: World
+    temperature: float = 1.0
+    pad_id: int = 0
+    dtype: str = "float32"
+
+    @property
+    def weights(self) -> LossWeights:
+        """What the loss is made of."""
+        cfg = self.cfg
+        return LossWeights(
+            cfg.algorithm,
+            cfg.clip_eps,
+            cfg.clip_eps_high,
+            cfg.kl_coef if cfg.kl_in == "loss" else 0.0,
+            cfg.kl_estimator,
+            cfg.entropy_coef,
+            cfg.max_log_ratio,
+        )
 
 
 def update_policy(
@@ -64,10 +116,11 @@ def update_policy(
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimiser steps.
 
     rollouts, advantages: the whole batch, on every process; each does its share of the passes.
-    temperature: the sampler's. seed: of the shuffle into minibatches.
-    The model is used as it is: the caller has put it into eval mode (dropout would make the ratio
-    of an unchanged policy differ from 1). Learning rates are the optimiser's.
+    seed: of the shuffle into minibatches. The rest: see `Passes`. Learning rates are the
+    optimiser's.
     """
+    world = world or World(next(policy_model.parameters()).device)
+    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
     epochs = ppo_cfg.ppo_epochs if ppo_cfg.algorithm == "ppo" else 1
     minibatches = ppo_cfg.minibatches if ppo_cfg.algorithm == "ppo" else 1
     shuffle = torch.Generator().manual_seed(seed)
@@ -80,137 +133,107 @@ def update_policy(
         for part in range(min(minibatches, len(order))):
             chosen = order[part::minibatches]
             optimizer.zero_grad(set_to_none=True)
-            figures = accumulate_gradients(
-                rollouts, advantages, chosen, policy_model, ppo_cfg, temperature, pad_id, dtype,
-                world,
-            )  # fmt: skip
-            for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + value
+            _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
             seen += int(advantages.mask[chosen].sum())
-            norm = _step(policy_model, optimizer, ppo_cfg.max_grad_norm, world)
-            if norm is None:
-                skipped += 1
-            else:
+            norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
+            if math.isfinite(norm):
+                optimizer.step()
                 norms.append(norm)
+            else:
+                skipped += 1
     optimizer.zero_grad(set_to_none=True)
-    return _stats(sums if world is None else world.sum(sums), seen, norms, skipped)
+    return _stats(world.sum(sums), seen, norms, skipped)
 
 
 def accumulate_gradients(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     chosen: Sequence[int],
-    policy_model: nn.Module,
-    cfg: RLConfig,
-    temperature: float,
-    pad_id: int,
-    dtype: str = "float32",
-    world: World | None = None,
+    passes: Passes,
 ) -> dict[str, float]:
     """Backward over the chosen rollouts in micro-batches; the figures of `policy_loss`, summed over
     those of this process.
 
     Each micro-batch is divided by the valid tokens (or sequences) of all chosen rollouts, so that
     neither its size nor the number of processes changes anything but memory and time. Every
-    process takes the same number of passes: one that has none left takes an empty one.
+    process takes the same number of passes: one that has none left makes one that counts nothing.
     """
-    device = next(policy_model.parameters()).device
-    rank, size = (0, 1) if world is None else (world.rank, world.size)
-    valid_tokens = [int(advantages.mask[index].sum()) for index in chosen]
-    place_of = {index: place for place, index in enumerate(chosen)}
+    cfg, world = passes.cfg, passes.world
+    valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
     lengths = [rollout.length for rollout in rollouts]
     batches = list(micro_batches(lengths, cfg.micro_batch_tokens, chosen))
-    mine = batches[rank::size]
-    passes = -(-len(batches) // size)
+    mine = batches[world.rank :: world.size]
+    rounds = -(-len(batches) // world.size)
     sums: dict[str, float] = {}
-    for number in range(passes):
-        batch, factor = (mine[number], size) if number < len(mine) else ([chosen[0]], 0)
-        normalizer: float | Tensor = token_normalizer(valid_tokens)
-        if cfg.loss_mean == "sequence":
-            normalizer = sequence_normalizer(valid_tokens, [place_of[index] for index in batch])
-        last = number == passes - 1
-        with nullcontext() if world is None else world.no_sync(policy_model, last=last):
-            loss, figures = _micro_batch_loss(
-                [rollouts[index] for index in batch], advantages, batch, policy_model, cfg,
-                temperature, pad_id, dtype, device, normalizer,
-            )  # fmt: skip
+    for number in range(rounds):
+        idle = number >= len(mine)
+        rows = batches[0] if idle else mine[number]
+        normalizer = _normalizer(valid_tokens, rows, cfg)
+        with world.no_sync(passes.model, last=number == rounds - 1):
+            loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, normalizer)
             # Wrappers average the gradients of the processes, where the sum is wanted.
-            (loss * factor).backward()
-        if factor:
-            for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + value
+            (loss * (0 if idle else world.size)).backward()
+        if not idle:
+            _add(sums, figures)
     return sums
+
+
+def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:
+    counts = list(valid_tokens.values())
+    if cfg.loss_mean == "token":
+        return token_normalizer(counts)
+    return sequence_normalizer(counts, [valid_tokens[row] for row in rows])
 
 
 def _micro_batch_loss(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     rows: Sequence[int],
-    policy_model: nn.Module,
-    cfg: RLConfig,
-    temperature: float,
-    pad_id: int,
-    dtype: str,
-    device: torch.device,
+    passes: Passes,
     normalizer: float | Tensor,
 ) -> tuple[Tensor, dict[str, float]]:
-    """One forward pass and `policy_loss`. rows: of the rollouts in `advantages`."""
-    with autocast(device, dtype):
+    """One forward pass over these rows, and `policy_loss`."""
+    cfg, weights = passes.cfg, passes.weights
+    chosen = [rollouts[row] for row in rows]
+    device = next(passes.model.parameters()).device
+    with autocast(device, passes.dtype):
         new, entropy, mask = completion_logprobs(
-            policy_model,
-            [rollout.prompt_input_ids for rollout in rollouts],
-            [rollout.completion_token_ids for rollout in rollouts],
-            temperature,
-            pad_id,
+            passes.model,
+            [rollout.prompt_input_ids for rollout in chosen],
+            [rollout.completion_token_ids for rollout in chosen],
+            passes.temperature,
+            passes.pad_id,
             with_entropy=cfg.entropy_coef > 0,
         )
-    length, limit = mask.shape[1], cfg.max_log_ratio
-    old = _logprob_rows(rollouts, "old_logprobs", device)
-    correction = None
-    if rollouts[0].sampler_logprobs is not None:
-        sampler = _logprob_rows(rollouts, "sampler_logprobs", device)
-        correction = importance_weights(old, sampler, cfg.importance_cap, limit)
-    has_ref = rollouts[0].ref_logprobs is not None
+    length = mask.shape[1]
+    old = _logprob_rows(chosen, "old_logprobs").to(device)
+    ref = correction = None
+    if weights.kl_coef or chosen[0].ref_logprobs is not None:
+        ref = _logprob_rows(chosen, "ref_logprobs").to(device)
+    if chosen[0].sampler_logprobs is not None:
+        sampler = _logprob_rows(chosen, "sampler_logprobs").to(device)
+        correction = importance_weights(old, sampler, cfg.importance_cap, cfg.max_log_ratio)
     tokens = TokenBatch(
         old=old,
         advantages=advantages.values[rows, :length].float().to(device),
         mask=mask & advantages.mask[rows, :length].to(device),
-        ref=_logprob_rows(rollouts, "ref_logprobs", device) if has_ref else None,
+        ref=ref,
         correction=correction,
     )
-    weights = LossWeights(
-        cfg.algorithm,
-        cfg.clip_eps,
-        cfg.clip_eps_high,
-        cfg.kl_coef if cfg.kl_in == "loss" else 0.0,
-        cfg.kl_estimator,
-        cfg.entropy_coef,
-        limit,
-    )
-    if weights.kl_coef and not has_ref:
-        raise ValueError("a rollout has no ref_logprobs")
     return policy_loss(new, entropy, tokens, normalizer, weights)
 
 
-def _logprob_rows(rollouts: Sequence[Rollout], name: str, device: torch.device) -> Tensor:
+def _logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
+    """[B, T]. Raises ValueError where a rollout has none."""
     rows = [getattr(rollout, name) for rollout in rollouts]
     if any(row is None for row in rows):
         raise ValueError(f"a rollout has no {name}")
-    return pad_rows(rows, torch.float32).to(device)
+    return pad_rows(rows, torch.float32)
 
 
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, world: World | None
-) -> float | None:
-    """Clip and step; None, and no step, where the gradient is not finite."""
-    if world is None:
-        norm = float(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-    else:
-        norm = world.clip(model, max_norm)
-    if not math.isfinite(norm):
-        return None
-    optimizer.step()
-    return norm
+def _add(sums: dict[str, float], figures: dict[str, float]) -> None:
+    for name, value in figures.items():
+        sums[name] = sums.get(name, 0.0) + value
 
 
 def _stats(sums: dict[str, float], seen: int, norms: list[float], skipped: int) -> TrainStats:

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or several that accelerate has started.
+"""The processes of a run: one, or several that accelerate or torchrun has started.
 
 Rollouts and rewards are gathered whole (ids and a few numbers each), so that every process computes
 the advantages of the whole batch, exactly; what is spread is sampling and the passes of an update.
@@ -6,13 +6,15 @@ the advantages of the whole batch, exactly; what is spread is sampling and the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+from scorekit.errors import UserError
 
 T = TypeVar("T")
 
@@ -39,8 +41,25 @@ class World:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether no process holds all weights (FSDP)."""
-        return str(self.accelerator.distributed_type) == "DistributedType.FSDP"
+        """Whether no process holds all weights (FSDP): then all must make the same passes."""
+        from accelerate import DistributedType
+
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+
+    def on_main(self, check: Callable[[], Any]) -> None:
+        """Let the main process do this. A UserError that it raises is raised by all of them."""
+        told: list[str | None] = [None]
+        if self.is_main:
+            try:
+                check()
+            except UserError as error:
+                told = [str(error)]
+        if self.size > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(told)
+        if told[0] is not None:
+            raise UserError(told[0])
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """(place, item) of the items that are this process's to do."""
@@ -56,8 +75,6 @@ class World:
 
     def sum(self, figures: dict[str, float]) -> dict[str, float]:
         """Each figure added up over the processes; one that a process lacks counts 0 there."""
-        if self.size == 1:
-            return figures
         total: dict[str, float] = {}
         for part in self.gather([figures]):
             for name, value in part.items():

@@ -1,18 +1,39 @@
-"""Broadcast, addition, normalisation."""
+"""Broadcast, addition, normalisation; what a run's options make of rollouts and rewards."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer_kit import rollout
 from trainer.advantage import (
+    TokenAdvantages,
     broadcast_sequence_rewards,
     center_groups,
     normalize_advantages,
+    normalize_groups,
+    pad_rows,
     token_advantages,
 )
+from trainer.config_rl import RLConfig
+from trainer.rewards import SampleReward
+from trainer.update import rollout_advantages
+
+
+def combined(
+    rewards: Sequence[float],
+    tokens: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
+    groups: Sequence[int],
+    **options: Any,
+) -> TokenAdvantages:
+    mask = pad_rows(valid, torch.bool)
+    return token_advantages(torch.tensor(rewards), pad_rows(tokens), mask, groups, **options)
 
 
 @given(
@@ -27,7 +48,7 @@ def test_a_norm_has_mean_0_and_std_1_over_valid_tokens(
     rewards = (torch.randn(len(lengths), generator=generator) * scale + 100).tolist()
     tokens = [(torch.randn(n, generator=generator) * scale).tolist() for n in lengths]
     valid = [[True] * n for n in lengths]
-    found = token_advantages(rewards, tokens, valid, range(len(lengths)))
+    found = combined(rewards, tokens, valid, range(len(lengths)))
     values = found.values[found.mask]
     assert values.mean().item() == pytest.approx(0, abs=1e-6)
     deviation = found.raw[found.mask].std(correction=0).item()
@@ -46,16 +67,31 @@ def test_the_sequence_reward_reaches_every_token() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e8])
-def test_a_constant_batch_gives_exactly_0(value: float) -> None:
+def test_a_constant_batch_gives_exactly_0_and_a_warning(
+    value: float, caplog: pytest.LogCaptureFixture
+) -> None:
     raw = torch.full((3, 7), value, dtype=torch.float64)
-    assert not normalize_advantages(raw, torch.ones(3, 7, dtype=torch.bool)).any()
-    assert not normalize_advantages(raw, torch.zeros(3, 7, dtype=torch.bool)).any()
+    on = torch.ones(3, 7, dtype=torch.bool)
+    assert not normalize_advantages(raw, on).any()
+    assert "all 21 tokens have the same advantage" in caplog.text
+    assert not normalize_groups(raw, on, [0, 0, 1]).any()
+    assert "2 prompts whose samples all earned the same" in caplog.text
+    caplog.clear()
+    assert not normalize_advantages(raw, ~on).any()
+    assert not normalize_groups(raw, ~on, [0, 0, 1]).any()
+    assert caplog.text == ""
+
+
+def test_normalisation_is_in_float64() -> None:
+    """In float32 a reward of 1e8 swallows differences of 1."""
+    found = combined([1e8], [[0.0, 1.0, 2.0]], [[True] * 3], [0])
+    assert found.values.dtype == torch.float64
+    deviation = (2 / 3) ** 0.5
+    assert found.values[0].tolist() == pytest.approx([-1 / deviation, 0, 1 / deviation])
 
 
 def test_masked_tokens_are_not_part_of_the_batch() -> None:
-    found = token_advantages(
-        [1.0, 3.0], [[0.0, 0.0], [0.0, -1e9]], [[True, True], [True, False]], [0, 1]
-    )
+    found = combined([1.0, 3.0], [[0.0, 0.0], [0.0, -1e9]], [[True, True], [True, False]], [0, 1])
     expected = normalize_advantages(
         torch.tensor([[1.0, 1.0, 3.0]]).double(), torch.ones(1, 3, dtype=torch.bool)
     )
@@ -72,7 +108,74 @@ def test_center_groups_subtracts_the_mean_of_a_prompt() -> None:
 def test_centering_a_group_is_an_option() -> None:
     rows = [[0.0]] * 4
     valid = [[True]] * 4
-    plain = token_advantages([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1])
+    plain = combined([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1])
     assert plain.raw[:, 0].tolist() == [1, 3, 10, 20]
-    centred = token_advantages([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1], center=True)
+    centred = combined([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1], center=True)
     assert centred.raw[:, 0].tolist() == [-1, 1, -5, 5]
+
+
+def test_group_norm_equals_grpo_for_samples_of_equal_length() -> None:
+    """(r - mean of the group) / its deviation on every token (arXiv 2402.03300, 4.1.2)."""
+    rewards, groups = torch.tensor([1.0, 2.0, 6.0, -5.0, 5.0, 3.0]), [4, 4, 4, 9, 9, 9]
+    on = torch.ones(6, 5, dtype=torch.bool)
+    found = token_advantages(rewards, torch.zeros(6, 5), on, groups, norm="group").values
+    by_group = rewards.view(2, 3).double()
+    mean, deviation = by_group.mean(1, True), by_group.std(1, correction=0, keepdim=True)
+    grpo = ((by_group - mean) / deviation).view(6, 1).expand(6, 5)
+    torch.testing.assert_close(found, grpo, atol=1e-7, rtol=0)
+
+
+def test_group_norm_sees_one_group_at_a_time() -> None:
+    tokens = [[0.0, 1.0], [2.0, 3.0], [100.0, 0.0], [50.0, 50.0]]
+    valid = [[True, True]] * 2 + [[True, False], [True, True]]
+    found = combined([0.0] * 4, tokens, valid, [0, 0, 1, 1], norm="group").values
+    assert found[:2].mean().item() == pytest.approx(0)
+    assert found[:2].std(correction=0).item() == pytest.approx(1)
+    second = torch.tensor([found[2, 0], found[3, 0], found[3, 1]])
+    assert second.mean().item() == pytest.approx(0)
+    assert second.std(correction=0).item() == pytest.approx(1)
+    assert found[2, 1] == 0
+
+
+def reward(r_seq: float, tokens: Sequence[float], valid: Sequence[bool]) -> SampleReward:
+    return SampleReward(r_seq, list(tokens), list(valid))
+
+
+def batch() -> tuple[list[Any], list[SampleReward]]:
+    rollouts = [
+        rollout([1], [2, 3], old_logprobs=[-1.0, -2.0], ref_logprobs=[-1.5, -1.0]),
+        rollout([1], [2, 3, 4], old_logprobs=[-1.0] * 3, ref_logprobs=[-1.0, -3.0, -2.0],
+                finish_reason="length", group=1),
+    ]  # fmt: skip
+    rewards = [reward(1.0, [0.0, -5.0], [True] * 2), reward(2.0, [0.0] * 3, [True, True, False])]
+    return rollouts, rewards
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_truncated_completions_are_kept_or_masked(masked: bool) -> None:
+    found = rollout_advantages(*batch(), RLConfig(mask_truncated=masked))
+    kept = [not masked, not masked, False]
+    assert found.mask.tolist() == [[True, True, False], kept]
+    assert found.raw[0].tolist() == [1.0, -4.0, 0.0]
+    own = normalize_advantages(torch.tensor([[1.0, -4.0]]), torch.ones(1, 2, dtype=torch.bool))
+    assert (found.values[0, :2].tolist() == own[0].tolist()) is masked  # nor in mean and deviation
+
+
+def test_the_kl_in_the_reward_is_summed_from_each_token_to_the_end() -> None:
+    found = rollout_advantages(*batch(), RLConfig(kl_in="reward", kl_estimator="k1", kl_coef=0.5))
+    # new - ref: [0.5, -1] and [0, 2, -, where the last token is not valid]
+    assert found.raw[0, :2].tolist() == pytest.approx([1.0 - 0.5 * -0.5, -4.0 - 0.5 * -1.0])
+    assert found.raw[1, :2].tolist() == pytest.approx([2.0 - 0.5 * 2, 2.0 - 0.5 * 2])
+    in_loss = rollout_advantages(*batch(), RLConfig(kl_in="loss", kl_coef=0.5))
+    assert in_loss.raw[0, :2].tolist() == [1.0, -4.0]
+
+
+def test_options_reach_the_advantages() -> None:
+    rollouts, rewards = batch()
+    centred = rollout_advantages(rollouts, rewards, RLConfig(center_groups=True))
+    assert centred.raw[0].tolist() == [0.0, -5.0, 0.0]
+    grouped = rollout_advantages(rollouts, rewards, RLConfig(advantage_norm="group"))
+    assert grouped.values[0, :2].tolist() == pytest.approx([1, -1])
+    assert not grouped.values[1].any()
+    wide = rollout_advantages(rollouts, rewards, RLConfig(advantage_eps=1e9))
+    assert wide.values.abs().max() < 1e-8

@@ -1,4 +1,4 @@
-"""Losses against closed forms, the KL against enumeration, masks against garbage."""
+"""Losses and their gradients against closed forms, masks against garbage."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ from torch import Tensor
 
 from trainer.loss import (
     LossWeights,
-    kl_loss,
+    TokenBatch,
+    importance_weights,
+    masked_mean,
     policy_loss,
     ppo_loss,
     reinforce_loss,
+    sequence_normalizer,
     token_logprobs,
+    token_normalizer,
 )
 
 ON = torch.tensor([[True, True]])
 
 
 def weights(**changes: Any) -> LossWeights:
-    values: dict[str, Any] = {
-        "algorithm": "ppo",
-        "clip_eps": 0.2,
-        "kl_coef": 0.1,
-        "kl_estimator": "k2",
-        "entropy_coef": 0.01,
-    } | changes
+    values: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.01} | changes
     return LossWeights(**values)
 
 
@@ -41,11 +39,30 @@ def test_token_logprobs_are_of_the_tempered_distribution() -> None:
     torch.testing.assert_close(entropy, -(table.exp() * table).sum(-1))
 
 
+def test_the_gradient_of_the_entropy_in_closed_form() -> None:
+    """dH / dz = -p (log p + H), here of softmax(z / t): 1 / t more."""
+    logits = torch.tensor([[0.3, -0.2, 1.5]], dtype=torch.float64, requires_grad=True)
+    _, entropy = token_logprobs(logits, torch.tensor([0]), 0.5, with_entropy=True)
+    assert entropy is not None
+    batch = TokenBatch(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([[True]]))
+    loss, figures = policy_loss(
+        torch.zeros(1, 1), entropy[None], batch, 4.0, LossWeights(entropy_coef=0.2)
+    )
+    loss.backward()
+    p = torch.softmax(logits.detach() / 0.5, -1)
+    h = -(p * p.log()).sum()
+    assert figures["entropy"] == pytest.approx(h.item(), rel=1e-6)
+    expected = -0.2 / 4 * (-p * (p.log() + h)) / 0.5
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-5, atol=1e-7)  # float32 inside
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "value", "gradient"),
     [
         (1.0, 2.0, -2.0, -2.0),  # gradient of -r A in log pi is -r A
-        (1.1, 2.0, -2.2, -2.2),
+        (1.0, -2.0, 2.0, 2.0),
+        (1.1, 2.0, -2.2, -2.2),  # inside
+        (0.9, -2.0, 1.8, 1.8),
         (1.5, 2.0, -2.4, 0.0),  # clipped from above: no reason to go on
         (1.5, -2.0, 3.0, 3.0),  # worse than the clip: pulled back
         (0.5, 2.0, -1.0, -1.0),
@@ -64,6 +81,26 @@ def test_ppo_loss_and_gradient_in_closed_form(
     assert new.grad[0].tolist() == pytest.approx([gradient / 2, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "gradient"),
+    [
+        (1.35, 1.0, -1.35, -1.35),  # between clip_eps and clip_eps_high
+        (1.5, 1.0, -1.4, 0.0),
+        (0.7, -1.0, 0.8, 0.0),  # the lower side stays where it was
+        (0.9, -1.0, 0.9, 0.9),
+    ],
+)
+def test_the_upper_side_of_the_clip_has_its_own_width(
+    ratio: float, advantage: float, value: float, gradient: float
+) -> None:
+    new = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    zero, on = torch.zeros(1, 1), torch.tensor([[True]])
+    loss = ppo_loss(new, zero, torch.full((1, 1), advantage), on, 1.0, 0.2, clip_eps_high=0.4)
+    loss.backward()
+    assert new.grad is not None
+    assert [loss.item(), new.grad.item()] == pytest.approx([value, gradient])
+
+
 def test_reinforce_gradient_is_the_policy_gradient() -> None:
     logits = torch.tensor([[[0.3, -0.2, 0.5]]], requires_grad=True)
     logprobs, _ = token_logprobs(logits, torch.tensor([[2]]), 1.0)
@@ -73,103 +110,93 @@ def test_reinforce_gradient_is_the_policy_gradient() -> None:
     torch.testing.assert_close(logits.grad, expected)
 
 
-def enumerated(logits: Tensor, ref: Tensor, old: Tensor, estimator: str) -> tuple[float, Tensor]:
-    """Expectation over the old policy of the estimator's value and gradient, term by term."""
-    policy = logits.clone().requires_grad_()
-    tokens = torch.arange(logits.numel())
-    new = torch.log_softmax(policy, -1)[tokens][None]
-    probs = torch.softmax(old, -1)
-    total = torch.zeros(())
-    for token in tokens:
-        only = torch.zeros(1, logits.numel(), dtype=torch.bool)
-        only[0, token] = True
-        term = kl_loss(
-            new, torch.log_softmax(ref, -1)[None], torch.log_softmax(old, -1)[None], only, 1.0,
-            estimator,  # type: ignore[arg-type]
-        )  # fmt: skip
-        total = total + probs[token] * term
-    total.backward()
-    assert policy.grad is not None
-    return total.item(), policy.grad
-
-
-def exact_kl(logits: Tensor, ref: Tensor, *, forward: bool = False) -> tuple[float, Tensor]:
-    policy = logits.clone().requires_grad_()
-    new, other = torch.log_softmax(policy, -1), torch.log_softmax(ref, -1)
-    kl = (other.exp() * (other - new)).sum() if forward else (new.exp() * (new - other)).sum()
-    kl.backward()
-    assert policy.grad is not None
-    return kl.item(), policy.grad
-
-
-@pytest.mark.parametrize("stale", [False, True])
-def test_kl_gradients_against_enumeration(stale: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits, ref, noise = torch.randn(3, 5, generator=generator, dtype=torch.float64) * 0.5
-    old = logits + 0.3 * noise if stale else logits
-    kl, gradient = exact_kl(logits, ref)
-    _, reverse_gradient = exact_kl(logits, ref, forward=True)
-    assert kl > 0.05
-    _, k2 = enumerated(logits, ref, old, "k2")
-    torch.testing.assert_close(k2, gradient)  # right, also on a second pass over a batch
-    value, k3 = enumerated(logits, ref, old, "k3")
-    assert value == pytest.approx(kl)
-    torch.testing.assert_close(k3, reverse_gradient)  # of the KL's other direction
-    _, k1 = enumerated(logits, ref, old, "k1")
-    if not stale:
-        torch.testing.assert_close(k1, torch.zeros_like(k1))  # pulls nowhere
-
-
-def test_k1_is_the_formula_new_minus_ref() -> None:
-    new, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
-    assert kl_loss(new, ref, new, ON, 2.0, "k1").item() == pytest.approx((0.5 - 1.0) / 2)
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
-@pytest.mark.parametrize("garbage", [1e6, float("nan"), float("inf")])
-def test_masked_tokens_change_nothing(algorithm: str, garbage: float) -> None:
+def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
+    old = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
+    sampler = torch.tensor([[-1.0, -0.5, -4.0]], requires_grad=True)
+    found = importance_weights(old, sampler, 2.0)
+    assert not found.requires_grad
+    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
+    new, mask = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, dtype=torch.bool)
+    batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=found)
+    loss, _ = policy_loss(new, None, batch, 3.0, LossWeights(algorithm))  # type: ignore[arg-type]
+    loss.backward()
+    assert new.grad is not None
+    expected = [-1.0 / 3, 2.0 * math.exp(-0.5) / 3, -3.0 * 2.0 / 3]
+    assert new.grad[0].tolist() == pytest.approx(expected)
+
+
+def test_token_mean_and_sequence_mean() -> None:
+    values = torch.tensor([[1.0, 1.0, 1.0, 7.0], [5.0, 9.0, 9.0, 9.0], [4.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False], [False] * 4])
+    counts = [3, 1, 0]
+    assert masked_mean(values, mask, token_normalizer(counts)).item() == pytest.approx(8 / 4)
+    by_sequence = sequence_normalizer(counts, counts)
+    assert masked_mean(values, mask, by_sequence).item() == pytest.approx((1 + 5) / 2)
+    parts = [
+        masked_mean(values[i : i + 1], mask[i : i + 1], sequence_normalizer(counts, [counts[i]]))
+        for i in range(3)
+    ]
+    assert sum(parts).item() == pytest.approx(3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize("garbage", [1e6, float("nan"), float("inf"), float("-inf")])
+def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimator: str) -> None:
     generator = torch.Generator().manual_seed(2)
-    tensors = [torch.randn(2, 4, generator=generator) for _ in range(5)]
+    tensors = [torch.randn(2, 4, generator=generator) for _ in range(6)]
     mask = torch.tensor([[True, True, False, False], [True, True, True, False]])
 
-    def run(fill: float | None) -> tuple[float, Tensor, dict[str, float]]:
-        new, *others = [
-            t if fill is None else t.masked_fill(~mask, fill) for t in (t.clone() for t in tensors)
-        ]
-        new.requires_grad_()
-        old, ref, entropy, advantages = others
-        loss, figures = policy_loss(
-            new, old, ref, entropy, advantages, mask, 5.0, weights(algorithm=algorithm)
+    def run(fill: float | None) -> tuple[float, Tensor, Tensor, dict[str, float]]:
+        new, old, ref, entropy, advantages, correction = (
+            t.clone() if fill is None else t.masked_fill(~mask, fill) for t in tensors
         )
+        new.requires_grad_()
+        entropy.requires_grad_()
+        loss, figures = policy_loss(
+            new, entropy, TokenBatch(old, advantages, mask, ref, correction.abs()), 5.0,
+            weights(algorithm=algorithm, kl_estimator=kl_estimator),
+        )  # fmt: skip
         loss.backward()
-        assert new.grad is not None
-        return loss.item(), new.grad, figures
+        assert new.grad is not None and entropy.grad is not None
+        return loss.item(), new.grad, entropy.grad, figures
 
-    value, gradient, figures = run(None)
-    value_g, gradient_g, figures_g = run(garbage)
+    value, *gradients, figures = run(None)
+    value_g, *gradients_g, figures_g = run(garbage)
     assert value == value_g
     assert figures == figures_g
-    torch.testing.assert_close(gradient[mask], gradient_g[mask], rtol=0, atol=0)
-    if math.isfinite(garbage):
+    for gradient, gradient_g in zip(gradients, gradients_g, strict=True):
+        assert torch.equal(gradient, gradient_g)
         assert not gradient_g[~mask].any()
+        assert gradient[mask].all()
 
 
 def test_an_extreme_ratio_stays_finite() -> None:
     new = torch.tensor([[0.0, -500.0]], requires_grad=True)
     old = torch.tensor([[-500.0, 0.0]])
-    loss, figures = policy_loss(
-        new, old, old, None, torch.tensor([[-1.0, 1.0]]), ON, 2.0, weights(kl_estimator="k3")
-    )
+    batch = TokenBatch(old, torch.tensor([[-1.0, 1.0]]), ON, ref=old)
+    loss, figures = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
     loss.backward()
     assert math.isfinite(loss.item())
     assert new.grad is not None
     assert new.grad.isfinite().all()
     assert figures["clip_frac"] == 2
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_the_log_ratio_is_clamped_where_the_config_says() -> None:
+    new, on = torch.tensor([[3.0]], requires_grad=True), torch.tensor([[True]])
+    loss = ppo_loss(new, torch.zeros(1, 1), torch.tensor([[-1.0]]), on, 1.0, 0.2, max_log_ratio=2.0)
+    assert loss.item() == pytest.approx(math.exp(2))
+    assert importance_weights(new, torch.zeros(1, 1), 1e9, 2.0).item() == pytest.approx(math.exp(2))
 
 
 def test_clip_fraction_counts_what_left_the_range() -> None:
     old = torch.zeros(1, 4)
     new = torch.tensor([[0.5, -0.5, 0.05, 0.5]])
-    mask = torch.tensor([[True, True, True, False]])
-    _, figures = policy_loss(new, old, None, None, old, mask, 3.0, weights())
+    batch = TokenBatch(old, old, torch.tensor([[True, True, True, False]]))
+    _, figures = policy_loss(new, None, batch, 3.0, weights())
     assert figures["clip_frac"] == 2
+    _, wide = policy_loss(new, None, batch, 3.0, weights(clip_eps_high=0.9))
+    assert wide["clip_frac"] == 1

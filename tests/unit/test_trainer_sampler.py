@@ -19,8 +19,9 @@ from tests.trainer_kit import (
 )
 from trainer.config import GenerationConfig
 from trainer.loss import token_logprobs
-from trainer.policy import completion_logits, micro_batches, stop_token_ids
-from trainer.sampler import Rollout, build_prompt, check_prompts, generate_rollouts
+from trainer.policy import stop_token_ids
+from trainer.prompting import build_prompt, check_prompts
+from trainer.sampler import Rollout, generate_rollouts
 
 TOKENIZER = letter_tokenizer()
 EXAMPLES = [example("ab", "1"), example("abcdefg", "2"), example("c", "3")]
@@ -243,24 +244,3 @@ def test_thinking_is_off_where_the_template_knows_of_it() -> None:
         "{% if enable_thinking is defined and enable_thinking is false %}a{% endif %}"
     )
     assert build_prompt(example("b"), tokenizer, "source")[0] == "b>a"
-
-
-@torch.no_grad()
-def test_logits_do_not_depend_on_the_padding() -> None:
-    model = tiny_llama(TOKENIZER)
-    prompts, completions = [[3, 4, 2], [5, 2]], [[3], [4, 5, 6, 1]]
-    together, ids, mask = completion_logits(model, prompts, completions, 0)
-    assert ids.tolist() == [[3, 0, 0, 0], [4, 5, 6, 1]]
-    assert mask.tolist() == [[True, False, False, False], [True] * 4]
-    for row in range(2):
-        alone, _, _ = completion_logits(model, prompts[row : row + 1], completions[row:][:1], 0)
-        torch.testing.assert_close(together[row, : alone.shape[1]], alone[0], atol=1e-5, rtol=0)
-
-
-def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
-    lengths = [8, 2, 20, 4, 120, 7]
-    batches = list(micro_batches(lengths, 24))
-    assert sorted(index for batch in batches for index in batch) == list(range(6))
-    for batch in batches:
-        padded = len(batch) * max(lengths[i] for i in batch)
-        assert padded <= 24 or len(batch) == 1

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
-from trainer.advantage import TokenAdvantages, token_advantages
+from trainer.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.config import RLConfig
-from trainer.sampler import Rollout
+from trainer.sampler import Rollout, rollout_logprobs
 from trainer.update import (
     NO_UPDATE,
+    Passes,
     TrainStats,
     accumulate_gradients,
     learning_rate,
     update_policy,
 )
+from trainer.world import World
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
@@ -34,11 +36,15 @@ def batch() -> tuple[list[Rollout], TokenAdvantages]:
         return torch.randint(3, len(TOKENIZER), (n,), generator=generator).tolist()
 
     rollouts = [
-        rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t))
+        rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t),
+                sampler_logprobs=numbers(t))
         for p, t in LENGTHS
-    ]
+    ]  # fmt: skip
     advantages = token_advantages(
-        numbers(5), [numbers(t) for _, t in LENGTHS], [[True] * t for _, t in LENGTHS], [0] * 5
+        torch.tensor(numbers(5)),
+        pad_rows([numbers(t) for _, t in LENGTHS]),
+        pad_rows([[True] * t for _, t in LENGTHS], torch.bool),
+        [0] * 5,
     )
     return rollouts, advantages
 
@@ -47,20 +53,27 @@ def config(**changes: Any) -> RLConfig:
     return RLConfig(**({"lr": 1e-2, "entropy_coef": 0.01, "kl_coef": 0.1} | changes))
 
 
+def passes(model: Any, cfg: RLConfig) -> Passes:
+    return Passes(model, cfg, World(torch.device("cpu")))
+
+
 def gradients(cfg: RLConfig, chosen: list[int]) -> tuple[dict[str, float], list[torch.Tensor]]:
     model = tiny_llama(TOKENIZER).double()
     rollouts, advantages = batch()
-    figures = accumulate_gradients(rollouts, advantages, chosen, model, cfg, 1.0, 0)
+    advantages.mask[4] = False  # a sample without a valid token is none of the sequences
+    figures = accumulate_gradients(rollouts, advantages, chosen, passes(model, cfg))
     return figures, [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize("loss_mean", ["token", "sequence"])
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
 @pytest.mark.parametrize("tokens", [1, 12, 20])
-def test_micro_batches_equal_the_full_batch(algorithm: str, tokens: int) -> None:
+def test_micro_batches_equal_the_full_batch(algorithm: str, tokens: int, loss_mean: str) -> None:
     """By value and by gradient, also where the last micro-batch is short."""
     chosen = list(range(5))
-    whole, expected = gradients(config(algorithm=algorithm, micro_batch_tokens=10_000), chosen)
-    cut, found = gradients(config(algorithm=algorithm, micro_batch_tokens=tokens), chosen)
+    options = {"algorithm": algorithm, "loss_mean": loss_mean}
+    whole, expected = gradients(config(**options, micro_batch_tokens=10_000), chosen)
+    cut, found = gradients(config(**options, micro_batch_tokens=tokens), chosen)
     assert cut.keys() == whole.keys()
     for name, value in whole.items():
         assert cut[name] == pytest.approx(value, rel=1e-6, abs=1e-6)  # float32 sums
@@ -68,34 +81,38 @@ def test_micro_batches_equal_the_full_batch(algorithm: str, tokens: int) -> None
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
-def test_tokens_outside_the_advantages_mask_are_not_learned_from() -> None:
-    """Such as those behind what the span model could read."""
+@pytest.mark.parametrize("garbage", [5.0, float("nan"), float("inf")])
+def test_tokens_outside_the_advantages_mask_are_not_learned_from(garbage: float) -> None:
+    """Such as those behind what the span model could read: neither their ids nor anything else
+    of them matters."""
 
-    def gradient(value: float) -> torch.Tensor:
+    def gradient(change: bool) -> torch.Tensor:
         model = tiny_llama(TOKENIZER)
         rollouts, advantages = batch()
         advantages.mask[2, 3:] = False
-        advantages.values[2, 3:] = value
-        assert rollouts[2].old_logprobs is not None
-        rollouts[2].old_logprobs[4] = value
-        accumulate_gradients(rollouts, advantages, range(5), model, config(), 1.0, 0)
+        if change:
+            advantages.values[2, 3:] = garbage
+            for name in ("old_logprobs", "ref_logprobs", "sampler_logprobs"):
+                getattr(rollouts[2], name)[3:] = [garbage] * 3
+            ids = rollouts[2].completion_token_ids
+            ids[3:] = [(token_id + 1) % len(TOKENIZER) for token_id in ids[3:]]
+        accumulate_gradients(rollouts, advantages, range(5), passes(model, config()))
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
-    torch.testing.assert_close(gradient(0.0), gradient(-5.0), rtol=0, atol=0)
+    before = gradient(False)
+    assert before.isfinite().all()
+    torch.testing.assert_close(gradient(True), before, rtol=0, atol=1e-7)
 
 
-def test_the_loss_is_a_mean_over_tokens_not_over_samples() -> None:
-    rollouts, advantages = batch()
-    figures, _ = gradients(config(kl_coef=0, entropy_coef=0, algorithm="reinforce"), [1, 2])
-    model = tiny_llama(TOKENIZER).double()
-    total = 0.0
-    for index in (1, 2):
-        one = accumulate_gradients(
-            rollouts, advantages, [index], model,
-            config(kl_coef=0, entropy_coef=0, algorithm="reinforce"), 1.0, 0,
-        )  # fmt: skip
-        total += one["policy_loss"] * LENGTHS[index][1]
-    assert figures["policy_loss"] == pytest.approx(total / 7)
+@pytest.mark.parametrize(("loss_mean", "parts"), [("token", (1, 6)), ("sequence", (1, 1))])
+def test_the_loss_is_a_mean_over_tokens_or_over_sequences(
+    loss_mean: str, parts: tuple[int, int]
+) -> None:
+    plain = config(kl_coef=0, entropy_coef=0, algorithm="reinforce", loss_mean=loss_mean)
+    both, _ = gradients(plain, [1, 2])
+    ones = [gradients(plain, [index])[0]["policy_loss"] for index in (1, 2)]
+    mean = sum(one * part for one, part in zip(ones, parts, strict=True)) / sum(parts)
+    assert both["policy_loss"] == pytest.approx(mean)
 
 
 def run(model: Any, optimizer: Any, cfg: RLConfig, **changes: Any) -> Any:
@@ -122,9 +139,9 @@ def test_ppo_and_reinforce_update_once_without_nan(algorithm: str, dtype: str) -
 def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
 
-    def recorded(rollouts: Any, advantages: Any, chosen: list[int], *rest: Any) -> Any:
+    def recorded(rollouts: Any, advantages: Any, chosen: list[int], passes: Passes) -> Any:
         seen.append(list(chosen))
-        return accumulate_gradients(rollouts, advantages, chosen, *rest)
+        return accumulate_gradients(rollouts, advantages, chosen, passes)
 
     monkeypatch.setattr("trainer.update.accumulate_gradients", recorded)
     model = tiny_llama(TOKENIZER)
@@ -167,7 +184,7 @@ def test_without_a_valid_token_there_are_no_figures() -> None:
         rollouts, advantages, torch.optim.SGD(model.parameters(), lr=1.0), config(),
         policy_model=model, temperature=1.0, pad_id=0,
     )  # fmt: skip
-    assert stats == NO_UPDATE == TrainStats(None, None, None, None, None, None, 0, 0)
+    assert stats == NO_UPDATE == TrainStats(None, None, None, None, None, None, None, 0, 0)
 
 
 def test_a_missing_reference_is_told() -> None:
@@ -178,6 +195,44 @@ def test_a_missing_reference_is_told() -> None:
             rollouts, advantages, torch.optim.SGD([torch.zeros(1)], lr=0.1), config(),
             policy_model=tiny_llama(TOKENIZER), temperature=1.0, pad_id=0,
         )  # fmt: skip
+
+
+def on_policy(model: Any) -> tuple[list[Rollout], TokenAdvantages]:
+    """The batch as if this model had sampled it."""
+    rollouts, advantages = batch()
+    rows = rollout_logprobs(rollouts, model, 1.0, 0, 4096)
+    for one, row in zip(rollouts, rows, strict=True):
+        one.old_logprobs, one.sampler_logprobs = row, None
+    return rollouts, advantages
+
+
+def test_with_one_pass_the_ratio_is_1_and_nothing_is_clipped() -> None:
+    """So that PPO is REINFORCE; a second pass over the batch leaves the clip range."""
+    stepped = {}
+    for algorithm, epochs, clip in (
+        ("ppo", 1, 0.2), ("ppo", 1, 1e-3), ("reinforce", 1, 0.2), ("ppo", 2, 0.2), ("ppo", 2, 1e-3)
+    ):  # fmt: skip
+        model = tiny_llama(TOKENIZER)
+        rollouts, advantages = on_policy(model)
+        cfg = config(algorithm=algorithm, ppo_epochs=epochs, clip_eps=clip, entropy_coef=0)
+        stats = update_policy(
+            rollouts, advantages, torch.optim.SGD(model.parameters(), lr=0.05), cfg,
+            policy_model=model, temperature=1.0, pad_id=0,
+        )  # fmt: skip
+        stepped[algorithm, epochs, clip] = (
+            stats,
+            torch.cat([p.flatten() for p in model.parameters()]),
+        )
+    first, weights = stepped["ppo", 1, 0.2]
+    assert first.clip_frac == 0
+    assert first.approx_kl == pytest.approx(0, abs=1e-9)
+    torch.testing.assert_close(stepped["ppo", 1, 1e-3][1], weights, rtol=0, atol=1e-6)
+    torch.testing.assert_close(stepped["reinforce", 1, 0.2][1], weights, rtol=0, atol=1e-6)
+    twice, further = stepped["ppo", 2, 0.2]
+    narrow, clipped = stepped["ppo", 2, 1e-3]
+    assert narrow.clip_frac > 0.2 and narrow.approx_kl > 0
+    assert twice.clip_frac < narrow.clip_frac
+    assert (clipped - further).abs().max() > 1e-6
 
 
 def test_learning_rate_warms_up_and_decays() -> None:

@@ -1,0 +1,202 @@
+"""The KL's gradients against the exact KL, by enumeration over a small vocabulary."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.advantage import kl_rewards
+from trainer.loss import (
+    KLEstimator,
+    TokenBatch,
+    importance_weights,
+    kl_loss,
+    kl_values,
+    policy_loss,
+    reinforce_loss,
+)
+from trainer.loss import LossWeights as Weights
+
+VOCABULARY = 4
+#: All sequences of two tokens.
+SEQUENCES = torch.tensor(list(product(range(VOCABULARY), repeat=2)))
+ALL = torch.ones(len(SEQUENCES), 2, dtype=torch.bool)
+
+
+def tables(seed: int = 1) -> Tensor:
+    """Three policies near one another: [3, 1 + V, V] logits, row 0 for the first token, row
+    1 + a for the one that follows a."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, 1 + VOCABULARY, VOCABULARY)
+    return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def logprobs(logits: Tensor) -> Tensor:
+    """[16, 2]: of both tokens of every sequence."""
+    table = logits.log_softmax(-1)
+    first, second = SEQUENCES.unbind(-1)
+    return torch.stack([table[0, first], table[1 + first, second]], dim=-1)
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """[16]: of every sequence; a constant."""
+    return logprobs(logits).sum(-1).exp().detach()
+
+
+def exact(policy: Tensor, ref: Tensor, sampled: Tensor, *, forward: bool = False) -> Tensor:
+    """KL of the first token's distributions, and of the second's at the prefixes that `sampled`
+    draws: sum of both. forward: KL(ref || policy)."""
+    own, other = policy.log_softmax(-1), ref.log_softmax(-1)
+    p, q = (other, own) if forward else (own, other)
+    kl = (p.exp() * (p - q)).sum(-1)
+    prefixes = torch.cat([torch.ones(1, dtype=torch.float64), sampled[0].softmax(-1)])
+    return (prefixes.detach() * kl).sum()
+
+
+def gradient(policy: Tensor, value: Tensor) -> Tensor:
+    return torch.autograd.grad(value, policy)[0]
+
+
+def of_loss(
+    policy: Tensor,
+    ref: Tensor,
+    old: Tensor,
+    estimator: KLEstimator,
+    sampler: Tensor | None = None,
+) -> tuple[float, Tensor]:
+    """Expected value and gradient of `kl_loss` over what the sampler draws (default: old)."""
+    policy = policy.clone().requires_grad_()
+    drawn = old if sampler is None else sampler
+    correction = None
+    if sampler is not None:
+        correction = importance_weights(logprobs(old), logprobs(sampler), 100.0)
+    normalizer = (1 / probabilities(drawn))[:, None]  # a mean over samples is this weighted sum
+    value = kl_loss(
+        logprobs(policy), logprobs(ref), logprobs(old), ALL, normalizer, estimator,
+        correction_BT=correction,
+    )  # fmt: skip
+    return value.item(), gradient(policy, value)
+
+
+def test_k2_is_the_gradient_of_each_tokens_kl() -> None:
+    policy, ref, _ = tables()
+    _, found = of_loss(policy, ref, policy, "k2")
+    leaf = policy.clone().requires_grad_()
+    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, policy)))
+    assert found.abs().max() > 0.01
+
+
+def test_k3_is_the_gradient_of_the_other_direction() -> None:
+    """And its value is that of the KL; near the reference both directions agree."""
+    policy, ref, _ = tables()
+    value, found = of_loss(policy, ref, policy, "k3")
+    leaf = policy.clone().requires_grad_()
+    assert value == pytest.approx(exact(leaf, ref, policy).item())
+    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, policy, forward=True)))
+    near = ref + 1e-4 * (policy - ref)
+    _, k2 = of_loss(near, ref, near, "k2")
+    _, k3 = of_loss(near, ref, near, "k3")
+    torch.testing.assert_close(k3, k2, rtol=1e-3, atol=1e-9)
+
+
+def test_k1_as_a_loss_pulls_nowhere() -> None:
+    policy, ref, _ = tables()
+    value, found = of_loss(policy, ref, policy, "k1")
+    assert value == pytest.approx(exact(policy, ref, policy).item())
+    torch.testing.assert_close(found, torch.zeros_like(found))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_after_a_policy_step_the_importance_weight_makes_it_right(estimator: KLEstimator) -> None:
+    """Sampled by the old policy, a token's KL is still that of the current one, at prefixes of
+    the old one."""
+    policy, ref, old = tables()
+    _, found = of_loss(policy, ref, old, estimator)
+    leaf = policy.clone().requires_grad_()
+    expected = gradient(leaf, exact(leaf, ref, old, forward=estimator == "k3"))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_sampler_that_differs_from_the_old_policy_is_corrected_too() -> None:
+    policy, ref, old = tables()
+    sampler = tables(seed=2)[0]
+    _, found = of_loss(policy, ref, old, "k2", sampler)
+    leaf = policy.clone().requires_grad_()
+    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, sampler)))
+
+
+def in_reward(policy: Tensor, ref: Tensor, estimator: KLEstimator) -> Tensor:
+    """Expected REINFORCE gradient with nothing but the KL as reward."""
+    leaf = policy.clone().requires_grad_()
+    new = logprobs(leaf)
+    advantages = kl_rewards(new.detach(), logprobs(ref), ALL, estimator)
+    normalizer = (1 / probabilities(policy))[:, None]
+    return gradient(leaf, reinforce_loss(new, advantages, ALL, normalizer))
+
+
+def test_k1_in_the_reward_is_the_gradient_of_the_whole_sequences_kl() -> None:
+    """Also of what a first token does to the KL of the second."""
+    policy, ref, _ = tables()
+    leaf = policy.clone().requires_grad_()
+    p = logprobs(leaf).sum(-1)
+    kl = (p.exp() * (p - logprobs(ref).sum(-1))).sum()
+    assert kl.item() == pytest.approx(exact(policy, ref, policy).item())
+    whole = gradient(leaf, kl)
+    torch.testing.assert_close(in_reward(policy, ref, "k1"), whole)
+    _, in_loss = of_loss(policy, ref, policy, "k2")
+    assert (whole - in_loss).abs().max() > 1e-3  # which `kl_in: loss` leaves out
+    for estimator in ("k2", "k3"):
+        assert (in_reward(policy, ref, estimator) - whole).abs().max() > 1e-3
+
+
+def test_kl_rewards_by_hand() -> None:
+    old = torch.tensor([[1.0, 2.0, 4.0]])
+    ref = torch.tensor([[0.5, 3.0, float("nan")]])
+    found = kl_rewards(old, ref, torch.tensor([[True, True, False]]))
+    assert found.tolist() == [[0.5, 1.0, 0.0]]
+
+
+def test_values_of_the_estimators() -> None:
+    d = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    assert kl_values(d, "k1").tolist() == [0.5, -1.0]
+    assert kl_values(d, "k2").tolist() == [0.125, 0.5]
+    expected = [torch.tensor(-x).exp().item() - 1 + x for x in (0.5, -1.0)]
+    assert kl_values(d, "k3").tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_token_far_from_the_reference_is_still_pulled_back(estimator: KLEstimator) -> None:
+    """The clamp of log-ratios is there for exp() alone."""
+    new = torch.tensor([[-0.1]], requires_grad=True)
+    on = torch.tensor([[True]])
+    kl_loss(new, torch.tensor([[-60.0]]), new.detach(), on, 1.0, estimator).backward()
+    assert new.grad is not None
+    assert new.grad.item() >= 0.99
+
+
+def test_the_weight_of_the_kl_is_capped() -> None:
+    new, old = torch.tensor([[0.0]], requires_grad=True), torch.tensor([[-5.0]])
+    on = torch.tensor([[True]])
+    kl_loss(new, torch.tensor([[-0.3]]), old, on, 1.0).backward()
+    assert new.grad is not None
+    assert new.grad.item() == pytest.approx(10 * 0.3)
+
+
+def test_the_loss_adds_kl_coef_times_the_kl() -> None:
+    policy, ref, old = tables()
+    policy.requires_grad_()
+    new, again = logprobs(policy), logprobs(policy)
+    batch = TokenBatch(logprobs(old), torch.zeros(16, 2).double(), ALL, ref=logprobs(ref))
+    loss, figures = policy_loss(new, None, batch, 32.0, Weights(kl_coef=0.3, kl_estimator="k3"))
+    kl = kl_loss(again, logprobs(ref), logprobs(old), ALL, 32.0, "k3")
+    assert loss.item() == pytest.approx(0.3 * kl.item())
+    torch.testing.assert_close(gradient(policy, loss), gradient(policy, 0.3 * kl))
+    d = new.detach() - logprobs(ref)
+    assert figures["kl_ref"] == pytest.approx(d.sum().item())
+    assert figures["kl_ref_k3"] == pytest.approx(kl_values(d, "k3").sum().item())
+    without, shown = policy_loss(logprobs(policy), None, batch, 32.0, Weights(kl_coef=0.0))
+    assert without.item() == 0
+    assert shown["kl_ref"] == figures["kl_ref"]  # shown also where it is no part of the loss
