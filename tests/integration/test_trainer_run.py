@@ -82,7 +82,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_one_command_generates_rewards_updates_and_evaluates(
+def test_generate_reward_advantage_update_evaluate_in_one_command(
     config: Path, fake_urls: dict[str, str]
 ) -> None:
     """Generate -> reward -> advantage -> 1 update -> evaluate again, on 32 samples."""
@@ -142,7 +142,7 @@ def check_log_line(line: dict[str, Any]) -> None:
         *(f"spans_{severity}_mean" for severity in ("MINOR", "MAJOR", "CRITICAL")),
         "policy_loss", "approx_kl", "clip_frac", "kl_ref",
         "metricx_coverage", "xcomet_coverage", "reward_coverage",
-        "rollout_s", "reward_s", "update_s",
+        "rollout_s", "logprob_s", "reward_s", "update_s",
     ):  # fmt: skip
         assert isinstance(line[name], float | int), name
     assert line["A_norm_mean"] == pytest.approx(0, abs=1e-6)
@@ -160,7 +160,10 @@ def check_log_line(line: dict[str, Any]) -> None:
         (["--set", "rl.learning_rate=1"], "rl.learning_rate: Extra inputs"),
         (["--set", "data.train=gone.jsonl"], "gone.jsonl: no such file"),
         (["--set", "policy.path=./gone"], "policy.path: ./gone: no such folder"),
-        (["--set", "generation.top_p=0.9"], "generation.top_p"),
+        (
+            ["--set", "generation.top_p=0.9", "--set", "rl.importance_correction=off"],
+            "generation.top_p",
+        ),
         ([], "cannot be reached"),
     ],
     ids=["unknown key", "no data", "no policy", "top_p", "service down"],
@@ -339,7 +342,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, letter_urls: tuple[str
     first = toy(tmp_path / "1", letter_urls, "rl.num_updates=3")
     second = toy(tmp_path / "2", letter_urls, "rl.num_updates=3")
     other = toy(tmp_path / "3", letter_urls, "rl.num_updates=3", "misc.seed=4")
-    timing = {"rollout_s", "reward_s", "update_s"}
+    timing = {"rollout_s", "logprob_s", "reward_s", "update_s"}
 
     def figures(run: Artifacts) -> list[dict[str, Any]]:
         return [{k: v for k, v in line.items() if k not in timing} for line in run.updates]
