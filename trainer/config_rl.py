@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
 
@@ -82,6 +82,12 @@ class RLConfig(Config):
         "over those of the prompt's own samples (GRPO).",
     )
     advantage_eps: float = Field(1e-8, gt=0, description="Added to that deviation.")
+
+    @field_validator("importance_correction", mode="before")
+    @classmethod
+    def _yamls_on_and_off(cls, value: Any) -> Any:
+        """YAML reads a plain on or off as true or false."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> RLConfig:
