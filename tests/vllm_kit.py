@@ -44,8 +44,9 @@ def make_model(folder: Path, *, template: bool = True) -> Path:
 
 
 @contextlib.contextmanager
-def running_vllm(model: Path, log: Path) -> Iterator[str]:
-    """Serve until the block ends; gives the URL as an SDK takes it."""
+def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
+    """Serve until the block ends; gives the URL as an SDK takes it. flags, variables: more of
+    the command line and of the environment."""
     port = free_port()
     command = [
         str(PYTHON), "-m", "vllm.entrypoints.openai.api_server",
@@ -56,10 +57,11 @@ def running_vllm(model: Path, log: Path) -> Iterator[str]:
         # A seeded prompt that is read in two parts ends vLLM 0.32 on a CPU: "CPU Generator does
         # not use offset".
         "--no-enable-chunked-prefill",
+        *flags,
     ]  # fmt: skip
     environment = os.environ | {
         "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(
