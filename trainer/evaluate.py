@@ -17,7 +17,7 @@ from trainer.data import Example
 from trainer.figures import Figures, rollout_figures, service_figures
 from trainer.rewards import Rewarder, sample_rewards
 from trainer.runlog import completion_line
-from trainer.sampler import generate_rollouts
+from trainer.sampler import Sampler, generate_rollouts
 
 #: Languages whose words BLEU cannot find by white space and punctuation.
 _BY_CHARACTER = frozenset({"zh", "ja", "ko", "th"})
@@ -76,18 +76,20 @@ def evaluate_on_dataset(
     gen_cfg: GenerationConfig,
     rewarder: Rewarder,
     reward_cfg: RewardConfig,
+    sampler: Sampler | None = None,
 ) -> Report:
     """Translate each example once and score it by every service that can be asked.
 
     The same policy gives the same translations, also at a temperature above 0: sampling has a seed
     of its own, and the caller's random numbers go on as if nothing had been drawn. The model is in
     eval mode meanwhile.
-    Requests carry no reference. Raises what `generate_rollouts` and `Rewarder.score` raise.
+    sampler: default: this process. Requests carry no reference.
+    Raises what `generate_rollouts` and `Rewarder.score` raise.
     """
     started = time.monotonic()
     with _undisturbed(policy_model):
         rollouts = generate_rollouts(
-            examples, policy_model, tokenizer, gen_cfg, with_logprobs=False
+            examples, policy_model, tokenizer, gen_cfg, sampler=sampler, with_logprobs=False
         )
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import torch
+
 from scorekit.schemas import Severity
 from trainer.advantage import TokenAdvantages
-from trainer.config import RewardConfig
+from trainer.config import RewardConfig, RLConfig
 from trainer.guards import GUARDS
+from trainer.loss import importance_weights
 from trainer.rewards import SampleReward, ServiceName, metricx_reward
 from trainer.sampler import Rollout
 
@@ -90,6 +93,25 @@ def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
         "truncated_frac": mean_of([r.finish_reason == "length" for r in rollouts]),
         "unaligned_tokens": sum(rollout.unaligned_tokens for rollout in rollouts),
         "entropy_est": None if entropy is None else -entropy,
+    }
+
+
+def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Figures:
+    """How far the sampler's log-probabilities are from the trainer's, |log pi - log pi_sampler| of
+    sampled tokens, and the weights that correct for it; None where both are one."""
+    ours = [value for r in rollouts if r.sampler_logprobs for value in r.old_logprobs or ()]
+    theirs = [value for r in rollouts for value in r.sampler_logprobs or ()]
+    if not theirs:
+        names = ("sampler_gap_mean", "sampler_gap_max")
+        return dict.fromkeys((*names, "importance_weight_mean", "importance_capped_frac"))
+    old, sampler = torch.tensor(ours), torch.tensor(theirs)
+    gap = (old - sampler).abs()
+    weights = importance_weights(old, sampler, cfg.importance_cap, cfg.max_log_ratio)
+    return {
+        "sampler_gap_mean": gap.mean().item(),
+        "sampler_gap_max": gap.max().item(),
+        "importance_weight_mean": weights.mean().item(),
+        "importance_capped_frac": (weights >= cfg.importance_cap).float().mean().item(),
     }
 
 

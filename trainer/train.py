@@ -22,8 +22,14 @@ from trainer.config import TrainerConfig
 from trainer.console import Console
 from trainer.data import Example
 from trainer.engine_generate import GenerateSampler
+from trainer.engine_vllm import VLLMSampler, probe_server
 from trainer.evaluate import Report, evaluate_on_dataset
-from trainer.figures import advantage_figures, reward_figures, rollout_figures
+from trainer.figures import (
+    advantage_figures,
+    importance_figures,
+    reward_figures,
+    rollout_figures,
+)
 from trainer.forward import check_head
 from trainer.guards import check_guards
 from trainer.policy import (
@@ -32,6 +38,7 @@ from trainer.policy import (
     load_policy,
     pad_token_id,
     prepare_torch,
+    stop_token_ids,
     unwrapped,
 )
 from trainer.prompting import check_prompts
@@ -76,7 +83,9 @@ def run_toy_rl(
     open_run_dir(cfg)
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
         held_out = eval_examples[: cfg.eval.eval_limit]
-        return Trainer(cfg, rewarder, train_examples, held_out).run()
+        trainer = Trainer(cfg, rewarder, train_examples, held_out)
+        with closing(trainer.sampler):
+            return trainer.run()
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
@@ -105,6 +114,7 @@ class Trainer:
         device = prepare_torch(cfg.misc)
         self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir))
         self.device = self.world.device
+        served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
         model, self.tokenizer = load_policy(cfg.policy, self.device)
         self.reference: Reference | None = None
         if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
@@ -116,9 +126,15 @@ class Trainer:
         check_prompts(held_out, model, self.tokenizer, cfg.eval_generation())
         self.pad_id = pad_token_id(model, self.tokenizer)
         self.model, self.optimizer = self.world.accelerator.prepare(model, optimizer)
-        self.sampler: Sampler = GenerateSampler(
-            self.model, self.tokenizer, many_processes=self.world.is_sharded
-        )
+        self.sampler: Sampler
+        if served is None:
+            self.sampler = GenerateSampler(
+                self.model, self.tokenizer, many_processes=self.world.is_sharded
+            )
+        else:
+            self.sampler = VLLMSampler(
+                cfg, served, stop_token_ids(model, self.tokenizer), self.world
+            )
         self.log = RunLog(cfg, rewarder.infos)
 
     def run(self) -> Artifacts:
@@ -126,6 +142,7 @@ class Trainer:
         rl, misc, every = self.cfg.rl, self.cfg.misc, self.cfg.eval.eval_every_n_updates
         updates: list[dict[str, Any]] = []
         reports: list[tuple[int, Report]] = []
+        self.sampler.sync(self.model, 0)
         with Console(rl.num_updates) as console:
             for update in range(rl.num_updates + 1):
                 if update > 0:
@@ -147,7 +164,7 @@ class Trainer:
         kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
         lr = learning_rate(update - 1, cfg.rl)
         line = {"update": update, "skipped": True, "lr": lr, **rollout_figures(rollouts)}
-        line |= reward_figures(rewards, cfg.reward)
+        line |= importance_figures(rollouts, cfg.rl) | reward_figures(rewards, cfg.reward)
         advantages, stats = None, NO_UPDATE
         if kept:
             advantages, stats = self.learn(
@@ -247,7 +264,7 @@ class Trainer:
         with autocast(self.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
                 self.held_out, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
-                cfg.reward,
+                cfg.reward, self.sampler,
             )  # fmt: skip
         self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
         return report
