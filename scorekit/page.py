@@ -18,8 +18,9 @@ STYLE = """\
   th, td { text-align: left; padding: .25rem .9rem .25rem 0; vertical-align: top; }
   th { font-weight: 600; border-bottom: 1px solid #ccc; }
   td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-  .pictures { display: flex; flex-wrap: wrap; gap: .6rem; }
-  .pictures svg { width: 21rem; height: auto; }
+  .pictures { display: grid; gap: .6rem;
+              grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); }
+  .pictures svg { width: 100%; height: auto; }
   .pair { border: 1px solid #e2e2e6; border-radius: .4rem; padding: .5rem .8rem; margin: .6rem 0; }
   .pair dt { color: #6b6b70; float: left; width: 4.2rem; clear: left; font-size: .85rem; }
   .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
@@ -45,7 +46,7 @@ def picture(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
             axes.set_xlabel(label)
             axes.grid(alpha=0.25)
             if drawn > 1:
-                axes.legend(frameon=False, fontsize=7)
+                axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")
             text = io.StringIO()
             figure.savefig(text, format="svg", metadata={"Date": None})
             return text.getvalue()[text.getvalue().index("<svg") :]

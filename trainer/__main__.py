@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +61,18 @@ def train(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
 
 
 @app.command()
-def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
+def evaluate(
+    config: ConfigFile,
+    set_: Overrides = None,
+    limit: Limit = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with this policy (folder or hub id), or with an earlier evaluation "
+            "(the folder that holds its evaluation.jsonl)."
+        ),
+    ] = None,
+) -> None:
     """Translate the held-out examples with the policy and score them."""
     with _clean_exit():
         cfg = _load(config, set_, limit)
@@ -78,25 +88,20 @@ def evaluate(config: ConfigFile, set_: Overrides = None, limit: Limit = None) ->
         )
         from rich.console import Console
 
-        from trainer.console import report_table
-        from trainer.evaluate import evaluate_on_dataset
-        from trainer.policy import autocast, load_policy, prepare_torch
-        from trainer.rewards import Rewarder
-        from trainer.runlog import open_run_dir, write_jsonl
+        from trainer.console import paired_table, report_table
+        from trainer.evaluate_run import run_evaluation
 
-        folder = open_run_dir(cfg)
-        with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
-            device = prepare_torch(cfg.misc)
-            model, tokenizer = load_policy(cfg.policy, device)
-            with autocast(device, cfg.misc.dtype):
-                report = evaluate_on_dataset(
-                    examples, model, tokenizer, cfg.eval_generation(), rewarder, cfg.reward
-                )
-        write_jsonl(folder / "evaluation.jsonl", report.examples)
-        figures = {"policy": cfg.policy.path, **report.figures()}
-        (folder / "evaluation.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        Console().print(report_table(report))
-        typer.echo(f"report: {folder / 'evaluation.json'}")
+        evaluation, compared = run_evaluation(cfg, examples, against)
+        folder = Path(cfg.misc.run_dir)
+        Console().print(report_table(evaluation.figures))
+        typer.echo(f"report: {folder / 'evaluation.html'}")
+        if compared is not None:
+            first, second = compared.first.policy, compared.second.policy
+            typer.echo(f"A: {first}\nB: {second}")
+            for name, figures in compared.groups.items():
+                typer.echo("all sources" if name == "all" else name)
+                Console().print(paired_table(figures))
+            typer.echo(f"comparison: {folder / 'comparison.html'}")
 
 
 @app.command()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich import console as rich_console
 from rich.progress import (
     BarColumn,
@@ -17,6 +19,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from trainer.compare import PairedFigure, as_row
 from trainer.evaluate import Report
 from trainer.figures import compare
 
@@ -33,6 +36,7 @@ _COLUMNS = {
     "kl_ref": ("kl_ref", "7.4f"),
     "clip": ("clip_frac", "6.3f"),
     "roll_s": ("rollout_s", "6.1f"),
+    "logp_s": ("logprob_s", "6.1f"),
     "rew_s": ("reward_s", "6.1f"),
     "upd_s": ("update_s", "6.1f"),
 }
@@ -103,9 +107,22 @@ def comparison_table(before: Report, after: Report) -> Table:
     return table
 
 
-def report_table(report: Report) -> Table:
-    """One report."""
+def paired_table(figures: Sequence[PairedFigure]) -> Table:
+    """Two policies side by side, with the interval of the difference."""
+    titles = ("sources", "A", "B", "B - A", "95 % interval", "p(worse)")
+    columns = (Column(title, justify="right", no_wrap=True) for title in titles)
+    table = Table("", *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # in 80 columns
+    for row in (as_row(figure) for figure in figures):
+        difference = Text(row.difference, _VERDICTS[row.verdict])
+        table.add_row(
+            row.title, row.sources, row.first, row.second, difference, row.interval, row.worse
+        )
+    return table
+
+
+def report_table(figures: Mapping[str, Any]) -> Table:
+    """The figures of one report."""
     table = Table("", Column("value", justify="right"))
-    for row in compare(report.figures(), {}):
+    for row in compare(figures, {}):
         table.add_row(row.title, row.before)
     return table

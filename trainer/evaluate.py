@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from scorekit.languages import find_language
 from trainer.config import GenerationConfig, RewardConfig
 from trainer.data import Example
-from trainer.figures import Figures, rollout_figures, service_figures
-from trainer.rewards import Rewarder, sample_rewards
+from trainer.figures import rollout_figures, service_figures
+from trainer.quality import reference_figures, sentence_chrf
+from trainer.rewards import Rewarder, SampleReward, sample_rewards
 from trainer.runlog import completion_line
-from trainer.sampler import Sampler, generate_rollouts
+from trainer.sampler import Rollout, Sampler, generate_rollouts
 
-#: Languages whose words BLEU cannot find by white space and punctuation.
-_BY_CHARACTER = frozenset({"zh", "ja", "ko", "th"})
 _SEED = 0  # of sampled translations
 
 
@@ -35,8 +33,10 @@ class Report:
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
-    chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward.
+    chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
+    stands only where all examples are of one language pair (trainer/quality.py says why).
     bleu_tokenize: `char` for languages without white space (and Korean), else `13a`.
+    pairs: where there are several language pairs, the figures of each; else empty.
     examples: one line of the completions dump for each example (trainer/runlog.py).
     """
 
@@ -61,6 +61,7 @@ class Report:
     chrf: float | None
     bleu: float | None
     bleu_tokenize: str | None
+    pairs: dict[str, dict[str, Any]]
     seconds: float
     examples: list[dict[str, Any]]
 
@@ -100,17 +101,39 @@ def evaluate_on_dataset(
     for example, rollout, reward in zip(examples, rollouts, rewards, strict=True):
         line = completion_line(rollout, reward)
         line["ref"] = example.ref_text
-        line["chrf"] = _sentence_chrf(rollout.completion_text, example.ref_text)
+        line["chrf"] = sentence_chrf(rollout.completion_text, example.ref_text)
         lines.append(line)
-    figures: Figures = {**rollout_figures(rollouts), **service_figures(rewards, reward_cfg)}
-    texts_only = [rollout.completion_text for rollout in rollouts]
-    quality = reference_figures(examples, texts_only)
-    known = {f.name for f in fields(Report)}
+    several = len({rollout.pair for rollout in rollouts}) > 1
+    pairs = {}
+    for pair in dict.fromkeys(rollout.pair for rollout in rollouts) if several else ():
+        chosen = [i for i, rollout in enumerate(rollouts) if rollout.pair == pair]
+        pairs[pair] = _figures(
+            [examples[i] for i in chosen],
+            [rollouts[i] for i in chosen],
+            [rewards[i] for i in chosen],
+            reward_cfg,
+        )
     return Report(
-        **{name: value for name, value in figures.items() if name in known},  # type: ignore[arg-type]
-        **quality,
+        **_figures(examples, rollouts, rewards, reward_cfg),
+        pairs=pairs,
         seconds=time.monotonic() - started,
         examples=lines,
+    )
+
+
+def _figures(
+    examples: Sequence[Example],
+    rollouts: Sequence[Rollout],
+    rewards: Sequence[SampleReward],
+    cfg: RewardConfig,
+) -> dict[str, Any]:
+    """The fields of `Report` that are figures of these examples."""
+    figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
+    known = {f.name for f in fields(Report)}
+    return {name: value for name, value in figures.items() if name in known} | reference_figures(
+        [rollout.pair for rollout in rollouts],
+        [rollout.completion_text for rollout in rollouts],
+        [example.ref_text for example in examples],
     )
 
 
@@ -127,38 +150,3 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             model.train(was_training)
-
-
-def reference_figures(examples: Sequence[Example], translations: Sequence[str]) -> dict[str, Any]:
-    """Corpus chrF and BLEU of the translations whose example has a reference."""
-    pairs = [
-        (translation, example.ref_text)
-        for example, translation in zip(examples, translations, strict=True)
-        if example.ref_text
-    ]
-    if not pairs:
-        return {"chrf": None, "bleu": None, "bleu_tokenize": None}
-    import sacrebleu
-
-    outputs = [translation for translation, _ in pairs]
-    references = [[reference for _, reference in pairs]]
-    tokenize = _bleu_tokenize(examples)
-    return {
-        "chrf": sacrebleu.corpus_chrf(outputs, references).score,
-        "bleu": sacrebleu.corpus_bleu(outputs, references, tokenize=tokenize).score,
-        "bleu_tokenize": tokenize,
-    }
-
-
-def _bleu_tokenize(examples: Sequence[Example]) -> str:
-    languages = [find_language(name) for name in {example.tgt_lang for example in examples}]
-    by_character = all(lang is not None and lang.madlad in _BY_CHARACTER for lang in languages)
-    return "char" if by_character else "13a"
-
-
-def _sentence_chrf(translation: str, reference: str | None) -> float | None:
-    if not reference:
-        return None
-    import sacrebleu
-
-    return float(sacrebleu.sentence_chrf(translation, [reference]).score)

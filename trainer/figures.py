@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -49,10 +49,14 @@ class Comparison:
     verdict: str
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Comparison]:
-    """The figures of two reports side by side."""
+def compare(
+    before: Mapping[str, Any], after: Mapping[str, Any], only: str | None = None
+) -> list[Comparison]:
+    """The figures of two reports side by side. only: this field alone."""
     rows = []
     for title, key, digits, higher in REPORT_ROWS:
+        if only not in (None, key):
+            continue
         old, new = before.get(key), after.get(key)
         if old is None or new is None:
             change, verdict = "–", ""
@@ -66,6 +70,33 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Compari
 
 def _show(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+class SeverityCount(NamedTuple):
+    """Error spans of one severity. share: of all spans, None without any. segments: those with
+    such a span, of the `scored` ones."""
+
+    severity: str
+    spans: int
+    share: float | None
+    segments: int
+    scored: int
+
+
+def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
+    """Of the segments of a completions dump whose spans are known; [] where none are."""
+    found = [[span["severity"] for span in line["error_spans"]]
+             for line in lines if line["error_spans"] is not None]  # fmt: skip
+    if not found:
+        return []
+    every = sum(map(len, found))
+    counts = []
+    for severity in get_args(Severity):
+        spans = sum(of_segment.count(severity) for of_segment in found)
+        segments = sum(severity in of_segment for of_segment in found)
+        share = spans / every if every else None
+        counts.append(SeverityCount(severity, spans, share, segments, len(found)))
+    return counts
 
 
 def mean_std(name: str, values: Sequence[float]) -> Figures:

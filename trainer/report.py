@@ -1,13 +1,12 @@
-"""report.html of a run: figures before and after, curves, translations with their spans marked.
+"""The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
-Reads the folder that trainer/runlog.py describes. The page is one file, with no script and nothing
-fetched from elsewhere; every text in it is escaped.
+A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+trainer/runlog.py describes the files that are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,17 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
-from scorekit.page import STYLE, picture
+from scorekit.page import STYLE
 from scorekit.render import cut_segments, visible
 from scorekit.schemas import ErrorSpan
-from trainer.figures import compare
+from trainer.compare import FEWEST, RESAMPLES, PairedFigure, as_row, changed_most
+from trainer.curves import draw_run
+from trainer.figures import compare, severity_counts
 from trainer.runlog import read_jsonl
 
-#: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).
-CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
-    ("MetricX score (lower is better)", ("metricx_score_mean",), "metricx_score_mean"),
-    ("xCOMET score", ("xcomet_score_mean",), "xcomet_score_mean"),
-    (
-        "error spans a segment",
-        ("spans_MINOR_mean", "spans_MAJOR_mean", "spans_CRITICAL_mean"),
-        "spans_mean",
-    ),
-    ("held-out chrF", (), "chrf"),
-    ("completion length (tokens)", ("completion_length_mean",), "completion_length_mean"),
-    ("token reward of spans", ("token_rewards_mean",), None),
-    ("KL to the reference", ("kl_ref",), None),
-    ("policy loss", ("policy_loss",), None),
-)
-_SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
 _SHOWN = 12  # examples of each kind
+#: Columns of the table by language pair; BLEU says how it counts.
+_PAIR_KEYS = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
 
 
 def write_report(
@@ -52,67 +39,95 @@ def write_report(
     evals = read_jsonl(folder / "eval.jsonl")
     if not updates and not evals:
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
-    environment = Environment(
-        loader=PackageLoader("trainer", "."), autoescape=select_autoescape(["html"])
-    )
-    environment.filters |= {"segments": _segments, "visible": visible}
-    page = environment.get_template("report.html").render(
+    return _write(
+        folder / "report.html",
         title=title,
-        style=Markup(STYLE),
         notes=notes,
+        stopped=updates[-1].get("stopped") if updates else None,
         evals=evals,
         rows=compare(evals[0], evals[-1]) if evals else [],
-        curves=[Markup(svg) for svg in _draw_curves(updates, evals)],
+        pairs=_pair_table(evals[0], evals[-1]) if evals else None,
+        curves=[Markup(svg) for svg in draw_run(folder, updates, evals)],
         examples=_pick_examples(folder, evals),
         config=_read_text(folder / "config.yaml"),
         updates=len(updates),
     )
-    path = folder / "report.html"
+
+
+def write_evaluation(
+    folder: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[dict[str, Any]],
+    config: str = "",
+) -> Path:  # fmt: skip
+    """Write `evaluation.html`: the figures of a report, its worst translations and its first."""
+    scored = [line for line in lines if line["metricx_score"] is not None]
+    worst = sorted(scored, key=lambda line: -line["metricx_score"])[:_SHOWN]
+    failed = [line for line in lines if line["error"]][:_SHOWN]
+    kinds = (
+        ("Worst, says MetricX", worst),
+        ("Without a score", failed),
+        ("The first of the set", lines[:_SHOWN]),
+    )
+    return _write(
+        folder / "evaluation.html",
+        policy=policy,
+        figures=figures,
+        rows=compare(figures, {}),
+        pairs=_pair_table(figures, figures),
+        severity_rows=severity_counts(lines),
+        examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
+        config=config,
+    )
+
+
+def write_comparison(
+    folder: Path, names: tuple[str, str], groups: Mapping[str, Sequence[PairedFigure]],
+    first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]],
+) -> Path:  # fmt: skip
+    """Write `comparison.html`: intervals of the differences, and what changed most."""
+    return _write(
+        folder / "comparison.html",
+        first=names[0],
+        second=names[1],
+        groups=[
+            {"name": name, "rows": [as_row(figure) for figure in figures]}
+            for name, figures in groups.items()
+        ],
+        resamples=RESAMPLES,
+        fewest=FEWEST,
+        examples=changed_most(first, second, _SHOWN),
+    )
+
+
+def _write(path: Path, **values: Any) -> Path:
+    """Fill the template that has the page's name."""
+    environment = Environment(
+        loader=PackageLoader("trainer", "."), autoescape=select_autoescape(["html"])
+    )
+    environment.filters |= {"segments": _segments, "visible": visible}
+    page = environment.get_template(path.name).render(style=Markup(STYLE), **values)
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _draw_curves(updates: list[dict[str, Any]], evals: list[dict[str, Any]]) -> list[str]:
-    """SVG pictures, one a curve that has points."""
-    pictures = [
-        picture(title, "update", partial(_draw_curve, updates, evals, keys, eval_key))
-        for title, keys, eval_key in CURVES
-    ]
-    return [drawn for drawn in pictures if drawn is not None]
-
-
-def _draw_curve(
-    updates: list[dict[str, Any]], evals: list[dict[str, Any]],
-    keys: Sequence[str], eval_key: str | None, axes: Any,
-) -> int:  # fmt: skip
-    from matplotlib.ticker import MaxNLocator
-
-    drawn = [_draw_series(axes, updates, key) for key in keys]
-    if eval_key is not None:
-        drawn.append(_draw_held_out(axes, evals, eval_key))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return len(drawn) if any(drawn) else 0
-
-
-def _draw_series(axes: Any, updates: list[dict[str, Any]], key: str) -> bool:
-    points = [(line["update"], line[key]) for line in updates if line.get(key) is not None]
-    if not points:
-        return False
-    steps, values = zip(*points, strict=True)
-    smooth: list[float] = []
-    for value in values:
-        smooth.append(_SMOOTHING * smooth[-1] + (1 - _SMOOTHING) * value if smooth else value)
-    label = key.removesuffix("_mean").removeprefix("spans_").replace("_", " ")
-    (line,) = axes.plot(steps, smooth, label=label, linewidth=1.6)
-    axes.plot(steps, values, ".", color=line.get_color(), alpha=0.35, markersize=4)
-    return True
-
-
-def _draw_held_out(axes: Any, evals: list[dict[str, Any]], key: str) -> bool:
-    points = [(line["update"], line[key]) for line in evals if line.get(key) is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), "o-", color="black", label="held out", markersize=4)
-    return bool(points)
+def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
+    """For the template: figures of each language pair, before and after; None of one pair."""
+    old, new = before.get("pairs") or {}, after.get("pairs") or {}
+    if not old:
+        return None
+    titles: list[str] = []
+    rows = []
+    for name, figures in old.items():
+        later = new.get(name, {})
+        cells = []
+        titles = []
+        for key in _PAIR_KEYS:
+            (row,) = compare(figures, later, only=key)
+            note = figures.get("bleu_tokenize") if key == "bleu" else None
+            titles.append(row.title.removesuffix(" (never a reward)"))
+            cells.append({"before": row.before, "after": row.after, "change": row.change,
+                          "verdict": row.verdict, "note": note})  # fmt: skip
+        rows.append({"name": name, "samples": figures["samples"], "cells": cells})
+    return {"titles": titles, "rows": rows}
 
 
 def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -124,19 +139,11 @@ def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, 
         raise UserError(
             f"{folder}: {evals[0]['completions']} and {evals[-1]['completions']} differ in length"
         )
-    pairs = list(zip(before, after, strict=True))
-    changes = [
-        (a["metricx_score"] - b["metricx_score"], b, a)
-        for b, a in pairs
-        if b["metricx_score"] is not None and a["metricx_score"] is not None
+    kinds = [
+        *changed_most(before, after, _SHOWN),
+        ("The first of the set", list(zip(before, after, strict=True))[:_SHOWN]),
     ]
-    changes.sort(key=lambda change: change[0])
-    kinds = (
-        ("Improved most, says MetricX", [(b, a) for c, b, a in changes[:_SHOWN] if c < 0]),
-        ("Worsened most, says MetricX", [(b, a) for c, b, a in changes[::-1][:_SHOWN] if c > 0]),
-        ("The first of the set", pairs[:_SHOWN]),
-    )
-    return [{"title": title, "pairs": chosen} for title, chosen in kinds if chosen]
+    return [{"title": title, "pairs": chosen} for title, chosen in kinds]
 
 
 def _segments(line: dict[str, Any]) -> list[dict[str, str]]:

@@ -22,13 +22,13 @@ could not read to its end (`truncated_frac`: completions that max_new_tokens cut
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
 folder), and the fields of `trainer.evaluate.Report`.
 
-**completions/eval-*.jsonl.** `id`, `src`, `mt`, `ref` (null without one), `tokens`,
-`finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`, `xcomet_truncated` (whether
-the model read less than the whole source and translation), `chrf` (of the segment; null where there
-is none), `error_spans` (list of `start`, `end`, `severity`, `confidence`, `text`; null if not
-asked), `guards` (guard -> fault), `error` (why it has no score, else null). The order is that of
-the examples in every dump of a run, so that line k before and line k after translate the same
-source.
+**completions/eval-*.jsonl.** `id`, `pair` (languages, "en-US>ko-KR"), `src`, `mt`, `ref` (null
+without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
+`xcomet_truncated` (whether the model read less than the whole source and translation), `chrf` (of
+the segment; null where there is none), `error_spans` (list of `start`, `end`, `severity`,
+`confidence`, `text`; null if not asked), `guards` (guard -> fault), `error` (why it has no score,
+else null). The order is that of the examples in every dump of a run, so that line k before and
+line k after translate the same source.
 
 **completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
 `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
@@ -207,6 +207,7 @@ def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
     spans = reward.error_spans
     return {
         "id": rollout.example_id,
+        "pair": rollout.pair,
         "src": rollout.src_text,
         "mt": rollout.completion_text,
         "tokens": len(rollout.completion_token_ids),

@@ -1,0 +1,61 @@
+"""Figures for TensorBoard and the other trackers that accelerate knows, besides log.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+PROJECT = "scorekit"  # the folder of TensorBoard's files, the project of the others
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise UserError at a tracker that accelerate does not know or that is not installed."""
+    if not names:
+        return
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    installed = {str(tracker) for tracker in get_available_trackers()}
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise UserError(f"misc.trackers: {name!r} is unknown; known: {known}")
+        if name not in installed:
+            package = "'scorekit[tensorboard]'" if name == "tensorboard" else name.replace("_", "-")
+            raise UserError(
+                f"misc.trackers: {name} is not installed: pip install {package}, or leave it out"
+            )
+
+
+def start_trackers(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
+    """Open what the accelerator was made with; the run's config becomes its hyper-parameters."""
+    if accelerator.log_with:
+        accelerator.init_trackers(PROJECT, dict(_flat(config)))
+
+
+def track(accelerator: Accelerator, part: str, line: Mapping[str, Any], step: int) -> None:
+    """The numbers of a line of log.jsonl or eval.jsonl, under `part/`. What is null or not finite
+    is left out, since a tracker would draw it as a number."""
+    accelerator.log(
+        {
+            f"{part}/{key}": float(value)
+            for key, value in _flat(line)
+            if isinstance(value, int | float) and math.isfinite(value)
+        },
+        step=step,
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("rl.lr", 1e-6), ...: numbers, truth values and texts as they are, the rest as text."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            plain = isinstance(value, bool | int | float | str)
+            yield prefix + key, value if plain else str(value)
