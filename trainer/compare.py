@@ -121,6 +121,10 @@ def _spans(line: Line, severity: str | None = None) -> float | None:
     return sum(severity in (None, span["severity"]) for span in spans)
 
 
+def _fault(line: Line, name: str) -> float | None:
+    return (line.get("guards") or {}).get(name)
+
+
 #: (title, key, value of a line or None, whether higher is better): figures that are means.
 _MEANS: tuple[tuple[str, str, Callable[[Line], float | None], bool | None], ...] = (
     ("MetricX score", "metricx_score", lambda line: line["metricx_score"], False),
@@ -161,7 +165,10 @@ def _compare(
     first: Sequence[Line], second: Sequence[Line], resamples: int, seed: int
 ) -> list[PairedFigure]:
     figures = []
-    for title, key, value, higher in _MEANS:
+    faults = dict.fromkeys(name for line in (*first, *second) for name in line.get("guards") or ())
+    guards = [(f"guard: {name}", f"guard_{name}", partial(_fault, name=name), False)
+              for name in faults]  # fmt: skip
+    for title, key, value, higher in (*_MEANS, *guards):
         values = [(value(a), value(b)) for a, b in zip(first, second, strict=True)]
         both = [pair for pair in values if None not in pair]
         stats = np.array(both, dtype=np.float64).reshape(-1, 2, 1)

@@ -35,6 +35,7 @@ CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     ("completions cut by max_new_tokens", ("truncated_frac",), "truncated_frac"),
     ("KL to the reference", ("kl_ref", "kl_ref_k3"), None),
     ("KL of a step, and share of tokens clipped", ("approx_kl", "clip_frac"), None),
+    ("log-probability gap, sampler to trainer", ("sampler_gap_mean", "sampler_gap_max"), None),
     ("entropy (estimate)", ("entropy_est",), None),
     ("policy loss", ("policy_loss",), None),
     ("gradient norm before clipping", ("grad_norm",), None),

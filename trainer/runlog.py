@@ -7,20 +7,28 @@ runs/<name>/
     completions/            train-000001.jsonl, eval-000000.jsonl: one object for each completion
     checkpoints/            step-000020/: see trainer/checkpoint.py
     services.json           URL -> what `/v1/info` of the service there said at the start
-    evaluation.json, .jsonl the report and the dump of `python -m trainer evaluate`
+    trackers/               files of TensorBoard and other trackers (misc.trackers)
+    report.html             all this, for eyes
+    evaluation.json, .jsonl, .html
+                            the report and the dump of `python -m trainer evaluate`
+    comparison.json, .html  the same against another policy, whose evaluation stands in against/
 
 **log.jsonl.** `update` (from 1), `skipped` (true: nothing was learned, since no sample was scored
 or no optimiser step could be taken), `lr`, the figures of trainer/figures.py (rollout, reward,
 advantage), of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
-seconds: `rollout_s`, `reward_s`, `update_s`. Every line has every key; a figure that does not exist
-is null, such as those of a service that was not asked, or the loss of a skipped update. Every mean
-of scores stands beside its coverage (scored / asked). `metricx_truncated_frac` and
-`xcomet_truncated_frac` are the share of the scored samples whose source or translation the model
-could not read to its end (`truncated_frac`: completions that max_new_tokens cut).
+seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes over the rollouts,
+while rewards are awaited), `reward_s` (what is left to wait for then), `update_s`. `kl_ref` is the
+mean of new - ref, `kl_ref_k3` its estimate that is never negative. Every line has every key; a
+figure that does not exist is null, such as those of a service that was not asked, or the loss of a
+skipped update. Every mean of scores stands beside its coverage (scored / asked).
+`metricx_truncated_frac` and `xcomet_truncated_frac` are the share of the scored samples whose
+source or translation the model could not read to its end (`truncated_frac`: completions that
+max_new_tokens cut).
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
 
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
-folder), and the fields of `trainer.evaluate.Report`.
+folder), and the fields of `trainer.evaluate.Report`; `pairs` holds them for each language pair
+where there are several.
 
 **completions/eval-*.jsonl.** `id`, `pair` (languages, "en-US>ko-KR"), `src`, `mt`, `ref` (null
 without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
@@ -54,7 +62,10 @@ from trainer.rewards import SampleReward
 from trainer.sampler import Rollout
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-_OWN = ("config.yaml", "log.jsonl", "eval.jsonl", "services.json", "completions", "checkpoints")
+_OWN = (
+    "config.yaml", "log.jsonl", "eval.jsonl", "services.json", "completions", "checkpoints",
+    "trackers",
+)  # fmt: skip
 
 
 class RunLog:

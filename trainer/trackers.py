@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
@@ -32,10 +33,17 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-def start_trackers(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
-    """Open what the accelerator was made with; the run's config becomes its hyper-parameters."""
+@contextmanager
+def tracking(accelerator: Accelerator, config: Mapping[str, Any]) -> Iterator[None]:
+    """Open the trackers that the accelerator was made with, if any, and close them at the end. The
+    run's config becomes its hyper-parameters."""
     if accelerator.log_with:
         accelerator.init_trackers(PROJECT, dict(_flat(config)))
+    try:
+        yield
+    finally:
+        if accelerator.log_with:
+            accelerator.end_training()
 
 
 def track(accelerator: Accelerator, part: str, line: Mapping[str, Any], step: int) -> None:

@@ -45,6 +45,7 @@ from trainer.prompting import check_prompts
 from trainer.rewards import Rewarder, SampleReward, Scores, sample_rewards
 from trainer.runlog import RunLog, check_run_dir, open_run_dir, training_lines
 from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
+from trainer.trackers import check_trackers, track, tracking
 from trainer.update import (
     NO_UPDATE,
     TrainStats,
@@ -97,6 +98,7 @@ def check_trainable(cfg: TrainerConfig) -> None:
             "guards.w_*): there is nothing to learn; give one of them a weight"
         )
     load_template(cfg.generation.prompt_template)
+    check_trackers(cfg.misc.trackers)
 
 
 class Trainer:
@@ -112,7 +114,7 @@ class Trainer:
         self.cfg, self.rewarder = cfg, rewarder
         self.train, self.held_out = train, held_out
         device = prepare_torch(cfg.misc)
-        self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir))
+        self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers")
         self.device = self.world.device
         served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
         model, self.tokenizer = load_policy(cfg.policy, self.device)
@@ -143,7 +145,8 @@ class Trainer:
         updates: list[dict[str, Any]] = []
         reports: list[tuple[int, Report]] = []
         self.sampler.sync(self.model, 0)
-        with Console(rl.num_updates) as console:
+        config = self.cfg.model_dump(mode="json")
+        with tracking(self.world.accelerator, config), Console(rl.num_updates) as console:
             for update in range(rl.num_updates + 1):
                 if update > 0:
                     updates.append(self.step(update))
@@ -181,6 +184,7 @@ class Trainer:
             self.log.write_completions(update, dump)
         line |= clock.seconds
         self.log.write_update(line)
+        track(self.world.accelerator, "train", line, update)
         return line
 
     def collect(self, update: int, clock: Clock) -> tuple[list[Rollout], list[SampleReward]]:
@@ -267,6 +271,7 @@ class Trainer:
                 cfg.reward, self.sampler,
             )  # fmt: skip
         self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
+        track(self.world.accelerator, "eval", report.figures(), update)
         return report
 
     def save(self, update: int) -> Path:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
 
+from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
-from tests.trainer_kit import example, letter_tokenizer, tiny_llama
-from trainer.config import GenerationConfig, RewardConfig
+from tests.trainer_kit import (
+    byte_level_tokenizer,
+    example,
+    letter_tokenizer,
+    save_policy,
+    tiny_llama,
+)
+from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
+from trainer.data import Example
 from trainer.evaluate import evaluate_on_dataset
+from trainer.evaluate_run import run_evaluation
 from trainer.rewards import Rewarder
+from trainer.runlog import read_jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +62,96 @@ def test_an_evaluation_by_sampling_is_the_same_twice() -> None:
     assert model.training
     assert report.metricx_coverage == 1.0
     assert report.xcomet_coverage is None and report.xcomet_truncated_frac is None
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two policies that differ."""
+    folder = tmp_path_factory.mktemp("policies")
+    return [save_policy(folder / str(seed), byte_level_tokenizer(), seed=seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[dict[str, list[str]]]:
+    with (
+        running_service(FakeBackend("metricx")) as metricx,
+        running_service(FakeBackend("xcomet")) as xcomet,
+    ):
+        yield {"metricx_urls": [metricx], "xcomet_urls": [xcomet]}
+
+
+def config(policy: Path, folder: Path, services: dict[str, list[str]]) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "policy": {"path": str(policy)},
+            "generation": {"prompt_template": "source", "max_new_tokens": 6},
+            "reward": {**services, "guards": {"shown": True}},
+            "misc": {"device": "cpu", "run_dir": str(folder)},
+        }
+    )
+
+
+SOURCES = [
+    *(example(f"Save <{n}>.", str(n), "저장") for n in range(12)),
+    *(Example(f"d{n}", f"Open {n}.", "English", "German", "en-US", "de-DE", "Datei öffnen")
+      for n in range(11)),
+]  # fmt: skip
+
+
+def test_two_policies_stand_side_by_side(
+    policies: list[Path], services: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """Figures as JSON and as pages, for all sources and for each language pair; and an earlier
+    evaluation is taken as it is."""
+    cfg = config(policies[0], tmp_path / "a", services)
+    _, compared = run_evaluation(cfg, SOURCES, str(policies[1]))
+    assert compared is not None and set(compared.groups) == {"all", "en-US>ko-KR", "en-US>de-DE"}
+    folder = tmp_path / "a"
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert figures["samples"] == 23 and figures["bleu"] is None
+    assert [figures["pairs"][pair]["samples"] for pair in figures["pairs"]] == [12, 11]
+    assert figures["pairs"]["en-US>de-DE"]["bleu_tokenize"] == "13a"
+    lines = read_jsonl(folder / "evaluation.jsonl")
+    spans = sum(len(line["error_spans"] or []) for line in lines)
+    assert sum(row["spans"] for row in figures["severities"]) == spans > 0
+    written = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    assert written["first"] == str(policies[1]) and written["second"] == str(policies[0])
+    by_key = {row["key"]: row for row in written["groups"]["all"]}
+    others = read_jsonl(folder / "against/evaluation.jsonl")
+    both = [(a["metricx_score"], b["metricx_score"]) for a, b in zip(others, lines, strict=True)]
+    known = [b - a for a, b in both if None not in (a, b)]
+    row = by_key["metricx_score"]
+    assert row["sources"] == len(known) and row["left_out"] == 23 - len(known)
+    assert row["difference"] == pytest.approx(sum(known) / len(known))
+    assert row["low"] <= row["difference"] <= row["high"]
+    assert by_key["guard_copy"]["sources"] == 23
+    pages = [
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("evaluation.html", "comparison.html", "against/evaluation.html")
+    ]
+    assert all("<mark class=" in page and "Save &lt;3&gt;." in page for page in pages[:2])
+    assert all("Save <3>" not in page and "<script" not in page for page in pages)
+
+    earlier = config(policies[1], tmp_path / "b", services)
+    _, again = run_evaluation(earlier, SOURCES, str(folder))
+    assert again is not None and again.first.lines == lines
+    assert not (tmp_path / "b/against").exists()
+    turned = {found.key: found for found in again.groups["all"]}
+    assert turned["metricx_score"].difference == pytest.approx(-row["difference"])
+
+
+def test_an_evaluation_that_cannot_be_compared_is_told_before_weights_load(
+    policies: list[Path], services: dict[str, list[str]], tmp_path: Path
+) -> None:
+    run_evaluation(config(policies[0], tmp_path / "a", services), SOURCES[:2])
+    cfg = config(tmp_path / "gone", tmp_path / "b", services)
+    with pytest.raises(UserError, match="that are not these 3 in this order"):
+        run_evaluation(cfg, SOURCES[:3], str(tmp_path / "a"))
+    with pytest.raises(UserError, match=r"neither evaluation.jsonl .* nor config.json"):
+        run_evaluation(cfg, SOURCES[:2], str(tmp_path))
+    written = tmp_path / "a/evaluation.json"
+    figures = json.loads(written.read_text(encoding="utf-8"))
+    figures["scored_by"]["metricx"] = "another"
+    written.write_text(json.dumps(figures), encoding="utf-8")
+    with pytest.raises(UserError, match="scored by the metricx model 'another'"):
+        run_evaluation(cfg, SOURCES[:2], str(tmp_path / "a"))

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from scorekit.errors import UserError
+from trainer.figures import severity_counts
 from trainer.report import write_report
 from trainer.runlog import read_jsonl
 
@@ -107,3 +108,61 @@ def test_lines_end_at_newlines_only(tmp_path):
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
     with pytest.raises(UserError, match="no run here"):
         write_report(tmp_path)
+
+
+def test_each_language_pair_has_its_row(run):
+    """BLEU says how it counts; one pair alone gets no table."""
+    assert "By language pair" not in write_report(run).read_text(encoding="utf-8")
+    evals = read_jsonl(run / "eval.jsonl")
+    for line in evals:
+        of_pair = {key: value for key, value in line.items() if key != "pairs"}
+        line["pairs"] = {
+            "en-US>ko-KR": of_pair | {"samples": 2},
+            "en-US>de-DE": of_pair | {"samples": 1, "bleu_tokenize": "13a",
+                                      "metricx_score_mean": 4.0},
+        }  # fmt: skip
+    (run / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evals))
+    page = write_report(run).read_text(encoding="utf-8")
+    table = page[page.index("By language pair") : page.index("Curves")]
+    korean, german = re.findall(r"<td>(en-US&gt;.*?)</tr>", table, re.S)
+    assert "8.000 → 4.000" in korean and "char" in korean and '"better">-4.000' in korean
+    assert "4.000 → 4.000" in german and "13a" in german
+
+
+def test_a_stopped_run_says_why(run):
+    assert "was stopped" not in write_report(run).read_text(encoding="utf-8")
+    lines = read_jsonl(run / "log.jsonl")
+    lines[-1]["stopped"] = "KL 2 > 1"
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "was stopped after update 4: KL 2 &gt; 1" in page
+
+
+def test_advantages_of_the_first_middle_and_last_dump_are_drawn(run):
+    for update in range(1, 6):
+        rows = [{"advantages": [0.5, -1.0 * update, 0.0]}, {"advantages": None}]
+        path = run / f"completions/train-{update:06d}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(run).read_text(encoding="utf-8")
+    drawn = page[page.index("advantages (normalised") :]
+    assert re.findall(r"update (\d)</text>", drawn) == ["1", "3", "5"]
+
+
+def test_what_is_logged_of_guards_coverage_and_time_is_drawn(run):
+    lines = read_jsonl(run / "log.jsonl")
+    lines = [line | {"guard_copy_mean": 0.1, "kl_ref_k3": 0.2, "reward_coverage": 0.9,
+                     "logprob_s": 1.0} for line in lines]  # fmt: skip
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(run).read_text(encoding="utf-8")
+    for title in ("faults that the guards found", "KL to the reference", "coverage", "seconds of"):
+        assert f">{title}" in page, title
+
+
+def test_spans_are_counted_by_severity():
+    """Of the segments whose spans are known."""
+    lines = [_line(0, 1.0), _line(1, 2.0, error_spans=None), _line(2, 3.0, error_spans=[])]
+    lines[0]["error_spans"] *= 3
+    rows = {row.severity: row for row in severity_counts(lines)}
+    assert rows["MAJOR"] == ("MAJOR", 3, 1.0, 1, 2)
+    assert rows["MINOR"] == ("MINOR", 0, 0.0, 0, 2)
+    assert severity_counts(lines[1:2]) == []

@@ -1,0 +1,118 @@
+"""The reports in a real browser: nothing blank, nothing cut off, Korean as Korean."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scorekit.page import STYLE
+from trainer.compare import compare_policies
+from trainer.report import write_comparison, write_report
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
+SRC, MT = "Open the configuration file. " * 8, "설정파일을열고저장하십시오" * 12
+
+
+def browse(folder: Path, page: Path, *flags: str) -> str:
+    """Open a page in headless Chromium."""
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+               f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def picture(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
+    """What a window of this size shows: [height, width, 3]."""
+    target = folder / "page.png"
+    browse(folder, page, f"--window-size={width},{height}", f"--screenshot={target}")
+    return np.asarray(Image.open(target).convert("RGB")).astype(int)
+
+
+def line(number: int, score: float) -> dict:
+    span = {"start": 0, "end": 4, "severity": "CRITICAL", "confidence": 0.9, "text": MT[:4]}
+    return {
+        "id": str(number), "pair": "en-US>ko-KR", "src": SRC, "mt": MT, "ref": MT, "tokens": 30,
+        "finish_reason": "eos", "metricx_score": score, "xcomet_score": 0.5, "chrf": 30.0,
+        "error_spans": [span], "error": None,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose texts are long, in two language pairs."""
+    folder = tmp_path / "run"
+    (folder / "completions").mkdir(parents=True)
+    figures = {"samples": 12, "metricx_score_mean": 8.0, "xcomet_score_mean": 0.5, "chrf": 20.0,
+               "spans_mean": 1.0, "bleu": 5.0, "bleu_tokenize": "char"}  # fmt: skip
+    figures["pairs"] = {pair: dict(figures) for pair in ("en-US>ko-KR", "en-US>de-DE")}
+    for update in (0, 4):
+        name = f"completions/eval-{update:06d}.jsonl"
+        rows = [line(n, 9.0 - update + n % 3) for n in range(12)]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with (folder / "eval.jsonl").open("a") as file:
+            file.write(json.dumps(figures | {"update": update, "completions": name}) + "\n")
+    logged = [{"update": n, "metricx_score_mean": 8.0 - n, "kl_ref": n / 9} for n in range(1, 5)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    (folder / "config.yaml").write_text("misc:\n  seed: 1\n")
+    return folder
+
+
+def test_the_report_shows_its_figures_and_its_marked_spans(run: Path, tmp_path: Path) -> None:
+    page = write_report(run)
+    seen = picture(tmp_path, page, 1280, 2400)
+    assert seen.shape == (2400, 1280, 3)
+    dark = (seen.max(axis=2) < 100).mean(axis=1)  # share of ink in each row of pixels
+    assert 0.002 < dark.mean() < 0.3
+    parts = dark.reshape(8, -1).max(axis=1)
+    assert (parts[:6] > 0).all(), "a blank stretch"
+    for name, colour in (("a curve", (31, 119, 180)), ("a critical span", (255, 159, 154))):
+        assert (np.abs(seen - colour).max(axis=2) < 12).sum() > 100, name
+
+
+def test_nothing_is_wider_than_a_narrow_window(run: Path, tmp_path: Path) -> None:
+    """A wide table scrolls within itself, and a text without spaces is broken."""
+    lines = [line(n, 5.0 + n % 4) for n in range(12)]
+    groups = compare_policies(lines, [one | {"metricx_score": 2.0} for one in lines], 50)
+    pages = [write_report(run), write_comparison(run, ("a" * 90, "b"), groups, lines, lines[::-1])]
+    for page in pages:
+        frame = tmp_path / "frame.html"
+        frame.write_text(
+            f'<iframe id="f" src="{page.as_uri()}" width="390" height="800" style="border:0" '
+            "onload=\"const d = document.getElementById('f').contentDocument.documentElement; "
+            "document.title = d.scrollWidth + '/' + d.scrollHeight\"></iframe>"
+        )
+        dom = browse(tmp_path, frame, "--allow-file-access-from-files", "--dump-dom")
+        found = re.search(r"<title>(\d+)/(\d+)</title>", dom)
+        assert found, dom[:300]
+        assert int(found[1]) <= 390, page.name
+        assert int(found[2]) > 800
+
+
+@pytest.mark.skipif(
+    not (shutil.which("fc-list") and subprocess.run(
+        ["fc-list", ":lang=ko"], capture_output=True, text=True, check=False).stdout),
+    reason="no Korean font",
+)  # fmt: skip
+def test_korean_has_glyphs(tmp_path: Path) -> None:
+    """Without a font, every syllable is the same empty box."""
+    page = tmp_path / "korean.html"
+    boxes = "".join(
+        f'<div style="position:absolute;left:{100 * place}px;top:0;font-size:64px">{syllable}</div>'
+        for place, syllable in enumerate("가힣밥으")
+    )
+    page.write_text(f"<meta charset=utf-8><style>{STYLE}</style>{boxes}", encoding="utf-8")
+    seen = picture(tmp_path, page, 800, 200) < 128
+    cut = [seen[:, 100 * place : 100 * place + 100, 0] for place in range(4)]
+    assert all(box.sum() > 100 for box in cut)
+    for place, box in enumerate(cut):
+        for other in cut[:place]:
+            assert (box != other).sum() > 100
