@@ -151,6 +151,12 @@ class RemoteScorer(SyncScoringClient):
         """Score in order; a failed sample has None in its place."""
         return self._thread.run(self._score(samples, cfg or ScoringConfig()))
 
+    def submit_batch(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> Future[RewardOutput]:
+        """The same, begun and not waited for; to cancel the future ends its requests."""
+        return self._thread.submit(self._score(samples, cfg or ScoringConfig()))
+
     async def score_batch_async(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:

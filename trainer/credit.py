@@ -6,15 +6,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from scorekit.errors import UserError
 from scorekit.schemas import ErrorSpan
 
 OverlapPolicy = Literal["any_overlap", "majority_overlap"]
-Combine = Literal["sum", "min", "max"]
+Combine = Literal["sum", "min", "max", "spread"]
 
 _COMBINE: dict[Combine, Callable[[list[float]], float]] = {
     "sum": sum,
     "min": lambda penalties: min(penalties, key=abs),
     "max": lambda penalties: max(penalties, key=abs),
+    "spread": sum,
 }
 
 
@@ -22,7 +24,7 @@ def spans_to_token_rewards(
     mt_text: str,
     token_char_offsets: Sequence[tuple[int, int]],
     error_spans: Sequence[ErrorSpan],
-    severity_weights: Mapping[str, float],
+    severity_weights: Mapping[str, float | None],
     overlap_policy: OverlapPolicy = "any_overlap",
     *,
     overlap_threshold: float = 0.5,
@@ -32,14 +34,16 @@ def spans_to_token_rewards(
     """The reward of each token: 0 outside error spans, else the weight of the span's severity.
 
     Each token of a span gets the full weight (arXiv 2601.09012, figure 2: the penalty repeats, it
-    is not shared). A token of zero width (special, or not aligned) is never hit.
+    is not shared), unless `combine` is "spread". A token of zero width (special, or not aligned) is
+    never hit.
 
     token_char_offsets: (start, end) of each token in `mt_text`, end exclusive, in the text's order.
-    severity_weights: severity in any case -> weight.
+    severity_weights: severity in any case -> weight; UNKNOWN: of every other severity.
     overlap_threshold: for `majority_overlap`, the share of the token's characters to be covered.
     combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one.
-    Returns one number a token. Raises ValueError on a span outside `mt_text` and on a severity
-    without a weight.
+    `spread` shares a span's weight equally among the tokens that it hits, then sums.
+    Returns one number a token. Raises ValueError on a span outside `mt_text`, and UserError on a
+    severity without a weight.
     """
     weights = {severity.upper(): weight for severity, weight in severity_weights.items()}
     ends = [end for _, end in token_char_offsets]
@@ -47,23 +51,44 @@ def spans_to_token_rewards(
     for span in error_spans:
         if not 0 <= span.start <= span.end <= len(mt_text):
             raise ValueError(f"span {span.start}-{span.end} in a text of {len(mt_text)} characters")
-        if span.severity.upper() not in weights:
-            raise ValueError(f"severity {span.severity!r} has no weight")
-        penalty = weights[span.severity.upper()] * (span.confidence if use_confidence else 1.0)
-        for token in range(bisect_right(ends, span.start), len(ends)):
-            start, end = token_char_offsets[token]
-            if start == end:  # may stand between two tokens of one character
-                continue
-            if start >= span.end:
-                break
-            shared = min(end, span.end) - max(start, span.start)
-            wanted = 1 if overlap_policy == "any_overlap" else overlap_threshold * (end - start)
-            if shared > 0 and shared >= wanted:
-                hits.setdefault(token, []).append(penalty)
+        penalty = _weight(span.severity, weights) * (span.confidence if use_confidence else 1.0)
+        least = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
+        tokens = _tokens_hit(span, token_char_offsets, ends, least)
+        if combine == "spread" and tokens:
+            penalty /= len(tokens)
+        for token in tokens:
+            hits.setdefault(token, []).append(penalty)
     rewards = [0.0] * len(token_char_offsets)
     for token, penalties in hits.items():
         rewards[token] = _COMBINE[combine](penalties)
     return rewards
+
+
+def _weight(severity: str, weights: Mapping[str, float | None]) -> float:
+    weight = weights.get(severity.upper(), weights.get("UNKNOWN"))
+    if weight is None:
+        raise UserError(
+            f"the span model gives the severity {severity!r}, which has no weight: set "
+            "reward.severity_weights.UNKNOWN"
+        )
+    return weight
+
+
+def _tokens_hit(
+    span: ErrorSpan, offsets: Sequence[tuple[int, int]], ends: list[int], least: float
+) -> list[int]:
+    """Tokens that share a character with the span, and at least that share of their own."""
+    hit = []
+    for token in range(bisect_right(ends, span.start), len(ends)):
+        start, end = offsets[token]
+        if start == end:  # may stand between two tokens of one character
+            continue
+        if start >= span.end:
+            break
+        shared = min(end, span.end) - max(start, span.start)
+        if shared > 0 and shared >= least * (end - start):
+            hit.append(token)
+    return hit
 
 
 def covered_tokens(

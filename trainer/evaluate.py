@@ -15,9 +15,10 @@ from trainer.config import GenerationConfig, RewardConfig
 from trainer.data import Example
 from trainer.figures import rollout_figures, service_figures
 from trainer.quality import reference_figures, sentence_chrf
-from trainer.rewards import Rewarder, SampleReward, sample_rewards
+from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
 from trainer.sampler import Rollout, Sampler, generate_rollouts
+from trainer.services import Rewarder
 
 _SEED = 0  # of sampled translations
 

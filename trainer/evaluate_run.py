@@ -25,8 +25,8 @@ from trainer.evaluate import evaluate_on_dataset
 from trainer.figures import severity_counts
 from trainer.policy import autocast, load_policy, prepare_torch
 from trainer.report import write_comparison, write_evaluation
-from trainer.rewards import Rewarder
 from trainer.runlog import open_run_dir, read_jsonl, write_jsonl
+from trainer.services import Rewarder
 
 log = logging.getLogger(__name__)
 

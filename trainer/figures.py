@@ -14,8 +14,9 @@ from trainer.advantage import TokenAdvantages
 from trainer.config import RewardConfig, RLConfig
 from trainer.guards import GUARDS
 from trainer.loss import importance_weights
-from trainer.rewards import SampleReward, ServiceName, metricx_reward
+from trainer.rewards import SampleReward, metricx_reward
 from trainer.sampler import Rollout
+from trainer.services import ServiceName
 
 Figures = dict[str, float | int | None]
 
@@ -151,6 +152,8 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
     (`*_coverage`), for each service; all None of a service that was never asked.
 
     `*_truncated_frac`: share of the scored samples that the model could not read whole.
+    `text_errors`: samples that cannot be scored by their own fault; `overlong_*`: samples over a
+    model's limit, by what became of them (skipped and penalised ones are text errors, too).
     """
     figures: Figures = {}
     metricx = [r.metricx_score for r in rewards if r.metricx_score is not None]
@@ -165,9 +168,13 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
     spans = [r.error_spans for r in rewards if r.error_spans is not None]
     figures["spans_mean"] = mean_of([len(of_sample) for of_sample in spans])
     for severity in get_args(Severity):
-        counts = [sum(span.severity == severity for span in of_sample) for of_sample in spans]
+        counts = [
+            sum(span.severity.upper() == severity for span in of_sample) for of_sample in spans
+        ]
         figures[f"spans_{severity}_mean"] = mean_of(counts)
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
+    for fate in ("truncated", "skipped", "penalised"):
+        figures[f"overlong_{fate}"] = sum(r.overlong == fate for r in rewards)
     return figures
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,9 +41,10 @@ from trainer.policy import (
     unwrapped,
 )
 from trainer.prompting import check_prompts
-from trainer.rewards import Rewarder, SampleReward, Scores, sample_rewards
+from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import RunLog, check_run_dir, open_run_dir, training_lines
 from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
+from trainer.services import Group, Rewarder
 from trainer.trackers import check_trackers, track, tracking
 from trainer.update import (
     NO_UPDATE,
@@ -199,22 +199,21 @@ class Trainer:
         indices = batch_indices(len(self.train), prompts, update, cfg.misc.seed)
         mine = self.world.share(indices)
         groups: list[list[Rollout]] = []
-        scores: list[Future[Scores]] = []
+        batch = self.rewarder.batch()
+        asked: list[Group] = []
         with autocast(self.device, cfg.misc.dtype):
             for group in stream_rollouts(
                 self.sampler, [self.train[i] for _, i in mine], self.model, self.tokenizer,
                 cfg.generation, seed=self.seed(update), groups=[place for place, _ in mine],
             ):  # fmt: skip
                 groups.append(group)
-                scores.append(
-                    self.rewarder.submit([(r.src_text, r.completion_text) for r in group])
-                )
+                asked.append(batch.submit([(r.src_text, r.completion_text) for r in group]))
             clock.lap("rollout_s")
             self.add_logprobs([rollout for group in groups for rollout in group])
         clock.lap("logprob_s")
         scored = [
-            (group, sample_rewards(group, future.result(), cfg.reward))
-            for group, future in zip(groups, scores, strict=True)
+            (group, sample_rewards(group, scores.result(), cfg.reward))
+            for group, scores in zip(groups, asked, strict=True)
         ]
         clock.lap("reward_s")
         whole = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)

@@ -24,8 +24,8 @@ from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
 from trainer.data import Example
 from trainer.evaluate import evaluate_on_dataset
 from trainer.evaluate_run import run_evaluation
-from trainer.rewards import Rewarder
 from trainer.runlog import read_jsonl
+from trainer.services import Rewarder
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,9 @@ from tests.servers import free_port, running_service
 from tests.trainer_kit import rollout
 from trainer.config import RewardConfig
 from trainer.figures import reward_figures
-from trainer.rewards import Rewarder, RewardFailure, metricx_reward, sample_rewards
+from trainer.rewards import metricx_reward, sample_rewards
 from trainer.runlog import completion_line
+from trainer.services import Rewarder, RewardFailure
 
 TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from scorekit.errors import UserError
 from scorekit.schemas import ErrorSpan
 from tests.trainer_kit import byte_level_tokenizer
 from trainer.credit import covered_tokens, spans_to_token_rewards
@@ -63,10 +66,83 @@ def test_confidence_is_used_on_demand() -> None:
     assert rewards(span(0, 1, "CRITICAL", 0.25), use_confidence=True)[0] == -2.5
 
 
-def test_severity_in_any_case_and_unknown_ones_are_refused() -> None:
+def test_spread_shares_a_spans_penalty_among_its_tokens() -> None:
+    both = (span(0, 6, "MINOR"), span(2, 5, "MAJOR"))
+    expected = [-1 / 3, -1 / 3 - 5 / 2, -1 / 3 - 5 / 2, 0, 0]
+    assert rewards(*both, combine="spread") == pytest.approx(expected)
+    assert rewards(span(3, 3), combine="spread") == [0] * 5
+
+
+def test_severities_in_any_case_and_unknown_ones_are_refused_or_have_a_weight() -> None:
     assert rewards(span(0, 1, "minor"))[0] == -1
-    with pytest.raises(ValueError, match="severity"):
-        rewards(span(0, 1, "FATAL"))
+    for weights in (WEIGHTS, WEIGHTS | {"UNKNOWN": None}):
+        with pytest.raises(UserError, match=r"'Fatal'.*severity_weights\.UNKNOWN"):
+            spans_to_token_rewards(TEXT, TOKENS, [span(0, 1, "Fatal")], weights)
+    weights = WEIGHTS | {"unknown": -2.5}
+    assert spans_to_token_rewards(TEXT, TOKENS, [span(0, 1, "Fatal")], weights)[0] == -2.5
+    assert spans_to_token_rewards(TEXT, TOKENS, [span(0, 1)], weights)[0] == -5
+
+
+@st.composite
+def texts_with_spans(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[ErrorSpan]]:
+    """A text, tokens as tokenizers cut it (several within one character, some of zero width), and
+    spans anywhere."""
+    offsets: list[tuple[int, int]] = []
+    end = 0
+    for kind in draw(st.lists(st.sampled_from(["token", "same", "empty"]), max_size=12)):
+        if kind == "same" and offsets and offsets[-1][1] - offsets[-1][0] == 1:
+            offsets.append(offsets[-1])
+        elif kind == "empty":
+            offsets.append((end, end))
+        else:
+            offsets.append((end, end + draw(st.integers(1, 4))))
+            end = offsets[-1][1]
+    edge = st.integers(0, end)
+    spans = [
+        span(*sorted(draw(st.tuples(edge, edge))), draw(st.sampled_from(list(WEIGHTS))))
+        for _ in range(draw(st.integers(0, 4)))
+    ]
+    return "x" * end, offsets, spans
+
+
+@given(texts_with_spans(), st.floats(0.01, 1.0))
+def test_a_token_is_penalised_iff_it_shares_characters_with_a_span(
+    made: tuple[str, list[tuple[int, int]], list[ErrorSpan]], threshold: float
+) -> None:
+    """Against an oracle that looks at every character of every pair."""
+    text, offsets, spans = made
+
+    def shared(token: tuple[int, int], span: ErrorSpan) -> int:
+        return len(set(range(*token)) & set(range(span.start, span.end)))
+
+    hits = [[s for s in spans if shared(token, s)] for token in offsets]
+    found = spans_to_token_rewards(text, offsets, spans, WEIGHTS)
+    assert found == [sum(WEIGHTS[s.severity] for s in hit) for hit in hits]
+    strongest = spans_to_token_rewards(text, offsets, spans, WEIGHTS, combine="max")
+    assert strongest == [min([WEIGHTS[s.severity] for s in hit], default=0) for hit in hits]
+    found = spans_to_token_rewards(
+        text, offsets, spans, WEIGHTS, "majority_overlap", overlap_threshold=threshold
+    )
+    assert found == [
+        sum(
+            WEIGHTS[s.severity]
+            for s in hit
+            if shared(token, s) >= threshold * (token[1] - token[0])
+        )
+        for token, hit in zip(offsets, hits, strict=True)
+    ]
+
+
+@given(texts_with_spans())
+def test_spread_conserves_the_penalty(
+    made: tuple[str, list[tuple[int, int]], list[ErrorSpan]],
+) -> None:
+    text, offsets, spans = made
+    hitting = [s for s in spans if any(spans_to_token_rewards(text, offsets, [s], WEIGHTS))]
+    spread = spans_to_token_rewards(text, offsets, spans, WEIGHTS, combine="spread")
+    assert sum(spread) == pytest.approx(sum(WEIGHTS[s.severity] for s in hitting))
+    full = spans_to_token_rewards(text, offsets, spans, WEIGHTS)
+    assert [value != 0 for value in spread] == [value != 0 for value in full]
 
 
 def test_a_span_outside_the_text_is_refused() -> None:
