@@ -2,94 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.schemas import Scored, TranslationSample
-from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.server.backend import Description, Encoded
-from scorekit.server.fake import FakeBackend, fake_score, fake_spans
-from scorekit.server.settings import Secrets
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import ErrorSpan, Scored, TranslationSample, Truncated
+from scorekit.scorers import RewardOutput
+from scorekit.server.fake import fake_score, fake_spans
+from tests.reward_kit import Recorder, Services, reward_services, rewards_of
 from tests.servers import free_port, running_service
 from tests.trainer_kit import rollout
-from trainer.config import RewardConfig
 from trainer.figures import reward_figures
-from trainer.rewards import metricx_reward, sample_rewards
+from trainer.rewards import metricx_reward
 from trainer.runlog import completion_line
-from trainer.services import Rewarder, RewardFailure
-
-TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
-
-
-class Recorder(FakeBackend):
-    """Keeps the samples that were asked for; `nan` in a text fails it, `long` is overlong."""
-
-    def __init__(self, service: Any = "metricx", *, higher: bool | None = None) -> None:
-        super().__init__(service)
-        self.samples: list[TranslationSample] = []
-        self.higher = higher
-
-    def load(self) -> Description:
-        description = super().load()
-        if self.higher is not None:
-            description.higher_is_better = self.higher
-        return description
-
-    def encode(
-        self, samples: Sequence[TranslationSample], options: Any
-    ) -> list[Encoded | SampleError]:
-        self.samples += samples
-        encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
-            if "long" in sample.mt:
-                encoded[place] = SampleError("overlong", "too long")
-            elif "half" in sample.mt:
-                encoded[place].fields["mt_covered"] = len(sample.mt) // 2  # type: ignore[union-attr]
-        return encoded
-
-
-class Services:
-    def __init__(self, metricx: Recorder, xcomet: Recorder, urls: tuple[str, str]) -> None:
-        self.metricx, self.xcomet = metricx, xcomet
-        self.urls = {"metricx_urls": urls[0], "xcomet_urls": urls[1]}
-
-    def config(self, **changes: Any) -> RewardConfig:
-        return RewardConfig(**(self.urls | {"deadline_s": 2.0} | changes))
+from trainer.services import RewardFailure
 
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    metricx, xcomet = Recorder("metricx"), Recorder("xcomet")
-    with running_service(metricx) as m, running_service(xcomet) as x:
-        yield Services(metricx, xcomet, (m, x))
+    with reward_services() as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("METRICX_URL", raising=False)
     monkeypatch.delenv("XCOMET_URL", raising=False)
-
-
-def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> Any:
-    rollouts = [
-        rollout(
-            [1], [5] * (len(text) + 1), text, src_text=f"source of {text}",
-            token_char_offsets=[*((i, i + 1) for i in range(len(text))), (len(text), len(text))],
-            finish_reason=finish_reason,
-        )
-        for text in texts
-    ]  # fmt: skip
-    rewarder = Rewarder(cfg)
-    try:
-        scores = rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
-    finally:
-        rewarder.close()
-    return sample_rewards(rollouts, scores, cfg)
 
 
 def metricx_of(text: str) -> float:
@@ -181,113 +121,6 @@ def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
     assert cut.r_seq == pytest.approx(5 - metricx_of("저장") - 7)
 
 
-def test_a_service_that_dies_drops_the_batch() -> None:
-    with running_service(FakeBackend("metricx")) as url:
-        rewarder = Rewarder(RewardConfig(metricx_urls=[url], w_xcomet_span=0, deadline_s=0.5))
-    results = rewarder.score(TEXTS).results["metricx"]
-    rewarder.close()
-    assert [result.ok for result in results] == [False, False]
-    assert {result.error.type for result in results if not result.ok} == {"upstream"}
-
-
-def test_urls_from_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METRICX_URL", services.urls["metricx_urls"])
-    monkeypatch.setenv("XCOMET_URL", services.urls["xcomet_urls"])
-    rewarder = Rewarder(RewardConfig())
-    assert set(rewarder.infos) == set(services.urls.values())
-    rewarder.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"metricx_urls": []}, "reward.metricx_urls is empty"),
-        ({"metricx_model_name": "google/other"}, "runs 'fake-metricx', but reward.metricx_model"),
-        ({"metricx_tokenizer_name": "t"}, "reward.metricx_tokenizer_name is 't'"),
-        ({"xcomet_model_name": "Unbabel/XCOMET-XL"}, "runs 'fake-xcomet'"),
-        ({"metricx_urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
-        ({"metricx_urls": "no_such_module:Scorer"}, "cannot be loaded"),
-        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': a URL begins with http://"),
-        ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
-    ],
-)
-def test_services_are_checked_first(services: Services, changes: Any, told: str) -> None:
-    with pytest.raises(UserError) as error:
-        Rewarder(services.config(**changes))
-    assert told in str(error.value)
-
-
-def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
-    swapped = services.config(metricx_urls=services.urls["xcomet_urls"])
-    with pytest.raises(UserError, match="is a xcomet service"):
-        Rewarder(swapped)
-    with (
-        running_service(Recorder("metricx", higher=True)) as url,
-        pytest.raises(UserError, match="higher_is_better=True"),
-    ):
-        Rewarder(services.config(metricx_urls=url))
-
-
-class OtherRevision(Recorder):
-    def load(self) -> Description:
-        return replace(super().load(), revision="other")
-
-
-def test_urls_of_one_service_must_agree(services: Services) -> None:
-    same = services.urls["metricx_urls"]
-    with running_service(OtherRevision("metricx")) as url:
-        with pytest.raises(UserError) as error:
-            Rewarder(services.config(metricx_urls=[same, url]))
-    for told in (same, url, "revision", "'other'"):
-        assert told in str(error.value)
-    with running_service(Recorder("metricx")) as url:
-        Rewarder(services.config(metricx_urls=[same, url])).close()
-
-
-class Dying(Recorder):
-    """Answers, but has an error for each sample."""
-
-    def encode(self, samples: Any, options: Any) -> Any:
-        if samples[0].src.startswith("word "):  # the warm-up's
-            return super().encode(samples, options)
-        raise RuntimeError("out of order")
-
-
-@pytest.mark.parametrize("how", ["stopped", "broken", "in process"])
-def test_a_service_that_is_only_shown_never_ends_a_run(
-    services: Services, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
-    with running_service(Dying("metricx") if how == "broken" else Recorder("metricx")) as url:
-        if how != "in process":
-            shown = {"metricx_urls": url}
-        cfg = services.config(w_metricx=0, on_failure="fail", **shown)
-        rewarder = Rewarder(cfg)
-        if how == "broken":
-            results = rewarder.score(TEXTS, rewarder.available).results
-    if how != "broken":
-        rewarder.scoring = ScoringConfig(cache=False)
-        results = rewarder.score(TEXTS, rewarder.available).results
-    assert [result.ok for result in results["metricx"]] == [False, False]
-    assert [result.ok for result in results["xcomet"]] == [True, True]
-    if how == "broken":  # it answers: each sample has its own error
-        rewarder.close()
-        return
-    assert rewarder.available == ("xcomet",)
-    assert "metricx" not in rewarder.score(TEXTS, rewarder.available).results
-    rewarder.close()
-    assert caplog.text.count("evaluations go without metricx") == 1
-
-
-def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
-    shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
-    with pytest.raises(TypeError):
-        Rewarder(services.config(**shown))
-    rewarder = Rewarder(services.config(w_metricx=0, **shown))
-    assert rewarder.available == ("xcomet",)
-    rewarder.close()
-
-
 class Truncating(Recorder):
     """Cuts each text with `cut`."""
 
@@ -316,72 +149,83 @@ def test_what_a_model_could_not_read_is_logged(
     assert (line["metricx_truncated"], line["xcomet_truncated"]) == (True, None)
 
 
-def test_a_wrong_key_is_no_reason_to_drop_samples() -> None:
-    secrets = Secrets(api_keys=SecretStr("right"))
-    with running_service(FakeBackend("metricx"), secrets) as url:
-        with pytest.raises(UserError, match="unauthorized"):
-            Rewarder(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
+class Limited(Recorder):
+    """Has a limit of 10 characters: cut with `truncate`, refused with `error`."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            if sample.src.startswith("word ") or len(sample.mt) <= 10:  # the warm-up's, or short
+                continue
+            if options.overlong == "error":
+                encoded[place] = SampleError("overlong", "too many tokens")
+            else:
+                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+        return encoded
 
 
-def test_a_refusal_for_good_is_raised(services: Services) -> None:
-    cfg = services.config(w_xcomet_span=0, max_input_length=16)
-    rewarder = Rewarder(cfg)
-    rewarder.scoring = ScoringConfig.model_construct(**{**dict(rewarder.scoring), "overlong": "x"})
-    with pytest.raises(RequestError):
-        rewarder.score(TEXTS)
-    rewarder.close()
+@pytest.mark.parametrize(
+    ("overlong", "fate"),
+    [("truncate", "truncated"), ("skip", "skipped"), ("penalty", "penalised")],
+)
+def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
+    services: Services, overlong: str, fate: str
+) -> None:
+    text = "저장" * 6
+    with running_service(Limited("metricx")) as url:
+        cfg = services.config(
+            metricx_urls=url, overlong=overlong, text_error_reward=-30.0, w_xcomet_span=0
+        )
+        fine, over = rewards_of(cfg, "열기", text)
+    wanted = {"truncate": pytest.approx(5 - metricx_of(text)), "skip": None, "penalty": -30.0}
+    assert over.r_seq == wanted[overlong]
+    assert (fine.overlong, over.overlong) == (None, fate)
+    assert over.service_error is None
+    figures = reward_figures([fine, over], cfg)
+    for name in ("truncated", "skipped", "penalised"):
+        assert figures[f"overlong_{name}"] == (name == fate)
+    assert figures["text_errors"] == (overlong != "truncate")
+    assert figures["reward_coverage"] == (0.5 if overlong == "skip" else 1.0)
+    assert figures["metricx_coverage"] == (1.0 if overlong == "truncate" else 0.5)
+    if overlong == "skip":  # no part of the mean
+        assert figures["r_seq_mean"] == pytest.approx(fine.r_seq)
 
 
-class LengthScorer:
-    """A scorer in this process."""
+def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(
+    services: Services,
+) -> None:
+    class Refusing(Recorder):
+        def encode(self, samples: Any, options: Any) -> Any:
+            encoded = super().encode(samples, options)
+            if samples[0].src.startswith("word "):
+                return encoded
+            return [SampleError("invalid_input", "no") for _ in samples]
 
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-
-    def score_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
-    ) -> RewardOutput:
-        return reward_output(
-            [
-                Scored.model_validate(
-                    {
-                        "id": None, "ok": True, "score": self.factor * len(s.mt), "tokens": 1,
-                        "truncated": {"src": False, "mt": False}, "mt_covered": len(s.mt),
-                        "cached": False,
-                    }
-                )
-                for s in samples
-            ]
-        )  # fmt: skip
+    with running_service(Refusing("metricx")) as url:
+        (both,) = rewards_of(services.config(metricx_urls=url, overlong="skip"), "long")
+    assert (both.r_seq, both.text_error) == (-20.0, "metricx: invalid_input")
 
 
-class BrokenScorer(LengthScorer):
-    def score_batch(self, *_: Any) -> RewardOutput:
-        raise ZeroDivisionError
+def test_an_unknown_severity_is_told_or_has_a_weight(services: Services) -> None:
+    def found(**weights: float) -> Any:
+        scorer = {"xcomet_urls": f"{__name__}:OddSeverity", "w_metricx": 0}
+        (reward,) = rewards_of(services.config(**scorer, severity_weights=weights), "저장")
+        return reward.token_rewards
+
+    with pytest.raises(UserError, match=r"'Neutral'.*severity_weights\.UNKNOWN"):
+        found()
+    assert found(unknown=-0.5) == [-0.5, -0.5, 0]
 
 
-class DescribedScorer(LengthScorer):
-    description = FakeBackend("metricx").load()
+class OddSeverity:
+    """A scorer in this process with a severity of its own."""
 
-
-def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
-    def opened(scorer: str, **changes: Any) -> None:
-        Rewarder(
-            RewardConfig(metricx_urls=[f"{__name__}:{scorer}"], w_xcomet_span=0, **changes)
-        ).close()
-
-    opened("DescribedScorer", metricx_model_name="fake-metricx")
-    with pytest.raises(UserError, match=r"runs 'fake-metricx', but reward.metricx_model_name"):
-        opened("DescribedScorer", metricx_model_name="google/other")
-    with pytest.raises(UserError, match=r"set reward.metricx_model_name to null"):
-        opened("LengthScorer", metricx_model_name="fake-metricx")
-
-
-def test_a_scorer_in_this_process() -> None:
-    cfg = RewardConfig(
-        metricx_urls=f"{__name__}:LengthScorer",  # type: ignore[arg-type]
-        metricx_scorer_args={"factor": 2.0},
-        w_xcomet_span=0,
-    )
-    (reward,) = rewards_of(cfg, "저장")
-    assert reward.r_seq == 5.0 - 4.0
+    def score_batch(self, samples: Any, cfg: Any = None) -> RewardOutput:
+        span = ErrorSpan.model_construct(
+            start=0, end=2, severity="Neutral", confidence=1.0, text="저장"
+        )
+        whole = Truncated(src=False, mt=False)
+        result = Scored.model_construct(
+            ok=True, score=1.0, truncated=whole, mt_covered=2, error_spans=[span]
+        )
+        return RewardOutput([1.0], [result])

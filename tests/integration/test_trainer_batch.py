@@ -1,0 +1,212 @@
+"""A batch's groups: scored while others are generated, and a dead service costs one deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from scorekit.config import load_config
+from scorekit.scorers import RewardOutput, SampleForScoring
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend
+from scorekit.server.settings import ServiceSettings
+from tests.reward_kit import Recorder
+from tests.servers import running_app, running_service, wait_ready, wait_until
+from tests.trainer_kit import byte_level_tokenizer, example, save_policy
+from trainer.config import RewardConfig, TrainerConfig
+from trainer.services import Group, Rewarder, RewardFailure
+from trainer.train import Trainer
+
+
+def only_metricx(url: str, **changes: Any) -> RewardConfig:
+    return RewardConfig(
+        **({"metricx_urls": [url], "w_xcomet_span": 0, "deadline_s": 0.5} | changes)
+    )
+
+
+def pairs(group: int, count: int = 2) -> list[tuple[str, str]]:
+    return [(f"source {group}", f"번역 {group} {n}") for n in range(count)]
+
+
+def outcomes(groups: list[Group]) -> list[list[bool]]:
+    return [[r.ok for r in group.result().results["metricx"]] for group in groups]
+
+
+class Switch:
+    """An app before a service's: 503 to the requests for scores that `down` says."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.down = lambda body: False
+        self.refused = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != "/v1/score":
+            return await self.app(scope, receive, send)
+        message = await receive()
+        if not self.down(message["body"].decode()):
+            messages = iter([message])
+
+            async def replay() -> Any:
+                return next(messages, None) or await receive()
+
+            return await self.app(scope, replay, send)
+        self.refused += 1
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b"down"})
+
+
+@contextmanager
+def switched_service() -> Iterator[tuple[Switch, str]]:
+    switch = Switch(create_app(FakeBackend("metricx"), ServiceSettings(cache="memory")))
+    with running_app(switch) as url:
+        wait_ready(url)
+        yield switch, url
+
+
+def test_a_group_is_scored_before_the_next_one_is_submitted() -> None:
+    backend = Recorder("metricx")
+    with running_service(backend) as url, closing(Rewarder(only_metricx(url))) as rewarder:
+        batch = rewarder.batch()
+        groups = []
+        for n in range(3):
+            groups.append(batch.submit(pairs(n)))
+            wait_until(lambda n=n: f"source {n}" in [s.src for s in backend.samples])
+        results = [group.result().results["metricx"] for group in groups]
+        again = rewarder.score([pair for n in range(3) for pair in pairs(n)]).results["metricx"]
+    assert [r.score for group in results for r in group] == [r.score for r in again]
+
+
+class Meeting(FakeBackend):
+    """Answers once the other service has been asked, too."""
+
+    barrier = threading.Barrier(2)
+
+    def forward(self, batch: Any) -> Any:
+        if "번역" in batch[0].payload.mt:
+            self.barrier.wait(10)
+        return super().forward(batch)
+
+
+def test_both_services_are_asked_at_once() -> None:
+    with running_service(Meeting("metricx")) as m, running_service(Meeting("xcomet")) as x:
+        cfg = RewardConfig(metricx_urls=[m], xcomet_urls=[x])
+        with closing(Rewarder(cfg)) as rewarder:
+            scores = rewarder.score(pairs(0))
+    assert all(r.ok for name in ("metricx", "xcomet") for r in scores.results[name])
+
+
+def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of 64 groups that were not under way in the first one are not waited for."""
+    with running_service(FakeBackend("metricx")) as url:
+        rewarder = Rewarder(only_metricx(url))
+    with closing(rewarder):
+        batch = rewarder.batch()
+        groups = [batch.submit(pairs(n)) for n in range(64)]
+        results = [r for group in groups for r in group.result().results["metricx"]]
+    assert {r.error.type for r in results} == {"upstream"}  # type: ignore[union-attr]
+    told = ["given up for this batch" in r.error.message for r in results]  # type: ignore[union-attr]
+    assert sum(told) >= 2 * (64 - 8)
+    assert caplog.text.count("metricx is given up for this batch") == 1
+
+
+def test_the_next_batch_asks_again() -> None:
+    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+        switch.down = lambda body: True
+        batch = rewarder.batch()
+        assert outcomes([batch.submit(pairs(n)) for n in range(3)]) == [[False] * 2] * 3
+        switch.down = lambda body: False
+        batch = rewarder.batch()
+        assert outcomes([batch.submit(pairs(n)) for n in range(3)]) == [[True] * 2] * 3
+
+
+def test_a_service_that_answers_others_is_not_given_up() -> None:
+    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+        switch.down = lambda body: "source 0" in body
+        batch = rewarder.batch()
+        first = batch.submit(pairs(0))
+        wait_until(lambda: switch.refused)
+        answered = batch.submit(pairs(1))
+        wait_until(lambda: answered.futures["metricx"].done())
+        assert outcomes([first]) == [[False] * 2]
+        assert outcomes([answered, batch.submit(pairs(2))]) == [[True] * 2] * 2
+
+
+def test_what_was_scored_before_a_service_died_is_kept() -> None:
+    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+        batch = rewarder.batch()
+        early = batch.submit(pairs(0))
+        wait_until(lambda: early.futures["metricx"].done())
+        switch.down = lambda body: True
+        assert outcomes([batch.submit(pairs(1)), early]) == [[False] * 2, [True] * 2]
+
+
+def test_a_slow_service_is_waited_for_until_the_deadline() -> None:
+    slow = FakeBackend("metricx")
+    with running_service(slow) as url:
+        with closing(Rewarder(only_metricx(url, timeout_s=0.2, deadline_s=0.4))) as rewarder:
+            slow.seconds_per_batch = 1.0
+            batch = rewarder.batch()
+            found = outcomes([batch.submit(pairs(n)) for n in range(12)])
+    assert found == [[False] * 2] * 12
+
+
+def test_on_failure_fail_is_raised_by_the_group() -> None:
+    with running_service(FakeBackend("metricx")) as url:
+        rewarder = Rewarder(only_metricx(url, on_failure="fail"))
+    with closing(rewarder):
+        group = rewarder.batch().submit(pairs(0))
+        with pytest.raises(RewardFailure, match="metricx: upstream"):
+            group.result()
+
+
+class OneAtATime:
+    """A scorer in this process that bears no second caller; it knows in which order it is asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.free = threading.Lock()
+
+    def score_batch(self, samples: list[SampleForScoring], cfg: Any = None) -> RewardOutput:
+        assert self.free.acquire(blocking=False)
+        self.asked.append(samples[0].src)
+        threading.Event().wait(0.01)
+        self.free.release()
+        return RewardOutput([None] * len(samples), [])
+
+
+def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
+    OneAtATime.asked.clear()
+    with closing(Rewarder(only_metricx(f"{__name__}:OneAtATime"))) as rewarder:
+        batch = rewarder.batch()
+        for group in [batch.submit(pairs(n)) for n in range(8)]:
+            with pytest.raises(Exception, match="metricx: 0 results, 2 samples"):
+                group.result()
+    assert OneAtATime.asked == [f"source {n}" for n in range(8)]
+
+
+def test_updates_are_skipped_while_a_service_is_dead_and_the_run_goes_on(tmp_path: Any) -> None:
+    save_policy(tmp_path / "policy", byte_level_tokenizer())
+    cfg = load_config(TrainerConfig, None, [
+        f"policy.path={tmp_path / 'policy'}", f"misc.run_dir={tmp_path / 'out'}",
+        "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
+        "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
+        "rl.num_updates=3", "rl.lr=0.01", "reward.w_xcomet_span=0", "reward.deadline_s=0.5",
+    ])  # fmt: skip
+    with switched_service() as (switch, url):
+        reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
+        cfg = cfg.model_copy(update={"reward": reward})
+        with closing(Rewarder(reward)) as rewarder:
+            trainer = Trainer(cfg, rewarder, [example(f"Open {n}.", str(n)) for n in range(8)], [])
+            lines = []
+            for update, dead in ((1, True), (2, True), (3, False)):
+                switch.down = lambda body, dead=dead: dead
+                lines.append(trainer.step(update))
+    assert [line["skipped"] for line in lines] == [True, True, False]
+    assert [line["reward_coverage"] for line in lines] == [0, 0, 1]
+    assert lines[0]["r_seq_mean"] is None and lines[0]["steps"] == 0
