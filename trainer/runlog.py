@@ -24,6 +24,8 @@ skipped update. Every mean of scores stands beside its coverage (scored / asked)
 `metricx_truncated_frac` and `xcomet_truncated_frac` are the share of the scored samples whose
 source or translation the model could not read to its end (`truncated_frac`: completions that
 max_new_tokens cut).
+`text_errors` counts the samples that cannot be scored by their own fault; `overlong_truncated`,
+`overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
 
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
