@@ -84,8 +84,9 @@ class Backend(Protocol):
         ask whether the model still answers."""
         ...
 
-    def memory_bytes(self) -> tuple[int, int] | None:
-        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
+    def memory_bytes(self) -> tuple[int, int, int] | None:
+        """Bytes that the model holds on its device now, and held at most, and that the device has;
+        None on a CPU."""
         ...
 
 

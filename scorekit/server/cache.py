@@ -108,7 +108,7 @@ class Cache:
         found: dict[bytes, bytes] = {}
         if self._tier is None:
             return found
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError), self._metrics.cache_seconds.time():
             async with asyncio.timeout(FETCH_S):
                 for start in range(0, len(keys), CHUNK):
                     if not await self._fetch_part(self._tier, keys[start : start + CHUNK], found):

@@ -48,13 +48,15 @@ def _keep_freed_memory() -> None:
         libc.mallopt(name, value)
 
 
-def device_memory_bytes(device: torch.device | None) -> tuple[int, int] | None:
-    """Bytes of tensors on a CUDA device, now and at most so far; None elsewhere."""
+def device_memory_bytes(device: torch.device | None) -> tuple[int, int, int] | None:
+    """Bytes of tensors on a CUDA device, now and at most so far, and of the device; None
+    elsewhere."""
     import torch
 
     if device is None or device.type != "cuda":
         return None
-    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device), total
 
 
 def looks_local(model: str) -> bool:

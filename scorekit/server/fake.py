@@ -132,7 +132,7 @@ class FakeBackend:
         """A translation of about that many words on each side."""
         return translation_probe(words)
 
-    def memory_bytes(self) -> tuple[int, int] | None:
+    def memory_bytes(self) -> tuple[int, int, int] | None:
         """A fake holds nothing."""
         return None
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from scorekit.errors import SAMPLE_ERROR_TYPES
+
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -19,6 +24,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and its like
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        # state
+        self.loaded = gauge("loaded", "1 once the model is loaded and warmed up.")
+        self.ready = gauge("ready", "1 while new work is taken: what /health/ready says.")
         # requests
         self.requests = counter("requests", "Requests by route and status.", "route", "status")
         self.request_seconds = histogram(
@@ -27,8 +35,12 @@ class Metrics:
         self.samples = counter(
             "samples", "Samples by outcome: ok, cached, or the type of the failure.", "outcome"
         )
+        self._begin_at_zero()
         # cache
         self.cache_hits = counter("cache_hits", "Samples found in the cache, by tier.", "tier")
+        self.cache_seconds = histogram(
+            "cache_seconds", "Seconds that a request waited for the second cache tier.", _SECONDS
+        )
         self.cache_errors = counter("cache_errors", "Calls of the second cache tier that failed.")
         self.cache_damaged = counter(
             "cache_damaged", "Stored values that did not pass the check on reading."
@@ -39,7 +51,9 @@ class Metrics:
         # queue
         self.joined = counter("joined", "Samples that joined an equal one in flight.")
         self.queue_items = gauge("queue_items", "Samples that wait for the model or are in it.")
+        self.queue_items_limit = gauge("queue_items_limit", "Most samples that may wait.")
         self.queue_tokens = gauge("queue_tokens", "About how many tokens these samples have.")
+        self.queue_tokens_limit = gauge("queue_tokens_limit", "Most tokens that may wait.")
         self.queue_seconds = histogram(
             "queue_seconds", "Seconds that samples waited; one of a request in a batch.", _SECONDS
         )
@@ -55,15 +69,28 @@ class Metrics:
         self.padding_tokens = counter("padding_tokens", "Tokens of padding that the model read.")
         host_peak = gauge("host_memory_peak_bytes", "Most memory that the process has held.")
         host_peak.set_function(_peak_resident_bytes)
+        gauge("host_memory_limit_bytes", "Most memory that the process may hold.").set(
+            memory_limit_bytes()
+        )
 
-    def watch_device(self, memory_bytes: Callable[[], tuple[int, int] | None]) -> None:
-        """Show the device's memory, now and at most, where there is a device."""
+    def watch_device(self, memory_bytes: Callable[[], tuple[int, int, int] | None]) -> None:
+        """Show the device's memory, now, at most and in all, where there is a device."""
         if memory_bytes() is None:
             return
         now = self._gauge("device_memory_bytes", "Memory that the model holds on its device.")
         peak = self._gauge("device_memory_peak_bytes", "Most memory that it has held there.")
-        now.set_function(lambda: (memory_bytes() or (0, 0))[0])
-        peak.set_function(lambda: (memory_bytes() or (0, 0))[1])
+        total = self._gauge("device_memory_total_bytes", "Memory that the device has.")
+        now.set_function(lambda: (memory_bytes() or (0, 0, 0))[0])
+        peak.set_function(lambda: (memory_bytes() or (0, 0, 0))[1])
+        total.set_function(lambda: (memory_bytes() or (0, 0, 0))[2])
+
+    def _begin_at_zero(self) -> None:
+        """Show what may be alerted on before it happens: Prometheus sees no increase in a series
+        that begins with its first failure."""
+        for outcome in ("ok", "cached", *SAMPLE_ERROR_TYPES):
+            self.samples.labels(outcome)
+        for status in ("200", "429", "500", "503", "504"):
+            self.requests.labels("/v1/score", status)
 
     def _counter(self, name: str, told: str, *labels: str) -> Counter:
         return Counter(f"scorekit_{name}", told, labels, registry=self.registry)
@@ -80,3 +107,14 @@ class Metrics:
 def _peak_resident_bytes() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_limit_bytes() -> int:
+    """Bytes that this process may hold: the machine's memory, capped by a cgroup v2 or v1 limit."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit_file in _MEMORY_LIMITS:
+        try:
+            most = min(most, int(Path(limit_file).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return most

@@ -53,6 +53,10 @@ class ScoringService:
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
+        self.metrics.loaded.set_function(lambda: self.loaded)
+        self.metrics.ready.set_function(lambda: self.unready() is None)
+        self.metrics.queue_items_limit.set(settings.max_queue_items)
+        self.metrics.queue_tokens_limit.set(settings.max_queue_tokens)
 
     async def start(self) -> None:
         """Load the model, warm it up, then take work."""

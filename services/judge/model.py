@@ -87,7 +87,7 @@ class _Judge:
             **told,
         )
 
-    def memory_bytes(self) -> tuple[int, int] | None:
+    def memory_bytes(self) -> tuple[int, int, int] | None:
         """Nothing on a device."""
         return None
 

@@ -162,7 +162,7 @@ class MetricXBackend:
         """A translation of about that many words on each side."""
         return translation_probe(words)
 
-    def memory_bytes(self) -> tuple[int, int] | None:
+    def memory_bytes(self) -> tuple[int, int, int] | None:
         """Bytes that the model holds on its device now, and held at most; None on a CPU."""
         return device_memory_bytes(self._device)
 

@@ -335,7 +335,7 @@ def test_samples_are_counted_by_what_was_answered(route):
         counted = httpx.get(f"{url}/metrics").text
     for outcome in ("ok", "cached", "timeout"):
         assert f'scorekit_samples_total{{outcome="{outcome}"}} 1.0' in counted
-    assert 'outcome="cancelled"' not in counted
+    assert 'scorekit_samples_total{outcome="cancelled"} 0.0' in counted
 
 
 def test_a_stream_in_which_nothing_is_done_in_time_is_504():
