@@ -38,7 +38,7 @@ test: setup ## every test that takes seconds (about 5 minutes on 2 cores)
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
 	$(PY) -m pytest -m "slow and not vllm"
 
-test-vllm: setup env-vllm ## the synthesis pipeline against a real vLLM (minutes)
+test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
 
 lint: setup ## style, imports and types

@@ -43,6 +43,19 @@ def make_model(folder: Path, *, template: bool = True) -> Path:
     return folder
 
 
+def untie(folder: Path) -> Path:
+    """Give the model a head of its own: vLLM on a CPU packs the head when it starts, and reloading
+    weights would leave one that is tied to the embeddings as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(folder)
+    return folder
+
+
 @contextlib.contextmanager
 def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
     """Serve until the block ends; gives the URL as an SDK takes it. flags, variables: more of

@@ -5,9 +5,11 @@ each update.
         vllm serve MODEL --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 16
 
 MODEL is the folder or hub id that the trainer has in `policy.path`.
-`--logprobs-mode processed_logprobs`: log-probabilities after temperature, top_p and top_k; always.
+`--logprobs-mode processed_logprobs`: log-probabilities of the distribution that is sampled from,
+with temperature, top_p and top_k applied.
 `--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: where `policy.lora.r` > 0.
 VLLM_SERVER_DEV_MODE: where all weights learn; its routes take no key, so keep the port private.
+On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
 
 Weights go through `vllm.sync_dir`, a folder that both sides see under one path. Each update's
 adapter has a name of its own: with `load_inplace` vLLM would read it from disk at every step. All

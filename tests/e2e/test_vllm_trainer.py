@@ -1,0 +1,153 @@
+"""The trainer's vLLM engine against a real vLLM: the server follows the policy's weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from scorekit.server.fake import FakeBackend
+from tests.servers import running_service
+from tests.vllm_kit import KEY, ROOT, make_model, running_vllm, untie
+from trainer.config import TrainerConfig
+from trainer.data import Example, load_examples
+from trainer.engine_generate import GenerateSampler
+from trainer.engine_vllm import VLLMSampler, probe_server
+from trainer.forward import completion_logprobs
+from trainer.policy import load_policy, stop_token_ids
+from trainer.prompting import check_prompts
+from trainer.train import run_toy_rl
+from trainer.world import World
+
+pytestmark = pytest.mark.vllm
+
+CPU = torch.device("cpu")
+#: Kernels differ; 2e-6 was seen.
+SMALL = 1e-3
+LEARNS = pytest.mark.parametrize("rank", [8, 0], ids=["adapters", "every weight"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """(URL, folder of the model) of a server with the flags of trainer/engine_vllm.py."""
+    folder = tmp_path_factory.mktemp("vllm")
+    model = untie(make_model(folder / "model"))
+    with running_vllm(
+        model, folder / "vllm.log", "--logprobs-mode", "processed_logprobs", "--enable-lora",
+        VLLM_SERVER_DEV_MODE="1", VLLM_ALLOW_RUNTIME_LORA_UPDATING="True",
+    ) as url:  # fmt: skip
+        yield url.removesuffix("/v1"), model
+
+
+@pytest.fixture
+def cfg(
+    served: tuple[str, Path], rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TrainerConfig:
+    """A run on that server, which has the policy's own weights again."""
+    url, model = served
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    told = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+    httpx.post(f"{url}/collective_rpc", json=told, timeout=60).raise_for_status()
+    return TrainerConfig.model_validate(
+        {
+            "policy": {"path": str(model), "lora": {"r": rank, "alpha": 16.0}},
+            "generation": {
+                "prompt_template": "source", "max_new_tokens": 24, "temperature": 0.8,
+                "engine": "vllm", "vllm": {"url": url},
+            },
+            "reward": {"w_xcomet_span": 0.0},
+            "rl": {"num_updates": 5, "batch_size": 8, "lr": 3e-3, "kl_coef": 0.0},
+            "misc": {"run_dir": str(tmp_path / "run"), "device": "cpu", "threads": 1},
+        }
+    )  # fmt: skip
+
+
+def examples(count: int) -> list[Example]:
+    return load_examples(str(ROOT / "demo/data/heldout.jsonl"))[:count]
+
+
+@pytest.fixture
+def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
+    """(sampler in step with the model, model, tokenizer)"""
+    model, tokenizer = load_policy(cfg.policy, CPU)
+    stops = stop_token_ids(model, tokenizer)
+    with closing(VLLMSampler(cfg, probe_server(cfg), stops, World(CPU))) as sampler:
+        sampler.sync(model, 0)
+        yield sampler, model, tokenizer
+
+
+def change(model: nn.Module) -> None:
+    """A large update of whatever learns."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * max(0.3 * parameter.std(), 0.05))
+
+
+def gap(sampler: VLLMSampler, model: nn.Module, prompts: list[list[int]], cfg: Any) -> float:
+    """Largest |log pi trainer - log pi server| of sampled tokens."""
+    drawn = sampler.sample(prompts, cfg.generation, seed=1)
+    pairs = [(prompts[i], sample) for i, group in drawn for sample in group]
+    with torch.no_grad():
+        ours, _, mask = completion_logprobs(
+            model, [p for p, _ in pairs], [s.token_ids for _, s in pairs], 0.8, 0
+        )
+    theirs = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
+    return float((ours[mask] - theirs).abs().max())
+
+
+@LEARNS
+def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: TrainerConfig) -> None:
+    sampler, model, tokenizer = engine
+    greedy = cfg.eval_generation()
+    prompts = [ids for _, ids in check_prompts(examples(32), model, tokenizer, greedy)]
+    outputs = []
+    for update in (0, 1):
+        theirs = dict(sampler.sample(prompts, greedy, with_logprobs=False))
+        ours = dict(GenerateSampler(model, tokenizer).sample(prompts, greedy, with_logprobs=False))
+        assert sum(theirs[i] == ours[i] for i in ours) >= 30
+        assert gap(sampler, model, prompts, cfg) < SMALL
+        drawn = [dict(sampler.sample(prompts, cfg.generation, seed=7)) for _ in range(2)]
+        assert drawn[0] == drawn[1]
+        outputs.append(theirs)
+        change(model)
+        sampler.sync(model, update + 1)
+    assert sum(outputs[0][i] != outputs[1][i] for i in outputs[0]) >= 16
+
+
+@LEARNS
+def test_nothing_that_was_computed_with_old_weights_is_used_again(
+    engine: Any, cfg: TrainerConfig
+) -> None:
+    sampler, model, _ = engine
+    long = [[5 + i % 1000 for i in range(600)]]  # blocks of the prefix cache are of 128 here
+    assert gap(sampler, model, long, cfg) < SMALL
+    change(model)
+    sampler.sync(model, 1)
+    assert gap(sampler, model, long, cfg) < SMALL
+
+
+@LEARNS
+def test_five_updates_learn_and_the_server_keeps_up(cfg: TrainerConfig) -> None:
+    with running_service(FakeBackend("metricx")) as url:
+        reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
+        cfg = cfg.model_copy(update={"reward": reward})
+        done = run_toy_rl(examples(40), examples(16), cfg)
+    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+    assert [line["skipped"] for line in lines] == [False] * 5
+    for line in lines:
+        print({name: line[name] for name in line if "sampler" in name or "importance" in name})
+        assert line["sampler_gap_max"] < SMALL
+        assert line["approx_kl"] > SMALL  # so far did the policy move: old weights would be seen
+        assert line["importance_weight_mean"] == pytest.approx(1, abs=SMALL)
+    (_, before), (_, after) = done.reports
+    texts = [[row["mt"] for row in report.examples] for report in (before, after)]
+    assert sum(b != a for b, a in zip(*texts, strict=True)) >= 8
