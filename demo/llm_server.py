@@ -2,7 +2,8 @@
 
 It stands for vLLM where there is none: /v1/models and /v1/chat/completions with n, seed (choice i
 has seed + i, whatever else is sampled beside it), temperature 0 as greedy, top_p, max_tokens, stop,
-finish_reason and token counts; errors in vLLM's words. On loopback only. The policy knows nothing
+finish_reason and token counts; errors in vLLM's words. Other machines reach it only where --host
+says so and there is a key. The policy knows nothing
 but English user-interface strings to be put into Korean: its chat template takes the last user
 turn's text as the source and drops a system turn.
 """
@@ -10,8 +11,10 @@ turn's text as the source and drops a system turn.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
+from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +28,7 @@ from demo.llm_sampling import Completion, Sampler, Wanted
 
 MODEL = Path(__file__).parent / "models/policy"
 NAME = "demo-policy"
+LOOPBACK = "127.0.0.1"
 
 
 class Message(BaseModel):
@@ -70,7 +74,8 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
     app = FastAPI()
 
     def check_key(request: Request) -> None:
-        if api_key is not None and request.headers.get("authorization") != f"Bearer {api_key}":
+        given = request.headers.get("authorization", "")
+        if api_key is not None and not compare_digest(given.encode(), f"Bearer {api_key}".encode()):
             raise Refused(401, "Unauthorized")
 
     @app.exception_handler(Refused)
@@ -168,7 +173,8 @@ def load_sampler(folder: Path, threads: int) -> Sampler:
 
 
 def main(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address; any but this one needs a key.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     model: Annotated[Path, typer.Option(help="Folder of a small causal LM.")] = MODEL,
     served_model_name: Annotated[str, typer.Option(help="Its name in requests.")] = NAME,
     api_key: Annotated[
@@ -179,8 +185,11 @@ def main(
     """Serve a small model in OpenAI's chat form."""
     import uvicorn
 
+    if host != LOOPBACK and not api_key:
+        print(f"error: --host {host} can be reached by others: set VLLM_API_KEY", file=sys.stderr)
+        raise typer.Exit(2)
     app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

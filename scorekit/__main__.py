@@ -1,4 +1,4 @@
-"""python -m scorekit score --url URL IN OUT"""
+"""python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...]"""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from scorekit.samplefile import Contents, Fields, SampleFile
 from scorekit.schemas import Info
 from scorekit.scorefile import ScoreJob, Tally, first_info
 
+#: What the services load where they are told nothing else.
+DEFAULT_MODELS = ("google/metricx-24-hybrid-large-v2p6", "Unbabel/XCOMET-XL")
+
 app = typer.Typer(
-    help="Score translations with a running scoring service.",
+    help="Score translations with a running scoring service; fetch the services' checkpoints.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-
-@app.callback()
-def main() -> None:
-    """Score translations with a running scoring service."""
 
 
 @app.command()
@@ -90,6 +88,35 @@ def score(
     except ScorekitError as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(_exit_code(error)) from None
+
+
+@app.command()
+def fetch(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Hub ids.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Revision of the one MODEL; default: its newest.")
+    ] = None,
+) -> None:
+    """Bring checkpoints, with the tokenizers that they need, into HF_HOME ahead of time.
+
+    Without a MODEL: the services' defaults. An interrupted download goes on where it was.
+    """
+    from scorekit.hub import fetch_checkpoint, size_of
+
+    try:
+        if revision is not None and len(models or ()) != 1:
+            raise UserError("--revision: name the one model that it is a revision of")
+        for model in models or DEFAULT_MODELS:
+            for name, folder in fetch_checkpoint(model, revision):
+                typer.echo(f"{name}: {size_of(folder) / 1e9:.2f} GB in {folder}")
+    except UserError as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
 
 
 def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scorekit.errors import UserError
@@ -57,36 +56,3 @@ def device_memory_bytes(device: torch.device | None) -> tuple[int, int, int] | N
         return None
     total = torch.cuda.get_device_properties(device).total_memory
     return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device), total
-
-
-def looks_local(model: str) -> bool:
-    """Whether a model name can only be a path; else it is a hub id unless such a folder exists."""
-    return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
-
-
-def fetch_model(model: str, revision: str | None, patterns: list[str], flag: str) -> Path:
-    """The local folder of a model: the folder itself, or a snapshot of the hub's.
-
-    Raises UserError where there is neither; `flag` names the setting in its message.
-    """
-    if looks_local(model):
-        path = Path(model).expanduser()
-        if not path.exists():
-            raise UserError(f"{flag} {model}: no such folder")
-        if revision is not None:
-            raise UserError(f"--revision {revision}: {flag} {model} is a local folder")
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except GatedRepoError:
-        raise UserError(
-            f"{flag} {model}: its licence has to be accepted on the hub first, and HF_TOKEN set"
-        ) from None
-    except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(
-            f"{flag} {model}: no such folder here, and the hub does not give it ({reason})"
-        ) from None

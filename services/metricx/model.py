@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import SampleError, UserError
+from scorekit.hub import (
+    METRICX_FILES,
+    METRICX_TOKENIZER,
+    T5_TOKENIZER_FILES,
+    fetch_model,
+    looks_local,
+)
 from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
 from scorekit.server.backend import (
     Description,
@@ -21,7 +28,7 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import device_memory_bytes, fetch_model, looks_local, prepare_device
+from scorekit.server.device import device_memory_bytes, prepare_device
 from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
 
@@ -31,11 +38,8 @@ if TYPE_CHECKING:
 
     from services.metricx.regression import MT5ForRegression
 
-DEFAULT_TOKENIZER = "google/mt5-xl"
 #: Upstream's limit, the end-of-sentence id included; that id is then dropped.
 MAX_INPUT_LENGTH = 1536
-_MODEL_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
-_TOKENIZER_FILES = ["spiece.model", "tokenizer*.json", "special_tokens_map.json", "added_tokens*"]
 _FP16 = "T5's activations overflow float16 and give scores that are not finite; use bfloat16"
 
 
@@ -97,7 +101,7 @@ class MetricXBackend:
         from services.metricx.regression import load_regression
 
         self._device = prepare_device(self._device_name, self._threads)
-        folder = fetch_model(self._model_name, self._revision, _MODEL_FILES, "--model")
+        folder = fetch_model(self._model_name, self._revision, METRICX_FILES, "--model")
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         try:
@@ -170,10 +174,10 @@ class MetricXBackend:
         name = self._tokenizer_name
         if name is None:
             own = any(model_folder.glob("tokenizer.json")) or any(model_folder.glob("spiece.model"))
-            name = self._model_name if own else DEFAULT_TOKENIZER
+            name = self._model_name if own else METRICX_TOKENIZER
             if own:
                 return name, model_folder
-        return name, fetch_model(name, None, _TOKENIZER_FILES, "--tokenizer")
+        return name, fetch_model(name, None, T5_TOKENIZER_FILES, "--tokenizer")
 
 
 class MetricXQEScorer(LocalScorer):
@@ -243,4 +247,4 @@ def _revision(folder: Path, name: str) -> str:
 
 
 def _tokenizer_digest(folder: Path) -> str:
-    return digest_files(p for pattern in _TOKENIZER_FILES for p in folder.glob(pattern))
+    return digest_files(p for pattern in T5_TOKENIZER_FILES for p in folder.glob(pattern))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scorekit.errors import SampleError, UserError
+from scorekit.hub import XCOMET_FILES, fetch_model, looks_local
 from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import (
     Description,
@@ -32,7 +33,7 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import device_memory_bytes, fetch_model, looks_local, prepare_device
+from scorekit.server.device import device_memory_bytes, prepare_device
 from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, safe_unpickling
@@ -41,8 +42,6 @@ from services.xcomet.spans import exact_spans, mqm_score, upstream_spans
 
 if TYPE_CHECKING:
     import torch
-
-_FILES = ["hparams.yaml", "checkpoints/*"]
 
 
 @dataclass(slots=True)
@@ -166,7 +165,7 @@ class XCometBackend:
         return device_memory_bytes(self._device)
 
     def _find(self) -> Checkpoint:
-        folder = fetch_model(self._model_name, self._revision, _FILES, "--model")
+        folder = fetch_model(self._model_name, self._revision, XCOMET_FILES, "--model")
         file = find_file(folder)
         if looks_local(self._model_name):
             return inspect(file, self._encoder_name)

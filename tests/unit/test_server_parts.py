@@ -6,9 +6,10 @@ import pytest
 from pydantic import SecretStr
 
 from scorekit.errors import UserError
+from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
 from scorekit.server.checks import text_fault
-from scorekit.server.device import looks_local, prepare_device
+from scorekit.server.device import prepare_device
 from scorekit.server.settings import (
     Secrets,
     ServiceSettings,

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# In the build stage of an image: install.sh torch cpu|cuda|none, install.sh extras EXTRA...
+set -euo pipefail
+me=install
+. ./lib.sh
+pip() { /venv/bin/python -m pip --disable-pip-version-check --no-cache-dir -q "$@"; }
+what=$1; shift
+case $what in
+  torch)
+    version=$(sed -n 's/^torch==//p' constraints.txt)
+    case $1 in
+      cpu) install_cpu_torch "$version" ;;
+      cuda) pip install -c constraints.txt "torch==$version" ;;
+      none) ;;
+      *) say "TORCH=$1: give cpu, cuda or none"; exit 2 ;;
+    esac ;;
+  extras)
+    /venv/bin/python requirements.py "$@" > requirements.txt
+    pip install -c constraints.txt -r requirements.txt ;;
+  *) say "install.sh torch|extras"; exit 2 ;;
+esac

@@ -1,0 +1,132 @@
+"""Checkpoints of the Hugging Face hub: fetched ahead of time or when a service starts.
+
+They lie in the hub's own cache folder (HF_HOME; in the images /models/hub), so that what `python -m
+scorekit fetch` has brought a service finds under the same id, with HF_HUB_OFFLINE=1 too. A download
+that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from scorekit.errors import UserError
+
+METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
+XCOMET_FILES = ["hparams.yaml", "checkpoints/*"]
+T5_TOKENIZER_FILES = [
+    "spiece.model", "tokenizer*.json", "special_tokens_map.json", "added_tokens*",
+]  # fmt: skip
+#: Of xCOMET's encoder: its weights stand in xCOMET's own checkpoint.
+ENCODER_FILES = ["config.json", "tokenizer*.json", "sentencepiece*", "special_tokens_map.json"]
+#: Whose checkpoints come without a tokenizer.
+METRICX_TOKENIZER = "google/mt5-xl"
+
+
+def looks_local(model: str) -> bool:
+    """Whether a model name can only be a path; else it is a hub id unless such a folder exists."""
+    return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
+
+
+def fetch_model(
+    model: str, revision: str | None, patterns: Sequence[str] | None, flag: str
+) -> Path:
+    """The local folder of a model: the folder itself, or a snapshot of the hub's.
+
+    patterns: which files of a snapshot; None: all. Raises UserError where there is neither; `flag`
+    names the setting in its message.
+    """
+    if looks_local(model):
+        path = Path(model).expanduser()
+        if not path.exists():
+            raise UserError(f"{flag} {model}: no such folder")
+        if revision is not None:
+            raise UserError(f"--revision {revision}: {flag} {model} is a local folder")
+        return path
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        folder = snapshot_download(
+            model, revision=revision, allow_patterns=None if patterns is None else list(patterns)
+        )
+    except Exception as error:
+        where = f"{flag} {model}".strip()
+        raise UserError(
+            f"{where}: {_reason(model, revision, error, constants.HF_HUB_CACHE)}"
+        ) from None
+    return Path(folder)
+
+
+def _reason(model: str, revision: str | None, error: Exception, cache: str) -> str:
+    """Why the hub gave nothing, and what to do, in a line."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    page = f"{constants.ENDPOINT}/{model}"
+    response = error.response if isinstance(error, HfHubHTTPError) else None
+    status = None if response is None else response.status_code
+    if isinstance(error, GatedRepoError) or status == 403:
+        return (
+            f"its licence has to be accepted first: visit {page} with your account, then set "
+            "HF_TOKEN to a token of that account"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"the hub has no revision {revision!r} of it ({page})"
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
+        token = "HF_TOKEN is wrong, or" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set, or"
+        return f"the hub does not show it to you: {token} there is no such model ({page})"
+    if isinstance(error, OfflineModeIsEnabled | LocalEntryNotFoundError):
+        way = (
+            "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} "
+            "cannot be reached"
+        )  # fmt: skip
+        return (
+            f"not whole in {cache}, and {way}: run `python -m scorekit fetch {model}` where the "
+            "hub can be reached, with HF_HOME on the same disk or copied here"
+        )
+    return f"no such folder here, and the hub does not give it ({str(error).splitlines()[0]})"
+
+
+def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str, Path]]:
+    """Bring what a service needs to start with `--model MODEL`: (id, folder) of the model and of
+    its tokenizer or its encoder's settings. A model of another kind is brought whole.
+
+    Raises UserError as `fetch_model` does.
+    """
+    name = model.rsplit("/", 1)[-1].lower()
+    if "metricx" in name:
+        folder = fetch_model(model, revision, METRICX_FILES + T5_TOKENIZER_FILES, "")
+        if any((folder / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+            return [(model, folder)]
+        tokenizer = fetch_model(METRICX_TOKENIZER, None, T5_TOKENIZER_FILES, "")
+        return [(model, folder), (METRICX_TOKENIZER, tokenizer)]
+    if "xcomet" in name:
+        folder = fetch_model(model, revision, XCOMET_FILES, "")
+        encoder = str(_hparams(folder / "hparams.yaml").get("pretrained_model", ""))
+        if not encoder or looks_local(encoder):
+            return [(model, folder)]
+        return [(model, folder), (encoder, fetch_model(encoder, None, ENCODER_FILES, ""))]
+    return [(model, fetch_model(model, revision, None, ""))]
+
+
+def _hparams(path: Path) -> dict[str, object]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder, links followed."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
