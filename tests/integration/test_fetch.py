@@ -21,7 +21,7 @@ BIG = bytes(range(256)) * 4096  # 1 MiB
 CHECKPOINT = bytes(range(255)) * 100_000  # 25 MB: the client writes pieces of 10 MB
 MODELS: dict[str, dict[str, bytes]] = {
     "google/metricx-24-hybrid-tiny": {
-        "config.json": b"{}", "pytorch_model.bin": BIG, "README.md": b"x", "flax_model.msgpack": BIG,
+        "config.json": b"{}", "pytorch_model.bin": BIG, "README.md": b"x", "model.msgpack": BIG,
     },
     "google/mt5-xl": {"spiece.model": b"pieces", "config.json": b"{}", "pytorch_model.bin": BIG},
     "Unbabel/XCOMET-tiny": {

@@ -1,0 +1,212 @@
+"""The compose stack as users start it, on a real Docker engine; skipped, and said so, without one.
+
+A program `docker compose` is wanted, or the path of one in COMPOSE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scorekit.client import SyncScoringClient
+from scorekit.schemas import Scored
+from tests.servers import free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SERVICES = ("metricx", "xcomet", "judge")
+PORTS = {name: free_port() for name in SERVICES}
+ENVIRONMENT = os.environ | {f"{name.upper()}_PORT": str(port) for name, port in PORTS.items()}
+METRICX = f"http://127.0.0.1:{PORTS['metricx']}"
+PAIRS = [
+    {"src": f"Delete file {n} now.", "mt": f"지금 파일 {n}을(를) 삭제하십시오."} for n in range(400)
+]
+
+
+def compose_program() -> list[str] | None:
+    for candidate in (os.environ.get("COMPOSE", ""), "docker compose"):
+        program = shlex.split(candidate)
+        if program and shutil.which(program[0]):
+            engine = subprocess.run(["docker", "info"], capture_output=True, check=False)
+            version = subprocess.run([*program, "version"], capture_output=True, check=False)
+            if engine.returncode == version.returncode == 0:
+                return program
+    return None
+
+
+PROGRAM = compose_program() if shutil.which("docker") else None
+
+
+def compose(*arguments: str, check: bool = True) -> str:
+    assert PROGRAM is not None
+    done = subprocess.run(
+        [*PROGRAM, "-p", "scorekit-test", *arguments],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 or not check, done.stderr[-2000:]
+    return done.stdout
+
+
+def inspect(service: str) -> dict:
+    name = f"scorekit-test-{service}-1"
+    told = subprocess.run(["docker", "inspect", name], capture_output=True, check=True).stdout
+    return json.loads(told)[0]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.2)
+
+
+def healthy(service: str) -> bool:
+    return inspect(service)["State"]["Health"]["Status"] == "healthy"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[None]:
+    if PROGRAM is None:
+        pytest.skip("no Docker engine with Compose v2 answers here: the stack is not tested")
+    compose("build")
+    compose("up", "--wait")
+    yield
+    compose("down", "--volumes", check=False)
+
+
+def client() -> SyncScoringClient:
+    return SyncScoringClient(METRICX, deadline_s=180.0)
+
+
+def score(client: SyncScoringClient, pairs: list[dict[str, str]], cache: bool) -> list[float]:
+    results = client.score(pairs, options={"cache": cache})
+    assert all(isinstance(result, Scored) for result in results), results[:3]
+    return [result.score for result in results]
+
+
+class Load:
+    """A client that scores the pairs again and again in a thread; every answer is kept."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[float]] = []
+        self.faults: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(300)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with client() as scoring:
+            while not self._stop.is_set():
+                try:
+                    self.answers.append(score(scoring, PAIRS, cache=False))
+                except BaseException as error:
+                    self.faults.append(error)
+
+
+@pytest.fixture(scope="module")
+def expected(stack: None) -> list[float]:
+    with client() as scoring:
+        return score(scoring, PAIRS, cache=False)
+
+
+def test_each_service_scores_and_the_second_time_from_the_cache(stack: None) -> None:
+    done = subprocess.run(
+        [sys.executable, "deploy/smoke.py"], cwd=ROOT, env=ENVIRONMENT, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_containers_are_locked_down(stack: None) -> None:
+    for service in (*SERVICES, "cache"):
+        found = inspect(service)
+        assert found["Config"]["User"] not in ("", "root", "0"), service
+        assert found["HostConfig"]["ReadonlyRootfs"], service
+        assert found["HostConfig"]["CapDrop"] == ["ALL"], service
+        assert found["HostConfig"]["Memory"] > 0, service
+        assert found["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped", service
+        published = [
+            bind for binds in found["NetworkSettings"]["Ports"].values() for bind in binds or []
+        ]
+        assert all(bind["HostIp"] == "127.0.0.1" for bind in published), service
+        assert bool(published) == (service != "cache"), service
+        if service != "cache":
+            assert found["HostConfig"]["Init"] is True
+            assert found["Config"]["Image"] == f"scorekit-{service}"
+    told = compose("exec", "-T", "metricx", "sh", "-c", "id -u; touch /app/x 2>&1 || true")
+    assert told.splitlines()[0] == "10001" and "Read-only" in told
+
+
+def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
+    expected: list[float],
+) -> None:
+    restarts = inspect("metricx")["RestartCount"]
+    with Load() as load:
+        wait_for(lambda: bool(load.answers))
+        # The process dies of SIGKILL; of `docker kill` Docker would think that it was meant.
+        compose("exec", "-T", "metricx", "sh", "-c", "kill -9 -1", check=False)
+        wait_for(lambda: inspect("metricx")["RestartCount"] > restarts)
+        after = len(load.answers)
+        wait_for(lambda: len(load.answers) > after + 1)
+    assert not load.faults
+    for answer in load.answers:
+        assert answer == pytest.approx(expected, abs=1e-4)
+    wait_for(lambda: healthy("metricx"))
+
+
+def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[float]) -> None:
+    def stored() -> int:
+        return int(compose("exec", "-T", "cache", "valkey-cli", "dbsize").split()[-1])
+
+    with client() as scoring:
+        assert score(scoring, PAIRS, cache=True) == pytest.approx(expected, abs=1e-4)
+        wait_for(lambda: stored() > 0)
+        compose("stop", "cache")
+        for number in range(3):
+            pairs = [pair | {"src": f"{number} {pair['src']}"} for pair in PAIRS[:20]]
+            assert len(score(scoring, pairs, cache=True)) == 20
+        compose("start", "cache")
+
+        def written_again() -> bool:
+            """The cache keeps nothing on disk: what it holds now came after its start."""
+            score(scoring, [{"src": f"{time.monotonic()}", "mt": "x"}], cache=True)
+            return stored() > 0
+
+        wait_for(written_again)
+
+
+def test_down_under_load_loses_nothing_and_keeps_the_grace_time(expected: list[float]) -> None:
+    with Load() as load:
+        wait_for(lambda: len(load.answers) > 0)
+        started = time.monotonic()
+        compose("stop", "metricx")
+        assert time.monotonic() - started < 75
+        assert inspect("metricx")["State"]["ExitCode"] == 0
+        compose("start", "metricx")
+        after = len(load.answers)
+        wait_for(lambda: len(load.answers) > after)
+    assert not load.faults
+    for answer in load.answers:
+        assert answer == pytest.approx(expected, abs=1e-4)
+    started = time.monotonic()
+    compose("down", "--volumes")
+    assert time.monotonic() - started < 75
