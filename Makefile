@@ -3,10 +3,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+COMPOSE ?= docker compose
+STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFILES:%=--profile %)
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup env-vllm demo demo-synth test test-all test-vllm lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm demo demo-synth test test-all test-vllm up down logs smoke fetch lint format lock bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +42,22 @@ test-all: setup ## the longer runs that `make test` leaves out (minutes)
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
+
+up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher observability")
+	COMMIT=$$(git rev-parse --short HEAD 2>/dev/null || true) $(STACK) up --build --wait
+
+down: ## stop it; what it has accepted is answered first
+	$(STACK) down
+
+logs: ## follow its logs
+	$(STACK) logs --follow --tail 100
+
+smoke: ## score a few pairs on each of its services and check the answers
+	@set -a; [ ! -f .env ] || . ./.env; python3 deploy/smoke.py
+
+fetch: ## bring the GPU stack's checkpoints onto its volume (MODELS="ID ...": others)
+	$(COMPOSE) -f docker-compose.yml -f compose.gpu.yml run --rm --no-deps --build --entrypoint python \
+	  xcomet -m scorekit fetch $(MODELS)
 
 lint: setup ## style, imports and types
 	$(PY) -m ruff check .
