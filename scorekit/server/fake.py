@@ -147,7 +147,7 @@ class FakeSettings(ServiceSettings):
     seconds_per_pair: float = Field(0.0, ge=0, description="Pause for each sample of a batch.")
 
 
-def make_fake(settings: FakeSettings) -> FakeBackend:
+def make_backend(settings: FakeSettings) -> FakeBackend:
     """The fake that the settings describe."""
     return FakeBackend(
         settings.service,
@@ -159,4 +159,4 @@ def make_fake(settings: FakeSettings) -> FakeBackend:
 if __name__ == "__main__":
     from scorekit.server.run import main
 
-    main(FakeSettings, make_fake)
+    main(FakeSettings, make_backend)
