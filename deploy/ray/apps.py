@@ -76,7 +76,7 @@ _replica_app: FastAPI | None = None
 
 
 def _keep(app: FastAPI) -> None:
-    """A function of this module, since Ray pickles the class below by value, its globals with it."""
+    """Apart from the class below, which Ray pickles by value, its globals with it."""
     global _replica_app
     _replica_app = app
 
