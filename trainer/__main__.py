@@ -32,8 +32,18 @@ Limit = Annotated[
 
 
 @app.command()
-def train(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
-    """Train the policy; evaluate it before, between and after."""
+def train(
+    config: ConfigFile,
+    set_: Overrides = None,
+    limit: Limit = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in misc.run_dir.")
+    ] = False,
+) -> None:
+    """Train the policy; evaluate it before, between and after.
+
+    Exit code 1: a rule of the config's section `stop` ended the run.
+    """
     with _clean_exit():
         cfg = _load(config, set_, limit)
         from trainer.data import load_examples
@@ -53,11 +63,14 @@ def train(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         from trainer.report import write_report
         from trainer.train import run_toy_rl
 
-        artifacts = run_toy_rl(examples, held_out, cfg)
+        artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
         if artifacts.reports:
             Console().print(comparison_table(artifacts.reports[0][1], artifacts.reports[-1][1]))
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
         typer.echo(f"policy: {artifacts.checkpoint}")
+        if artifacts.stopped:
+            typer.echo(f"stopped: {artifacts.stopped}", err=True)
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -135,7 +148,7 @@ def _clean_exit() -> Iterator[None]:
         typer.echo(f"error: {where}{error.strerror or error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        typer.echo("stopped (a training run goes on with --resume)", err=True)
         raise typer.Exit(130) from None
 
 

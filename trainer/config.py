@@ -152,8 +152,14 @@ class MiscConfig(Config):
     caching: bool = Field(True, description="Let the services answer from their score caches.")
     run_dir: str = Field("runs/trainer", description="Folder of logs and checkpoints.")
     overwrite: bool = Field(False, description="Replace the run that stands in run_dir.")
-    save_every_n_updates: int = Field(0, ge=0, description="0: only the final checkpoint.")
-    keep_checkpoints: int = Field(2, ge=1, description="The newest so many stay.")
+    save_every_n_updates: int = Field(
+        10,
+        ge=0,
+        description="Also after an evaluation that is the best so far. 0: only the final one.",
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="The newest so many stay, and the best by evaluation."
+    )
     trackers: list[str] = Field(
         default_factory=list,
         description="Where figures go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "

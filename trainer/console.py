@@ -44,9 +44,9 @@ _VERDICTS = {"better": "green", "worse": "red", "": ""}
 
 
 class Console:
-    """A context manager around a run of `num_updates` updates."""
+    """A context manager around a run of `num_updates` updates, `done` of them done before."""
 
-    def __init__(self, num_updates: int) -> None:
+    def __init__(self, num_updates: int, done: int = 0) -> None:
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -58,7 +58,9 @@ class Console:
             console=rich_console.Console(stderr=True),
             redirect_stdout=False,
         )
-        self._task: TaskID = self._progress.add_task("training", total=num_updates, rate="")
+        self._task: TaskID = self._progress.add_task(
+            "training", total=num_updates, completed=done, rate=""
+        )
         self._headed = False
 
     def __enter__(self) -> Console:

@@ -75,6 +75,23 @@ def load_examples(
     return examples
 
 
+def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
+
+    A function of its arguments alone, so that a run can start again anywhere.
+    """
+    import torch
+
+    indices: list[int] = []
+    for position in range((update - 1) * batch_size, update * batch_size):
+        epoch, place = divmod(position, examples)
+        if place == 0 or not indices:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(examples, generator=generator).tolist()
+        indices.append(order[place])
+    return indices
+
+
 def format_translation_prompt(example: Example, template: str = "translategemma") -> str:
     """The prompt of an example. `template`: a name of scorekit.prompts or a path."""
     return fill(

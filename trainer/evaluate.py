@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.schemas import Scored
 from trainer.config import GenerationConfig, RewardConfig
 from trainer.data import Example
-from trainer.figures import rollout_figures, service_figures
+from trainer.figures import mean_of, rollout_figures, service_figures
 from trainer.quality import reference_figures, sentence_chrf
 from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
 from trainer.sampler import Rollout, Sampler, generate_rollouts
-from trainer.services import Rewarder
+from trainer.services import Rewarder, Scores
 
 _SEED = 0  # of sampled translations
 
@@ -33,6 +35,7 @@ class Report:
     translation the model could not read whole.
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
+    reward_mean: of sequence and token rewards together, over the samples that have them.
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
     stands only where all examples are of one language pair (trainer/quality.py says why).
@@ -57,6 +60,7 @@ class Report:
     spans_MAJOR_mean: float | None
     spans_CRITICAL_mean: float | None
     text_errors: int
+    reward_mean: float | None
     completion_length_mean: float
     truncated_frac: float
     chrf: float | None
@@ -95,9 +99,9 @@ def evaluate_on_dataset(
         )
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
-    # as a reward of no weight, so that a scorer without spans can be looked at, too
-    shown = reward_cfg.model_copy(update={"w_xcomet_span": 0.0})
-    rewards = sample_rewards(rollouts, scores, shown)
+    if not _gives_spans(scores):  # such a scorer can be looked at, too
+        reward_cfg = reward_cfg.model_copy(update={"w_xcomet_span": 0.0})
+    rewards = sample_rewards(rollouts, scores, reward_cfg)
     lines = []
     for example, rollout, reward in zip(examples, rollouts, rewards, strict=True):
         line = completion_line(rollout, reward)
@@ -122,6 +126,12 @@ def evaluate_on_dataset(
     )
 
 
+def _gives_spans(scores: Scores) -> bool:
+    results = scores.results.get("xcomet", [])
+    scored = [result for result in results if isinstance(result, Scored)]
+    return bool(results) and all(result.error_spans is not None for result in scored)
+
+
 def _figures(
     examples: Sequence[Example],
     rollouts: Sequence[Rollout],
@@ -129,7 +139,9 @@ def _figures(
     cfg: RewardConfig,
 ) -> dict[str, Any]:
     """The fields of `Report` that are figures of these examples."""
+    earned = [r.r_seq + math.fsum(r.token_rewards) for r in rewards if r.r_seq is not None]
     figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
+    figures["reward_mean"] = mean_of(earned)
     known = {f.name for f in fields(Report)}
     return {name: value for name, value in figures.items() if name in known} | reference_figures(
         [rollout.pair for rollout in rollouts],

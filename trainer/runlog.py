@@ -23,7 +23,8 @@ figure that does not exist is null, such as those of a service that was not aske
 skipped update. Every mean of scores stands beside its coverage (scored / asked).
 `metricx_truncated_frac` and `xcomet_truncated_frac` are the share of the scored samples whose
 source or translation the model could not read to its end (`truncated_frac`: completions that
-max_new_tokens cut).
+max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of the section `stop`;
+else null.
 `text_errors` counts the samples that cannot be scored by their own fault; `overlong_truncated`,
 `overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
@@ -74,19 +75,53 @@ class RunLog:
     """Writes the folder of a run. Raises UserError as `check_run_dir` does; only what this class
     writes is replaced."""
 
-    def __init__(self, cfg: TrainerConfig, services: Mapping[str, Info] | None = None) -> None:
+    def __init__(
+        self,
+        cfg: TrainerConfig,
+        services: Mapping[str, Info] | None = None,
+        *,
+        overwrite: bool | None = None,
+        done: int | None = None,
+    ) -> None:
+        """overwrite: default: the config's. done: go on after this update; None: start anew."""
         self.folder = Path(cfg.misc.run_dir)
-        check_run_dir(cfg)
-        for name in _OWN:
-            path = self.folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        (self.folder / "completions").mkdir(parents=True)
-        save_config(cfg, self.folder / "config.yaml")
+        if done is None:
+            check_run_dir(cfg, overwrite)
+            self._start(cfg)
+        else:
+            self._cut(done)
+            _write_config(cfg, self.folder)
         infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
         (self.folder / "services.json").write_text(json.dumps(infos, indent=1), encoding="utf-8")
+
+    def _start(self, cfg: TrainerConfig) -> None:
+        """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
+        process that dies leaves is always a run, and never this one with checkpoints of that."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _remove(self.folder / "checkpoints")
+        _write_config(cfg, self.folder)
+        for name in set(_OWN) - {"checkpoints", "config.yaml"}:
+            _remove(self.folder / name)
+        (self.folder / "completions").mkdir()
+
+    def _cut(self, done: int) -> None:
+        """Leave what is of updates up to `done`: a run that goes on has one line for each."""
+        for name in ("log.jsonl", "eval.jsonl"):
+            rows = [row for row in read_jsonl(self.folder / name) if row["update"] <= done]
+            write_jsonl(self.folder / f".{name}.partial", rows)
+            (self.folder / f".{name}.partial").replace(self.folder / name)
+        (self.folder / "completions").mkdir(exist_ok=True)
+        for path in (self.folder / "completions").glob("*-*.jsonl"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdigit() and int(number) > done:
+                path.unlink()
+
+    def sync(self) -> None:
+        """Have the lines written to disk, before a checkpoint says that they are there."""
+        for path in (self.folder / "log.jsonl", self.folder / "eval.jsonl"):
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def write_update(self, line: dict[str, Any]) -> None:
         """Append to log.jsonl."""
@@ -116,17 +151,18 @@ def open_run_dir(cfg: TrainerConfig) -> Path:
     return folder
 
 
-def check_run_dir(cfg: TrainerConfig) -> None:
-    """Raise UserError if what stands in run_dir must not be replaced: the config does not say so,
-    or it is no run of the trainer, or the new run is made of it."""
+def check_run_dir(cfg: TrainerConfig, overwrite: bool | None = None) -> None:
+    """Raise UserError if what stands in run_dir must not be replaced: the config does not say so
+    (or `overwrite`, where it is given), or it is no run of the trainer, or the new run is made of
+    it."""
     folder = Path(cfg.misc.run_dir)
     own = [name for name in _OWN if os.path.lexists(folder / name)]
     if not own:
         return
-    if not cfg.misc.overwrite:
+    if not (cfg.misc.overwrite if overwrite is None else overwrite):
         raise UserError(
-            f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); choose another "
-            "folder, or set misc.overwrite to true to replace a run"
+            f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); go on with it "
+            "(--resume), choose another folder, or set misc.overwrite to true to replace a run"
         )
     if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml"):
         raise UserError(
@@ -141,6 +177,22 @@ def check_run_dir(cfg: TrainerConfig) -> None:
                 f"{key}: {value} lies in {folder}, which misc.overwrite would remove; choose "
                 "another misc.run_dir"
             )
+
+
+def _write_config(cfg: TrainerConfig, folder: Path) -> None:
+    save_config(cfg, folder / ".config.yaml.partial")
+    (folder / ".config.yaml.partial").replace(folder / "config.yaml")
+
+
+def _remove(path: Path) -> None:
+    """A file, or a folder with all that is in it: at once, whenever the process dies."""
+    if path.is_dir() and not path.is_symlink():
+        gone = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_config(path: Path) -> bool:

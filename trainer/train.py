@@ -16,10 +16,10 @@ from torch import nn
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from trainer.advantage import TokenAdvantages
-from trainer.checkpoint import save_checkpoint
+from trainer.checkpoint import read_state
 from trainer.config import TrainerConfig
 from trainer.console import Console
-from trainer.data import Example
+from trainer.data import Example, batch_indices
 from trainer.engine_generate import GenerateSampler
 from trainer.engine_vllm import VLLMSampler, probe_server
 from trainer.evaluate import Report, evaluate_on_dataset
@@ -38,13 +38,21 @@ from trainer.policy import (
     pad_token_id,
     prepare_torch,
     stop_token_ids,
-    unwrapped,
 )
 from trainer.prompting import check_prompts
+from trainer.resume import (
+    checkpoint_to_resume,
+    prompt_origin,
+    read_reports,
+    service_origin,
+    weight_origin,
+)
 from trainer.rewards import SampleReward, sample_rewards
-from trainer.runlog import RunLog, check_run_dir, open_run_dir, training_lines
+from trainer.runlog import RunLog, check_run_dir, open_run_dir, read_jsonl, training_lines
 from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
+from trainer.saver import Saver
 from trainer.services import Group, Rewarder
+from trainer.stops import StopRules
 from trainer.trackers import check_trackers, track, tracking
 from trainer.update import (
     NO_UPDATE,
@@ -61,32 +69,60 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """updates: lines of log.jsonl. reports: (update, report), the first from before training."""
+    """updates: lines of log.jsonl. reports: (update, report), the first from before training.
+    stopped: why the run ended before its last update; None: it did not."""
 
     run_dir: Path
     checkpoint: Path
     updates: list[dict[str, Any]]
     reports: list[tuple[int, Report]]
+    stopped: str | None = None
 
 
 def run_toy_rl(
-    train_examples: Sequence[Example], eval_examples: Sequence[Example], cfg: TrainerConfig
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    cfg: TrainerConfig,
+    *,
+    resume: bool = False,
 ) -> Artifacts:
     """Train, evaluate, log. Folder and services are checked before weights load, weights and
     prompts before what an earlier run left is replaced. Raises UserError on whatever the user can
-    mend."""
+    mend.
+
+    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
+    yet starts anew in its place.
+    """
     if not train_examples:
         raise UserError("there are no examples to learn from")
     check_trainable(cfg)
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
-    check_run_dir(cfg)
+    checkpoint = checkpoint_to_resume(cfg) if resume else None
+    if checkpoint is not None and (ended := _ended(cfg, checkpoint)):
+        return ended
+    if checkpoint is None:
+        check_run_dir(cfg, resume or None)
     open_run_dir(cfg)
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
         held_out = eval_examples[: cfg.eval.eval_limit]
-        trainer = Trainer(cfg, rewarder, train_examples, held_out)
+        trainer = Trainer(
+            cfg, rewarder, train_examples, held_out, checkpoint=checkpoint, overwrite=resume or None
+        )
         with closing(trainer.sampler):
             return trainer.run()
+
+
+def _ended(cfg: TrainerConfig, checkpoint: Path) -> Artifacts | None:
+    """What a run left that has no update to do; None where it has."""
+    folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
+    updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
+    stopped = StopRules(cfg.stop, updates).reason
+    if done < cfg.rl.num_updates and stopped is None:
+        return None
+    if stopped is None:
+        log.warning("%s has its %d updates: raise rl.num_updates to go on", folder, done)
+    return Artifacts(folder, checkpoint, updates, read_reports(folder), stopped)
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
@@ -110,12 +146,17 @@ class Trainer:
         rewarder: Rewarder,
         train: Sequence[Example],
         held_out: Sequence[Example],
+        *,
+        checkpoint: Path | None = None,
+        overwrite: bool | None = None,
     ) -> None:
+        """checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's."""
         self.cfg, self.rewarder = cfg, rewarder
         self.train, self.held_out = train, held_out
         device = prepare_torch(cfg.misc)
         self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers")
         self.device = self.world.device
+        torch.manual_seed(cfg.misc.seed)  # of fresh adapters
         served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
         model, self.tokenizer = load_policy(cfg.policy, self.device)
         self.reference: Reference | None = None
@@ -124,9 +165,16 @@ class Trainer:
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
         check_head(model)
-        check_prompts(train, model, self.tokenizer, cfg.generation)
-        check_prompts(held_out, model, self.tokenizer, cfg.eval_generation())
+        origin = weight_origin(cfg.policy) | service_origin(rewarder.infos)
+        for key, path, examples, gen_cfg in (
+            ("data.train", cfg.data.train, train, cfg.generation),
+            ("data.eval", cfg.data.eval, held_out, cfg.eval_generation()),
+        ):
+            prompts = check_prompts(examples, model, self.tokenizer, gen_cfg)
+            origin |= prompt_origin(key, path, examples, prompts)
         self.pad_id = pad_token_id(model, self.tokenizer)
+        self.saver = Saver(cfg, self.world, origin)
+        self.done = None if checkpoint is None else self.saver.load_weights(checkpoint, model)
         self.model, self.optimizer = self.world.accelerator.prepare(model, optimizer)
         self.sampler: Sampler
         if served is None:
@@ -137,28 +185,41 @@ class Trainer:
             self.sampler = VLLMSampler(
                 cfg, served, stop_token_ids(model, self.tokenizer), self.world
             )
-        self.log = RunLog(cfg, rewarder.infos)
+        self.log = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=self.done)
+        self.updates = read_jsonl(self.log.folder / "log.jsonl")
+        self.stops = StopRules(cfg.stop, self.updates)
+        if checkpoint is not None:
+            self.saver.load_rest(checkpoint, self.model, self.optimizer)
 
     def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
-        rl, misc, every = self.cfg.rl, self.cfg.misc, self.cfg.eval.eval_every_n_updates
-        updates: list[dict[str, Any]] = []
-        reports: list[tuple[int, Report]] = []
-        self.sampler.sync(self.model, 0)
+        rl, every = self.cfg.rl, self.cfg.eval.eval_every_n_updates
+        reports = read_reports(self.log.folder)
+        self.sampler.sync(self.model, self.done or 0)
+        first = 0 if self.done is None else self.done + 1
         config = self.cfg.model_dump(mode="json")
-        with tracking(self.world.accelerator, config), Console(rl.num_updates) as console:
-            for update in range(rl.num_updates + 1):
+        with (
+            tracking(self.world.accelerator, config),
+            Console(rl.num_updates, self.done or 0) as console,
+        ):
+            for update in range(first, rl.num_updates + 1):
                 if update > 0:
-                    updates.append(self.step(update))
-                    console.update(updates[-1])
-                last = update == rl.num_updates
+                    self.updates.append(self.step(update))
+                    console.update(self.updates[-1])
+                last = update == rl.num_updates or self.stops.reason is not None
                 if self.held_out and (update == 0 or last or (every and update % every == 0)):
                     reports.append((update, self.evaluate(update)))
                     console.evaluation(update, reports[-1][1])
-                if last or (update and misc.save_every_n_updates and
-                            update % misc.save_every_n_updates == 0):  # fmt: skip
-                    checkpoint = self.save(update)
-        return Artifacts(self.log.folder, checkpoint, updates, reports)
+                if update and (last or self.saver.is_due(update, reports)):
+                    self.log.sync()
+                    report = dict(reports).get(update)
+                    checkpoint = self.saver.save(
+                        update, report and report.reward_mean,
+                        self.model, self.tokenizer, self.optimizer,
+                    )  # fmt: skip
+                if last:
+                    break
+        return Artifacts(self.log.folder, checkpoint, self.updates, reports, self.stops.reason)
 
     def step(self, update: int) -> dict[str, Any]:
         """One update (from 1); returns its line of the log."""
@@ -183,6 +244,7 @@ class Trainer:
             dump = training_lines(rollouts, rewards, kept, advantages)
             self.log.write_completions(update, dump)
         line |= clock.seconds
+        line["stopped"] = self.stops.add(line)
         self.log.write_update(line)
         track(self.world.accelerator, "train", line, update)
         return line
@@ -272,28 +334,6 @@ class Trainer:
         self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
         track(self.world.accelerator, "eval", report.figures(), update)
         return report
-
-    def save(self, update: int) -> Path:
-        """A checkpoint of the policy after `update` updates."""
-        folder = self.log.folder / "checkpoints" / f"step-{update:06d}"
-        return save_checkpoint(
-            folder, unwrapped(self.model), self.tokenizer, self.optimizer, update
-        )
-
-
-def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
-
-    A function of its arguments alone, so that a run can start again anywhere.
-    """
-    indices: list[int] = []
-    for position in range((update - 1) * batch_size, update * batch_size):
-        epoch, place = divmod(position, examples)
-        if place == 0 or not indices:
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-            order = torch.randperm(examples, generator=generator).tolist()
-        indices.append(order[place])
-    return indices
 
 
 class Clock:

@@ -86,6 +86,39 @@ class World:
         with the last one of an optimiser step."""
         return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.accelerator.wait_for_everyone()
+
+    def whole_states(
+        self, model: nn.Module, optimizer: Any
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """The weights (None: the model has them) and the optimiser's state, whole on the main
+        process. Every process has to call it."""
+        if not self.is_sharded:
+            return None, optimizer.state_dict()
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_optimizer_state_dict,
+        )
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(model, optimizer.optimizer, options=options)
+        return self.accelerator.get_state_dict(model), state
+
+    def load_optimizer(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+        """Put back what `whole_states` gave."""
+        if not self.is_sharded:
+            optimizer.load_state_dict(state)
+            return
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_optimizer_state_dict,
+        )
+
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimizer.optimizer, state, options=options)
+
     def clip(self, model: nn.Module, max_norm: float) -> float:
         """Clip the gradients to this norm; the norm before."""
         return float(self.accelerator.clip_grad_norm_(model.parameters(), max_norm))

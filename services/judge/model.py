@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from pydantic import SecretStr
 
 from scorekit import textchecks
+from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
-from scorekit.server.digest import digest_files
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings

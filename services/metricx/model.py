@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.hub import (
     METRICX_FILES,
@@ -29,7 +30,6 @@ from scorekit.server.backend import (
     translation_probe,
 )
 from scorekit.server.device import device_memory_bytes, prepare_device
-from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.hub import XCOMET_FILES, fetch_model, looks_local
 from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
@@ -34,7 +35,6 @@ from scorekit.server.backend import (
     translation_probe,
 )
 from scorekit.server.device import device_memory_bytes, prepare_device
-from scorekit.server.digest import digest_files
 from scorekit.server.local import LocalScorer
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, safe_unpickling
 from services.xcomet.layers import LayerTaps, layer_weights

@@ -8,9 +8,9 @@ import threading
 import pytest
 from platformdirs import user_cache_path
 
+from scorekit import digest
+from scorekit.digest import digest_files
 from scorekit.errors import UserError
-from scorekit.server import digest
-from scorekit.server.digest import digest_files
 
 
 @pytest.fixture

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from scorekit.errors import UserError
 from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
-from trainer.checkpoint import load_checkpoint, save_checkpoint
-from trainer.config import MiscConfig, PolicyConfig, TrainerConfig
-from trainer.policy import load_policy, load_reference, stop_token_ids
-from trainer.runlog import RunLog, append_jsonl
-from trainer.train import batch_indices, run_toy_rl
+from trainer.checkpoint import (
+    State,
+    best_checkpoint,
+    checkpoints,
+    fault_of,
+    load_checkpoint,
+    load_optimizer_state,
+    newest_checkpoint,
+    prune_checkpoints,
+    random_state,
+    read_state,
+    save_checkpoint,
+    set_random_state,
+)
+from trainer.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
+from trainer.data import batch_indices
+from trainer.policy import Reference, load_policy, stop_token_ids
+from trainer.runlog import RunLog, append_jsonl, read_jsonl
+from trainer.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
 
@@ -26,49 +43,157 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def test_a_checkpoint_brings_back_policy_optimizer_and_step(tmp_path: Path) -> None:
-    model = tiny_llama(TOKENIZER)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def save(
+    folder: Path, model: Any, optimizer: torch.optim.Optimizer, update: int, **said: Any
+) -> Path:
+    path = folder / f"step-{update:06d}"
+    state = State(update, config={}, **said)
+    return save_checkpoint(
+        path, model, TOKENIZER, optimizer.state_dict(), state, random_states=[random_state()]
+    )
+
+
+@pytest.fixture
+def model() -> Any:
+    return tiny_llama(TOKENIZER)
+
+
+@pytest.fixture
+def optimizer(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def test_a_checkpoint_brings_back_policy_optimizer_and_step(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
     step(model, optimizer)
-    folder = save_checkpoint(tmp_path / "c" / "step-000001", model, TOKENIZER, optimizer, 1)
+    folder = save(tmp_path / "c", model, optimizer, 1)
     assert [path.name for path in folder.parent.iterdir()] == ["step-000001"]
 
     other = tiny_llama(TOKENIZER, seed=5)
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
-    assert load_checkpoint(folder, other, other_optimizer) == 1
+    assert load_checkpoint(folder, other).update == 1
+    other_optimizer.load_state_dict(load_optimizer_state(folder))
     step(model, optimizer)
     step(other, other_optimizer)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
-    save_checkpoint(folder, model, TOKENIZER, optimizer, 2)
-    assert load_checkpoint(folder, other) == 2
+    save(folder.parent, model, optimizer, 1)
+    load_checkpoint(folder, other)
     loaded, _ = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
     for one, two in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
-def test_a_checkpoint_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    model = tiny_llama(TOKENIZER)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    folder = save_checkpoint(tmp_path / "latest", model, TOKENIZER, optimizer, 1)
-    monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(folder, model, TOKENIZER, optimizer, 2)
-    assert load_checkpoint(folder, model) == 1
+def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
+    save_policy(tmp_path / "p", TOKENIZER)
+    cfg = PolicyConfig(path=str(tmp_path / "p"), lora=LoraConfig(r=2))
+    cpu = torch.device("cpu")
+    model, other = load_policy(cfg, cpu)[0], load_policy(cfg, cpu)[0]
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    step(model, optimizer)
+    folder = save(tmp_path / "c", model, optimizer, 1)
+    assert (folder / "adapter_model.safetensors").exists()
+    assert not (folder / "model.safetensors").exists()
+    load_checkpoint(folder, other)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_random_states_are_put_back(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    def draw() -> tuple[float, float, float, float]:
+        torch_one = torch.rand(()).item()
+        return torch_one, random.random(), random.gauss(0, 1), np.random.normal()
+
+    random.gauss(0, 1)  # Python and numpy keep the second of a pair
+    np.random.normal()
+    folder = save(tmp_path, model, optimizer, 1)
+    drawn = draw()
+    assert draw() != drawn
+    set_random_state(folder, 0)
+    assert draw() == drawn
+
+
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    rewards = [None, 3.0, 1.0, None, 2.0, None]
+    assert best_checkpoint(tmp_path) is None
+    for update, reward in enumerate(rewards, 1):
+        save(tmp_path, model, optimizer, update, reward=reward)
+        prune_checkpoints(tmp_path, 2)
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["6", "5", "2"]
+    assert best_checkpoint(tmp_path) == tmp_path / "step-000002"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda c: (c / "state.json").unlink(), "no state.json"),
+        (lambda c: (c / "state.json").write_text('{"update": 2'), "no state.json, or not a whole"),
+        (lambda c: (c / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda c: (c / "config.json").write_text("{}"), "config.json has 2 bytes, not"),
+        (lambda c: flip(c / "model.safetensors"), "model.safetensors has another content"),
+    ],
+)
+def test_a_torn_checkpoint_is_told_and_passed_over(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer,
+    damage: Callable[[Path], object], told: str, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    whole = save(tmp_path, model, optimizer, 1)
+    damage(save(tmp_path, model, optimizer, 2))
+    assert newest_checkpoint(tmp_path) == whole
+    assert f"step-000002 is passed over: {told}" in caplog.text
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_that_fails_leaves_the_old_one(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, model, optimizer, 1, reward=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            save(tmp_path, model, optimizer, 1, reward=2.0)
+    assert read_state(folder).reward == 1.0 and fault_of(folder) is None
+    assert newest_checkpoint(tmp_path) == folder
+    save(tmp_path, model, optimizer, 2)  # and what it left goes
+    assert len(list(tmp_path.iterdir())) == 2
     with pytest.raises(UserError, match="not a checkpoint"):
         load_checkpoint(tmp_path, model)
+
+
+def test_a_checkpoint_that_another_version_cannot_read_says_why(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    folder = save(tmp_path, model, optimizer, 1)
+    state = json.loads((folder / "state.json").read_text())
+    state["versions"]["transformers"] = "5.99.0"
+    (folder / "state.json").write_text(json.dumps(state))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "of-tomorrow"}))
+    with pytest.raises(UserError, match=r"cannot be loaded: .*transformers 5.99.0 saved it, this"):
+        load_checkpoint(folder, model)
 
 
 def test_the_reference_is_frozen_and_its_own(tmp_path: Path) -> None:
     save_policy(tmp_path / "p", TOKENIZER)
     cpu = torch.device("cpu")
     model, _ = load_policy(PolicyConfig(path=str(tmp_path / "p")), cpu)
-    reference = load_reference(PolicyConfig(path=str(tmp_path / "p")), model, cpu)
-    assert not any(p.requires_grad for p in reference.parameters())
-    before = next(reference.parameters()).clone()
+    before = next(model.parameters()).clone()
+    held = Reference(PolicyConfig(path=str(tmp_path / "p")), model, cpu)
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
-    assert torch.equal(next(reference.parameters()), before)
+    with held.active() as reference:
+        assert not any(p.requires_grad for p in reference.parameters())
+        assert torch.equal(next(reference.parameters()), before)
 
 
 def test_bad_policies_are_named(tmp_path: Path) -> None:
@@ -95,6 +220,25 @@ def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     assert not (tmp_path / "log.jsonl").exists()
     assert (tmp_path / "report.html").exists()
     RunLog(replacing(tmp_path))  # a run that was killed before its first update
+
+
+def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) -> None:
+    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    log = RunLog(cfg)
+    for update in range(4):
+        log.write_evaluation({"update": update}, [{"mt": "a"}])
+        log.write_update({"update": update + 1})
+        log.write_completions(update + 1, [{"mt": "b"}])
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"update": 5, "los')  # killed while it wrote
+    RunLog(cfg, done=2).write_update({"update": 3, "again": True})
+    lines = read_jsonl(tmp_path / "log.jsonl")
+    assert lines == [{"update": 1}, {"update": 2}, {"update": 3, "again": True}]
+    assert [line["update"] for line in read_jsonl(tmp_path / "eval.jsonl")] == [0, 1, 2]
+    names = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert [name[:-6] for name in names] == [
+        "eval-000000", "eval-000001", "eval-000002", "train-000001", "train-000002",
+    ]  # fmt: skip
 
 
 def replacing(folder: Path, **changes: Any) -> TrainerConfig:
@@ -161,7 +305,7 @@ def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, wher
     model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
     assert stop_token_ids(model, tokenizer) == [1, 5]
     optimizer = torch.optim.AdamW(model.parameters())
-    saved = save_checkpoint(tmp_path / "c", model, tokenizer, optimizer, 1)
+    saved = save(tmp_path, model, optimizer, 1)
     again, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
     assert stop_token_ids(again, tokenizer) == [1, 5]
     assert again.generation_config.temperature == 1.0  # the library's default

@@ -1,0 +1,76 @@
+"""When a run ends before its last update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.config import StopConfig
+from trainer.stops import StopRules
+
+
+def lines(**columns: list[Any]) -> list[dict[str, Any]]:
+    count = len(next(iter(columns.values())))
+    base = {"skipped": False, "kl_ref_k3": None, "r_seq_mean": None}
+    return [
+        base | {"update": i + 1} | {name: values[i] for name, values in columns.items()}
+        for i in range(count)
+    ]
+
+
+def first_stop(cfg: StopConfig, rows: list[dict[str, Any]]) -> tuple[int, str] | None:
+    rules = StopRules(cfg)
+    for row in rows:
+        if why := rules.add(row):
+            return row["update"], why
+    return None
+
+
+def test_the_kl_of_patience_updates_must_stay_below_its_ceiling() -> None:
+    cfg = StopConfig(kl_ceiling=1.0, patience=3)
+    calm = [0.0, 2.9, 0.0, 0.0, 3.0, 0.0, 0.0]  # means of three: 0.97, 0.97, 1.0, 1.0, 1.0
+    assert first_stop(cfg, lines(kl_ref_k3=calm)) is None
+    stopped = first_stop(cfg, lines(kl_ref_k3=[*calm, 3.1]))
+    assert stopped is not None and stopped[0] == 8
+    for part in ("update 8: ", "3 updates is 1.033", "stop.kl_ceiling 1:", "rl.kl_coef"):
+        assert part in stopped[1]
+    assert first_stop(StopConfig(patience=3), lines(kl_ref_k3=[9.0] * 9)) is None
+
+
+def test_a_reward_that_falls_from_its_best_mean_ends_the_run() -> None:
+    cfg = StopConfig(reward_drop=2.0, patience=2)
+    stopped = first_stop(cfg, lines(r_seq_mean=[0.0, 4.0, 6.0, 4.0, 2.0, 4.1]))
+    assert stopped is None  # means of two: 2, 5, 5, 3, 3.05
+    stopped = first_stop(cfg, lines(r_seq_mean=[0.0, 4.0, 6.0, 4.0, 1.9, 9.0]))
+    assert stopped is not None and stopped[0] == 5
+    assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2:" in stopped[1]
+
+
+def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
+    flags = [True, True, False, True, True, True]
+    stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))
+    assert stopped is not None and stopped[0] == 6
+    assert "3 updates in a row learned nothing, stop.skipped_updates is 3" in stopped[1]
+    assert first_stop(StopConfig(skipped_updates=None), lines(skipped=[True] * 30)) is None
+
+
+def test_updates_without_a_figure_neither_fill_nor_empty_the_window() -> None:
+    cfg = StopConfig(kl_ceiling=1.0, patience=2)
+    rows = lines(kl_ref_k3=[2.0, None, None, 2.0])
+    assert first_stop(cfg, rows) is not None
+    assert first_stop(cfg, rows[:3]) is None
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_rules_that_are_fed_anew_say_the_same(cut: int) -> None:
+    cfg = StopConfig(kl_ceiling=1.0, reward_drop=2.0, patience=2, skipped_updates=3)
+    rows = lines(
+        kl_ref_k3=[0.1, 0.9, 0.5, 1.0, 0.9, 1.3], r_seq_mean=[5.0, 5.0, 4.0, 4.0, 3.5, 3.5]
+    )
+    whole = StopRules(cfg)
+    said = [whole.add(row) for row in rows]
+    again = StopRules(cfg, rows[:cut])
+    assert again.reason == (said[cut - 1] if cut else None)
+    assert [again.add(row) for row in rows[cut:]] == said[cut:]
+    assert said[-1] is not None

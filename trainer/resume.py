@@ -1,0 +1,161 @@
+"""Going on with a run that ended before its last update, as if it had not ended.
+
+What the mathematics depends on has to be the same: the config's keys but those of `FREE`, and what
+stands behind the paths and URLs (weights, prompts, services), which may have moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from scorekit.schemas import Info
+from trainer.checkpoint import State, checkpoints, newest_checkpoint, read_state, weights_digest
+from trainer.config import PolicyConfig, TrainerConfig
+from trainer.data import Example
+from trainer.evaluate import Report
+from trainer.runlog import read_jsonl
+
+log = logging.getLogger(__name__)
+
+#: Keys, and sections, that a resumed run may change. What is behind the paths and URLs is held
+#: against the run's own by digest (`Origin`).
+FREE = (
+    "data", "policy.path", "policy.tokenizer", "policy.revision", "policy.reference_path",
+    "policy.gradient_checkpointing", "generation.prompt_template", "generation.batch_size",
+    "generation.vllm",
+    *(f"reward.{name}_{key}" for name in ("metricx", "xcomet")
+      for key in ("urls", "scorer_args", "model_name", "tokenizer_name")),
+    "reward.batch_size", "reward.timeout_s", "reward.deadline_s", "reward.guards.shown",
+    "rl.num_updates", "rl.micro_batch_tokens", "eval.eval_every_n_updates", "eval.eval_limit",
+    "stop", "misc.device", "misc.threads", "misc.caching", "misc.run_dir", "misc.overwrite",
+    "misc.save_every_n_updates", "misc.keep_checkpoints", "misc.trackers",
+    "misc.dump_every_n_updates",
+)  # fmt: skip
+
+#: Config key -> what stands behind it: `path`, and digests or names that must stay the same.
+Origin = dict[str, dict[str, str | None]]
+
+
+def checkpoint_to_resume(cfg: TrainerConfig) -> Path | None:
+    """The newest whole checkpoint of misc.run_dir, fit for this config and these weights; None
+    where there is no checkpoint yet. Raises UserError where the run cannot go on."""
+    folder = Path(cfg.misc.run_dir) / "checkpoints"
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        if checkpoints(folder):
+            raise UserError(
+                f"{folder}: no checkpoint is whole: the run cannot go on; set misc.overwrite to "
+                "true (without --resume) to start anew"
+            )
+        log.warning("%s has no checkpoint yet: the run starts anew", cfg.misc.run_dir)
+        return None
+    state = read_state(checkpoint)
+    check_config(cfg, state)
+    check_origin(weight_origin(cfg.policy), state)
+    return checkpoint
+
+
+def check_config(cfg: TrainerConfig, state: State) -> None:
+    """Tell what differs from the run's config. Raises UserError if it changes the mathematics."""
+    then = dict(_flat(TrainerConfig.model_validate(state.config).model_dump(mode="json")))
+    now = dict(_flat(cfg.model_dump(mode="json")))
+    differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+    told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
+    fixed = [key for key in differ if not _is_free(key)]
+    if "rl.num_updates" in differ and cfg.rl.lr_decay != "none":
+        fixed.append("rl.num_updates")  # the learning rates so far were made for the other number
+    if fixed:
+        raise UserError(
+            f"--resume: {cfg.misc.run_dir} was begun with another config "
+            f"({'; '.join(told[key] for key in fixed)}): set it back, or choose another run_dir"
+        )
+    for key in differ:
+        log.warning("changed since the run began: %s", told[key])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def weight_origin(cfg: PolicyConfig) -> Origin:
+    """The weights that training starts from, and the reference's: never those of a checkpoint."""
+    reference, revision = cfg.reference_path, None
+    if reference is None:
+        reference, revision = cfg.path, cfg.revision
+    paths = {
+        "policy.path": (cfg.path, cfg.revision),
+        "policy.reference_path": (reference, revision),
+    }
+    return {
+        key: {"path": path, "digest": weights_digest(path, of) if path else None}
+        for key, (path, of) in paths.items()
+    }
+
+
+def prompt_origin(
+    key: str,
+    path: str | None,
+    examples: Sequence[Example],
+    prompts: Sequence[tuple[str, Sequence[int]]],
+) -> Origin:
+    """The prompts as token ids, and the sources that are scored: data, template and tokenizer."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example, (_, ids) in zip(examples, prompts, strict=True):
+        digest.update(json.dumps([example.src_text, list(ids)]).encode())
+    return {key: {"path": path, "digest": digest.hexdigest()}}
+
+
+def service_origin(infos: Mapping[str, Info]) -> Origin:
+    """The models behind the services."""
+    return {
+        f"reward.{info.service}_urls": {
+            "path": url, "model": info.model, "revision": info.revision
+        }
+        for url, info in infos.items()
+    }  # fmt: skip
+
+
+_MEND = {
+    "policy.path": "start a new run to begin from other weights",
+    "policy.reference_path": "the KL reference of a run stays the same: name the folder it had",
+    "data.train": "the data, the prompt template or the tokenizer have changed",
+    "data.eval": "the data, the prompt template or the tokenizer have changed",
+}
+
+
+def check_origin(now: Origin, state: State) -> None:
+    """Raise UserError where a run would go on with something else than it began with."""
+    for key, here in now.items():
+        there = state.origin.get(key)
+        for name in sorted({*here, *(there or {})} - {"path"}):
+            if there is not None and there.get(name) != here.get(name):
+                raise UserError(
+                    f"{key}: {here['path']} is not what the run began with: {name} "
+                    f"{here.get(name)} now, {there.get(name)} ({there.get('path')}) then; "
+                    f"{_MEND.get(key, 'scores of one run must be of one model')}"
+                )
+
+
+def read_reports(folder: Path) -> list[tuple[int, Report]]:
+    """(update, report) of the evaluations in eval.jsonl."""
+    reports = []
+    for line in read_jsonl(folder / "eval.jsonl"):
+        values = {f.name: line.get(f.name) for f in fields(Report)}
+        values["examples"] = read_jsonl(folder / line["completions"])
+        reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
+    return reports

@@ -1,0 +1,90 @@
+"""When a run is saved, and with what; and how that is put back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from scorekit.errors import UserError
+from trainer.checkpoint import (
+    State,
+    load_checkpoint,
+    load_optimizer_state,
+    prune_checkpoints,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+from trainer.config import TrainerConfig
+from trainer.evaluate import Report
+from trainer.policy import unwrapped
+from trainer.resume import Origin, check_origin
+from trainer.update import learning_rate
+from trainer.world import World
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """The checkpoints of a run that is made of `origin`."""
+
+    def __init__(self, cfg: TrainerConfig, world: World, origin: Origin) -> None:
+        self.cfg, self.world, self.origin = cfg, world, origin
+        self.folder = Path(cfg.misc.run_dir) / "checkpoints"
+
+    def is_due(self, update: int, reports: Sequence[tuple[int, Report]]) -> bool:
+        """Each save_every_n_updates, and where an evaluation is the best so far."""
+        every = self.cfg.misc.save_every_n_updates
+        rated = {u: r.reward_mean for u, r in reports if u > 0 and r.reward_mean is not None}
+        is_best = update in rated and rated[update] >= max(rated.values())
+        return every > 0 and (update % every == 0 or is_best)
+
+    def save(
+        self, update: int, reward: float | None, model: nn.Module, tokenizer: Any, optimizer: Any
+    ) -> Path:
+        """A checkpoint after `update` updates; every process has to call it. reward: State's."""
+        rl = self.cfg.rl
+        state = State(
+            update,
+            config=self.cfg.model_dump(mode="json"),
+            prompts_seen=update * rl.batch_size * rl.grad_accum,
+            learning_rate=learning_rate(update - 1, rl),
+            reward=reward,
+            origin=self.origin,
+            processes=self.world.size,
+        )
+        weights, optimizer_state = self.world.whole_states(model, optimizer)
+        random_states = self.world.gather([random_state()])
+        path = self.folder / f"step-{update:06d}"
+        if self.world.is_main:
+            save_checkpoint(
+                path, unwrapped(model), tokenizer, optimizer_state, state,
+                weights=weights, random_states=random_states,
+            )  # fmt: skip
+            prune_checkpoints(self.folder, self.cfg.misc.keep_checkpoints)
+        self.world.wait()
+        return path
+
+    def load_weights(self, checkpoint: Path, model: nn.Module) -> int:
+        """Into a model that is not yet spread over processes. Returns the updates behind them.
+        Raises UserError where the run would go on with something else than it began with."""
+        state = load_checkpoint(checkpoint, model)
+        check_origin(self.origin, state)
+        if learning_rate(state.update - 1, self.cfg.rl) != state.learning_rate:
+            raise UserError(f"{checkpoint}: was reached at another learning rate than rl.lr gives")
+        if state.processes != self.world.size:
+            log.warning(
+                "the run had %d processes and has %d now: its samples will be others",
+                state.processes, self.world.size,
+            )  # fmt: skip
+        log.warning("%s goes on after update %d", self.cfg.misc.run_dir, state.update)
+        return state.update
+
+    def load_rest(self, checkpoint: Path, model: nn.Module, optimizer: Any) -> None:
+        """The optimiser's state and the random states."""
+        self.world.load_optimizer(model, optimizer, load_optimizer_state(checkpoint))
+        set_random_state(checkpoint, self.world.rank)
