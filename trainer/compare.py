@@ -213,7 +213,7 @@ def _figure(
     low = high = worse = None
     if count >= FEWEST:
         changes = bootstrap_differences(stats_N2S, score, resamples, seed)
-        low, high = (float(q) for q in np.quantile(changes, [0.025, 0.975]))
+        low, high = percentile_interval(changes)
         if higher is not None:
             wrong = changes < 0 if higher else changes > 0
             worse = float(np.mean(wrong) + np.mean(changes == 0) / 2)
@@ -238,6 +238,12 @@ def bootstrap_differences(
         first, second = (times @ flat).reshape(2, -1)
         differences[draw] = score(second) - score(first)
     return differences
+
+
+def percentile_interval(draws: Any) -> tuple[float, float]:
+    """The middle 95 % of the draws."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def changed_most(
