@@ -15,7 +15,7 @@ from torch import nn
 from scorekit.schemas import Scored
 from trainer.config import GenerationConfig, RewardConfig
 from trainer.data import Example
-from trainer.figures import mean_of, rollout_figures, service_figures
+from trainer.figures import guard_figures, mean_of, rollout_figures, service_figures
 from trainer.quality import reference_figures, sentence_chrf
 from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
@@ -40,6 +40,7 @@ class Report:
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
     stands only where all examples are of one language pair (trainer/quality.py says why).
     bleu_tokenize: `char` for languages without white space (and Korean), else `13a`.
+    guards: guard -> mean fault that it found, of those that were asked (trainer/guards.py).
     pairs: where there are several language pairs, the figures of each; else empty.
     examples: one line of the completions dump for each example (trainer/runlog.py).
     """
@@ -66,6 +67,7 @@ class Report:
     chrf: float | None
     bleu: float | None
     bleu_tokenize: str | None
+    guards: dict[str, float]
     pairs: dict[str, dict[str, Any]]
     seconds: float
     examples: list[dict[str, Any]]
@@ -143,7 +145,13 @@ def _figures(
     figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
     figures["reward_mean"] = mean_of(earned)
     known = {f.name for f in fields(Report)}
-    return {name: value for name, value in figures.items() if name in known} | reference_figures(
+    figures = {name: value for name, value in figures.items() if name in known}
+    faults = {
+        key.removeprefix("guard_").removesuffix("_mean"): fault
+        for key, fault in guard_figures(rewards).items()
+        if fault is not None
+    }
+    return {**figures, "guards": faults} | reference_figures(
         [rollout.pair for rollout in rollouts],
         [rollout.completion_text for rollout in rollouts],
         [example.ref_text for example in examples],

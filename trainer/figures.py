@@ -54,8 +54,10 @@ def compare(
     before: Mapping[str, Any], after: Mapping[str, Any], only: str | None = None
 ) -> list[Comparison]:
     """The figures of two reports side by side. only: this field alone."""
+    before, after = ({**of, **_guard_rows(of)} for of in (before, after))
+    guards = tuple((key, key, 3, False) for key in _guard_rows(before))
     rows = []
-    for title, key, digits, higher in REPORT_ROWS:
+    for title, key, digits, higher in REPORT_ROWS + guards:
         if only not in (None, key):
             continue
         old, new = before.get(key), after.get(key)
@@ -67,6 +69,10 @@ def compare(
             verdict = ("better" if (new > old) == higher else "worse") if judged else ""
         rows.append(Comparison(title, _show(old, digits), _show(new, digits), change, verdict))
     return rows
+
+
+def _guard_rows(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {f"guard: {name}": fault for name, fault in (figures.get("guards") or {}).items()}
 
 
 def _show(value: float | None, digits: int) -> str:

@@ -34,11 +34,17 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def tracking(accelerator: Accelerator, config: Mapping[str, Any]) -> Iterator[None]:
+def tracking(
+    accelerator: Accelerator, config: Mapping[str, Any], done: int | None = None
+) -> Iterator[None]:
     """Open the trackers that the accelerator was made with, if any, and close them at the end. The
-    run's config becomes its hyper-parameters."""
+    run's config becomes its hyper-parameters.
+
+    done: the run goes on after this update; TensorBoard forgets what it was told of later ones.
+    """
     if accelerator.log_with:
-        accelerator.init_trackers(PROJECT, dict(_flat(config)))
+        purge = {} if done is None else {"tensorboard": {"purge_step": done + 1}}
+        accelerator.init_trackers(PROJECT, dict(_flat(config)), init_kwargs=purge)
     try:
         yield
     finally:

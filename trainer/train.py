@@ -199,7 +199,7 @@ class Trainer:
         first = 0 if self.done is None else self.done + 1
         config = self.cfg.model_dump(mode="json")
         with (
-            tracking(self.world.accelerator, config),
+            tracking(self.world.accelerator, config, self.done),
             Console(rl.num_updates, self.done or 0) as console,
         ):
             for update in range(first, rl.num_updates + 1):

@@ -125,6 +125,8 @@ def test_two_policies_stand_side_by_side(
     assert row["difference"] == pytest.approx(sum(known) / len(known))
     assert row["low"] <= row["difference"] <= row["high"]
     assert by_key["guard_copy"]["sources"] == 23
+    assert by_key["guard_copy"]["second"] == pytest.approx(figures["guards"]["copy"])
+    assert "<td>guard: copy</td>" in (folder / "evaluation.html").read_text(encoding="utf-8")
     pages = [
         (folder / name).read_text(encoding="utf-8")
         for name in ("evaluation.html", "comparison.html", "against/evaluation.html")

@@ -76,6 +76,16 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     assert sorted(tags) == ["train/pairs.en>ko.chrf", "train/skipped"]
 
 
+def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Path) -> None:
+    for done, value in ((None, 1.0), (2, 5.0)):
+        accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+        with tracking(accelerator, {}, done):
+            for update in range((done or 0) + 1, 5):
+                track(accelerator, "train", {"loss": value}, update)
+    found = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
+    assert found == [(1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("tensorbord", "'tensorbord' is unknown; known: .*tensorboard"),
