@@ -124,7 +124,7 @@ def test_each_language_pair_has_its_row(run):
     (run / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evals))
     page = write_report(run).read_text(encoding="utf-8")
     table = page[page.index("By language pair") : page.index("Curves")]
-    korean, german = re.findall(r"<td>(en-US&gt;.*?)</tr>", table, re.S)
+    korean, german = re.findall(r"<td class=\"name\">(en-US&gt;.*?)</tr>", table, re.S)
     assert "8.000 → 4.000" in korean and "char" in korean and '"better">-4.000' in korean
     assert "4.000 → 4.000" in german and "13a" in german
 
