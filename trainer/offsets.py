@@ -14,9 +14,9 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any
+from functools import cache, partial
+from itertools import accumulate, groupby, pairwise
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from trainer.data import postprocess_translation
@@ -77,8 +77,8 @@ def align_completion(
         end = len(found.text)
         return replace(found, offsets=[*found.offsets, (end, end)])
     raw = decode_completion(tokenizer, ids)
-    specials = _special_ids(tokenizer)
-    kept = [index for index, token_id in enumerate(ids) if token_id not in specials]
+    special = _vocabulary(tokenizer).special
+    kept = [index for index, token_id in enumerate(ids) if token_id not in special]
     kept_ids = [ids[index] for index in kept]
     method, kept_offsets = "bytes", _from_bytes(tokenizer, kept_ids, raw)
     if kept_offsets is None:
@@ -87,7 +87,7 @@ def align_completion(
     if kept_offsets is None:
         log.debug("offsets by search: %r is not reproduced by its token ids", raw)
         method, (kept_offsets, lost) = "search", _by_search(tokenizer, kept_ids, raw)
-    offsets = _spread(kept_offsets, kept, len(ids))
+    offsets = _spread(kept_offsets, kept, len(ids)) if len(kept) < len(ids) else kept_offsets
     text = (decode_cfg or DecodeConfig()).postprocess(raw)
     offsets, removed = _after_postprocess(raw, text, offsets)
     return Alignment(text, offsets, lost + removed, method)
@@ -101,17 +101,48 @@ def decode_completion(tokenizer: Any, token_ids: Sequence[int]) -> str:
     return text
 
 
-_special_cache: WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = WeakKeyDictionary()
+class _Piece(NamedTuple):
+    """data: a token's bytes. begun: characters whose first byte is among them. continues: 1 if it
+    starts inside a character that a token before it began, else 0."""
+
+    data: bytes
+    begun: int
+    continues: int
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that decoding leaves out."""
-    size = len(tokenizer)
-    if tokenizer not in _special_cache or _special_cache[tokenizer][0] != size:
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """What a tokenizer said of the ids met so far: asking once more takes longer than all the rest
+    (`len` of one with 150,000 tokens: 0.1 s). special: ids that decoding leaves out."""
+
+    special: frozenset[int]
+    tokens: dict[int, str]
+    byte_level: dict[int, _Piece]
+    byte_fallback: dict[int, _Piece]
+
+    def learn(self, tokenizer: Any, ids: Sequence[int]) -> None:
+        """Look up the ids that were not met before."""
+        new = list(set(ids) - self.tokens.keys())
+        if not new:
+            return
+        for token_id, token in zip(new, tokenizer.convert_ids_to_tokens(new), strict=True):
+            self.tokens[token_id] = token or ""  # None where the tokenizer has no such id
+            self.byte_level[token_id] = _piece(_byte_level(token or ""))
+            self.byte_fallback[token_id] = _piece(_byte_fallback(token or ""))
+
+
+_vocabularies: WeakKeyDictionary[Any, _Vocabulary] = WeakKeyDictionary()
+
+
+def _vocabulary(tokenizer: Any) -> _Vocabulary:
+    """Of a tokenizer, which must not change after its first completion."""
+    found = _vocabularies.get(tokenizer)
+    if found is None:
         added = tokenizer.added_tokens_decoder
         flagged = {token_id for token_id, token in added.items() if token.special}
-        _special_cache[tokenizer] = size, frozenset(flagged | set(tokenizer.all_special_ids))
-    return _special_cache[tokenizer][1]
+        special = frozenset(flagged | set(tokenizer.all_special_ids))
+        found = _vocabularies[tokenizer] = _Vocabulary(special, {}, {}, {})
+    return found
 
 
 def _spread(kept_offsets: Offsets, kept: list[int], length: int) -> Offsets:
@@ -132,17 +163,42 @@ def _spread(kept_offsets: Offsets, kept: list[int], length: int) -> Offsets:
 
 
 def _from_bytes(tokenizer: Any, ids: list[int], raw: str) -> Offsets | None:
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(ids)]
-    readers = [_byte_level, _byte_fallback]
+    vocabulary = _vocabulary(tokenizer)
+    vocabulary.learn(tokenizer, ids)
+    tokens = [vocabulary.tokens[token_id] for token_id in ids]
+    readings: list[tuple[dict[int, _Piece], Callable[[list[bytes]], tuple[str, Offsets]]]] = [
+        (vocabulary.byte_level, _lossy),
+        (vocabulary.byte_fallback, partial(_lossy_runs, tokens)),
+    ]
     if any(token.startswith("▁") for token in tokens):  # the likelier one first
-        readers.reverse()
-    for read in readers:
-        text, offsets = read(tokens)
+        readings.reverse()
+    for table, read_broken in readings:
+        pieces = [table[token_id] for token_id in ids]
+        try:
+            text = b"".join([piece.data for piece in pieces]).decode()
+            offsets = _ranges(pieces)
+        except UnicodeDecodeError:
+            text, offsets = read_broken([piece.data for piece in pieces])
         if text == raw:
             return offsets
         if text == " " + raw:  # decoders of the Llama family drop the first space
             return [(max(0, start - 1), max(0, end - 1)) for start, end in offsets]
     return None
+
+
+def _piece(data: bytes) -> _Piece:
+    begun = sum(byte & 0xC0 != 0x80 for byte in data)  # UTF-8: 0b10xxxxxx goes on
+    return _Piece(data, begun, int(data[:1] != b"" and data[0] & 0xC0 == 0x80))
+
+
+def _ranges(pieces: Sequence[_Piece]) -> Offsets:
+    """Of tokens whose bytes together are UTF-8: the range of characters that each has a byte of."""
+    offsets: Offsets = []
+    position = 0
+    for _, begun, continues in pieces:
+        offsets.append((position - continues, position + begun))
+        position += begun
+    return offsets
 
 
 @cache
@@ -153,19 +209,23 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(hidden)}
 
 
-def _byte_level(tokens: list[str]) -> tuple[str, Offsets]:
+def _byte_level(token: str) -> bytes:
     """GPT-2's form: each character of a token stands for a byte."""
     alphabet = _byte_of_character()
-    pieces = []
-    for token in tokens:
-        try:
-            pieces.append(bytes([alphabet[character] for character in token]))
-        except KeyError:  # an added token stands for itself
-            pieces.append(token.encode(errors="replace"))
-    return _decode_pieces(pieces)
+    try:
+        return bytes([alphabet[character] for character in token])
+    except KeyError:  # an added token stands for itself
+        return token.encode(errors="replace")
 
 
-def _decode_pieces(pieces: list[bytes]) -> tuple[str, Offsets]:
+def _byte_fallback(token: str) -> bytes:
+    """Sentencepiece's form: `▁` is a space, `<0xE3>` a byte."""
+    if len(token) == 6 and _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(token[3:5])
+    return token.replace("▁", " ").encode(errors="replace")
+
+
+def _lossy(pieces: Sequence[bytes]) -> tuple[str, Offsets]:
     """Bytes of the tokens -> the text (bytes that are not UTF-8 become U+FFFD) and the range of
     characters that each token has a byte of."""
     bounds = [0, *accumulate(map(len, pieces))]
@@ -202,41 +262,25 @@ def _decode_lossy(data: bytes) -> tuple[str, list[int]]:
     return "".join(parts), [*char_of_byte, characters]
 
 
-def _byte_fallback(tokens: list[str]) -> tuple[str, Offsets]:
-    """Sentencepiece's form: `▁` is a space, a run of `<0xE3>` tokens is UTF-8.
-
-    As in the `tokenizers` library, a run that is not UTF-8 gives one U+FFFD for each token.
-    """
+def _lossy_runs(tokens: Sequence[str], pieces: Sequence[bytes]) -> tuple[str, Offsets]:
+    """The same for sentencepiece's form. As in the `tokenizers` library, a run of `<0xE3>` tokens
+    that is not UTF-8 gives one U+FFFD for each of them."""
     parts: list[str] = []
     offsets: Offsets = []
-    length = index = 0
-    while index < len(tokens):
-        run: list[bytes] = []
-        while index + len(run) < len(tokens):
-            token = tokens[index + len(run)]
-            if len(token) != 6 or not _BYTE_TOKEN.fullmatch(token):
-                break
-            run.append(bytes.fromhex(token[3:5]))
-        if run:
-            text, ranges = _decode_pieces(run)
-            if _REPLACEMENT in text and not _is_utf8(b"".join(run)):
-                text, ranges = _REPLACEMENT * len(run), [(n, n + 1) for n in range(len(run))]
-        else:
-            text = tokens[index].replace("▁", " ")
-            ranges = [(0, len(text))]
+    length = 0
+    for is_run, group in groupby(
+        zip(tokens, pieces, strict=True), lambda pair: bool(_BYTE_TOKEN.fullmatch(pair[0]))
+    ):
+        data = [piece for _, piece in group]
+        try:
+            b"".join(data).decode()
+            text, ranges = _lossy(data)
+        except UnicodeDecodeError:
+            text, ranges = _REPLACEMENT * len(data), [(n, n + 1) for n in range(len(data))]
         parts.append(text)
         offsets += [(length + start, length + end) for start, end in ranges]
         length += len(text)
-        index += max(1, len(run))
     return "".join(parts), offsets
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # ---- fallbacks
@@ -271,6 +315,8 @@ def _after_postprocess(raw: str, text: str, offsets: Offsets) -> tuple[Offsets, 
     """Offsets in `raw` -> offsets in `text`, and how many tokens that hold text are lost."""
     if text == raw:
         return offsets, 0
+    if text == raw.strip():
+        return _clipped(offsets, len(raw) - len(raw.lstrip()), len(text)), 0
     place = _char_map(raw, text)
     mapped: Offsets = []
     position = lost = 0
@@ -285,13 +331,23 @@ def _after_postprocess(raw: str, text: str, offsets: Offsets) -> tuple[Offsets, 
     return mapped, lost
 
 
+def _clipped(offsets: Offsets, lead: int, length: int) -> Offsets:
+    """Offsets in a text -> in its `length` characters from `lead` on."""
+    clipped: Offsets = []
+    position = 0
+    for start, end in offsets:
+        start, end = max(start - lead, 0), min(end - lead, length)
+        if start < end:
+            position = end
+            clipped.append((start, end))
+        else:
+            clipped.append((position, position))
+    return clipped
+
+
 def _char_map(raw: str, text: str) -> list[int]:
     """For each character of `raw` its index in `text`, or -1."""
     place = [-1] * len(raw)
-    if text == raw.strip():
-        lead = len(raw) - len(raw.lstrip())
-        place[lead : lead + len(text)] = range(len(text))
-        return place
     matcher = difflib.SequenceMatcher(None, raw, text, autojunk=False)
     for start, target, size in matcher.get_matching_blocks():
         place[start : start + size] = range(target, target + size)
