@@ -8,10 +8,10 @@ STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFI
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup env-vllm demo demo-synth test test-all test-vllm up down logs smoke fetch lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-tf5 demo demo-synth test test-all test-vllm test-tf5 up down logs smoke fetch lint format lock bench verify-checkpoints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready ## make .venv with everything in it (TORCH=cpu|cuda and PYTHON=... override)
 
@@ -28,6 +28,12 @@ env-vllm: .venv-vllm/ready ## make .venv-vllm: a real vLLM for CPUs, beside .ven
 	@bash tools/setup_vllm.sh
 	@touch $@
 
+env-tf5: .venv-tf5/ready ## make .venv-tf5: the trainer with transformers 5, beside .venv (1.6 GB, a minute)
+
+.venv-tf5/ready: tools/setup_tf5.sh tools/tf5-requirements.txt tools/lib.sh
+	@bash tools/setup_tf5.sh
+	@touch $@
+
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
 	$(PY) -m demo
 
@@ -42,6 +48,10 @@ test-all: setup ## the longer runs that `make test` leaves out (minutes)
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
+
+test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
+	PYTHONPATH=. .venv-tf5/bin/python -m pytest -m "not slow and not vllm" \
+	  tests/unit/test_trainer_*.py tests/integration/test_trainer_*.py
 
 up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher observability")
 	COMMIT=$$(git rev-parse --short HEAD 2>/dev/null || true) $(STACK) up --build --wait
@@ -79,4 +89,4 @@ verify-checkpoints: setup ## on a machine with the hub: published scores on the 
 	$(PY) -m tools.verify_checkpoints
 
 clean: ## remove what was built and run; the sources stay
-	rm -rf .venv .venv-vllm runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-tf5 runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -28,6 +28,7 @@ import torch
 
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
+from trainer.compat import save_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def save_checkpoint(
         shutil.rmtree(old)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
-    tokenizer.save_pretrained(partial)
+    save_tokenizer(tokenizer, partial)
     torch.save(dict(optimizer_state), partial / "optimizer.pt")
     torch.save(list(random_states), partial / "random.pt")
     names = sorted(str(path.relative_to(partial)) for path in _files(partial))

