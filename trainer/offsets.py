@@ -268,7 +268,7 @@ def _lossy_runs(tokens: Sequence[str], pieces: Sequence[bytes]) -> tuple[str, Of
     parts: list[str] = []
     offsets: Offsets = []
     length = 0
-    for is_run, group in groupby(
+    for _, group in groupby(
         zip(tokens, pieces, strict=True), lambda pair: bool(_BYTE_TOKEN.fullmatch(pair[0]))
     ):
         data = [piece for _, piece in group]

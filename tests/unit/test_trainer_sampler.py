@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from transformers import GenerationConfig as HFGenerationConfig
 
 from scorekit.errors import UserError
 from tests.trainer_kit import (
-    byte_level_tokenizer,
     example,
     letter_tokenizer,
     rollout,
@@ -20,7 +18,6 @@ from tests.trainer_kit import (
 from trainer.config import GenerationConfig
 from trainer.loss import token_logprobs
 from trainer.policy import stop_token_ids
-from trainer.prompting import build_prompt, check_prompts
 from trainer.sampler import Rollout, generate_rollouts
 
 TOKENIZER = letter_tokenizer()
@@ -161,59 +158,6 @@ def test_a_rollout_with_unequal_arrays_is_refused(name: str) -> None:
         rollout([1], [2, 3], **{name: [(0, 0)] * 3})
 
 
-def test_a_prompt_that_does_not_fit_is_named() -> None:
-    with pytest.raises(UserError, match="example 2: a prompt of 8 tokens"):
-        sample(tiny_llama(TOKENIZER, max_position_embeddings=13))
-
-
-TRANSLATEGEMMA = """{%- set turn = messages[0]['content'] -%}
-{%- if turn is string or 'source_lang_code' not in turn[0] -%}
-  {{ raise_exception('User content must be a list of one item') }}
-{%- elif turn[0]['target_lang_code'] == 'xx' -%}
-  {{ raise_exception('no such language') }}
-{%- endif -%}
-{{ turn[0]['source_lang_code'][0] }}{{ turn[0]['target_lang_code'][0:1] }}{{ turn[0]['text'] }}>"""
-
-
-def test_translategemmas_own_form_of_a_turn() -> None:
-    tokenizer = letter_tokenizer("abcdefghk")
-    tokenizer.chat_template = TRANSLATEGEMMA
-    text, ids = build_prompt(example("ab"), tokenizer, "translategemma")
-    assert text == "ekab>"
-    assert tokenizer.decode(ids) == text
-
-
-def test_a_chat_template_that_refuses_is_named() -> None:
-    tokenizer = letter_tokenizer()
-    tokenizer.chat_template = TRANSLATEGEMMA
-    tokenizer.name_or_path = "org/model"
-    one = replace(example("ab", "7"), tgt_lang_code="xx")
-    with pytest.raises(UserError) as error:
-        check_prompts([example("a"), one], tiny_llama(TOKENIZER), tokenizer, settings())
-    for told in ("example 7:", "org/model", "list of one item", "no such language", "policy.tok"):
-        assert told in str(error.value)
-
-
-def test_the_positions_of_a_model_that_also_sees_are_its_text_parts() -> None:
-    model = tiny_llama(TOKENIZER, max_position_embeddings=13)
-    text = model.config
-
-    class Outer:
-        def get_text_config(self) -> Any:
-            return text
-
-    model.config = Outer()
-    with pytest.raises(UserError, match=r"example 2: .* exceed the policy's 13 positions"):
-        check_prompts(EXAMPLES, model, TOKENIZER, settings())
-
-
-def test_an_id_without_an_embedding_is_told() -> None:
-    tokenizer = letter_tokenizer("abcdefghi")
-    with pytest.raises(UserError, match=r"example 9: the prompt has the id 11 \(embeddings: 11\)"):
-        check_prompts([example("ab"), example("i", "9")], tiny_llama(TOKENIZER), tokenizer,
-                      settings())  # fmt: skip
-
-
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
 def test_logprobs_of_a_cut_distribution_are_refused(key: str, value: float) -> None:
     with pytest.raises(UserError, match=f"generation.{key}"):
@@ -229,18 +173,3 @@ def test_a_plain_stop_token_is_not_in_the_text() -> None:
             assert one.completion_text == TOKENIZER.decode(one.completion_token_ids[:-1])
             end = len(one.completion_text)
             assert one.token_char_offsets[-1] == (end, end)
-
-
-def test_the_prompt_without_a_chat_template_is_the_plain_text() -> None:
-    text, ids = build_prompt(example("Open."), byte_level_tokenizer(), "source")
-    assert text == "Open."
-    assert byte_level_tokenizer().decode(ids) == "Open."
-
-
-def test_thinking_is_off_where_the_template_knows_of_it() -> None:
-    tokenizer = letter_tokenizer()
-    tokenizer.chat_template = (
-        "{{ messages[0]['content'] }}{% if add_generation_prompt %}>{% endif %}"
-        "{% if enable_thinking is defined and enable_thinking is false %}a{% endif %}"
-    )
-    assert build_prompt(example("b"), tokenizer, "source")[0] == "b>a"
