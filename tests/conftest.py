@@ -7,7 +7,19 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 
+# By default structlog draws tracebacks with all locals: seconds on a busy machine.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.set_exc_info,
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ]
+)
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
