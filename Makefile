@@ -82,7 +82,7 @@ lock: ## resolve every dependency anew and write constraints.txt
 	@bash tools/setup.sh venv-only
 	$(PY) tools/lock.py constraints.txt
 
-bench: setup ## measure the figures of the README; writes bench/results/ (about 20 minutes)
+bench: setup ## measure the figures of the README; writes bench/results/ (about 25 minutes)
 	$(PY) -m bench
 
 verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints

@@ -1,19 +1,20 @@
-"""`python -m bench [--quick]`: the figures of the README, in one table, about 20 minutes."""
+"""`python -m bench [--quick]`: the figures of the README, in one table, about 25 minutes."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from bench import scoring, serving
+from bench import scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
 
 
 def main() -> None:
-    """Ask the questions of both scripts that need no GPU and break nothing."""
+    """Ask the questions of the scripts that need no GPU and break nothing."""
     quick = parse_quick(__doc__)
     # Serving first: torch's threads, once there, would sit beside the load.
     figures = measure("serving", quick, serving.questions)
     figures = measure("scoring", quick, scoring.questions) + figures
+    figures += measure("trl_step", quick, trl_step.questions)
     Console().print(table(figures))
 
 

@@ -104,11 +104,12 @@ def _run_stage(copies: int, pool: int) -> dict[str, Any]:
     return {
         "pieces": ctx.stats.records_in, "sampled": ctx.stats.records_out,
         "cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall,
-        "peak_mib": _peak_mib(),
+        "peak_mib": peak_mib(),
     }  # fmt: skip
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
+    """Most memory that this process ever held."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

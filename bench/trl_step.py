@@ -1,0 +1,188 @@
+"""What does an update cost beside TRL's GRPOTrainer, on the same policy, prompts and machine?
+
+The demo policy in float32, sampled by transformers' generate() with all sequences side by side. No
+completion may end early (both sides' generate() is told min_new_tokens), the reward is computed in
+no time, no KL, no entropy bonus, no old log-probabilities computed anew: one generation, one
+forward and one backward pass over every sequence, one optimiser step. Each run has a process of its
+own; the first steps of it warm up and are not counted.
+
+    python -m bench.trl_step [--quick]
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.common import ROOT, WORK, Figure, run
+from bench.sampling import peak_mib
+from scorekit.schemas import Scored
+from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
+
+POLICY = ROOT / "demo/models/policy"
+PROMPTS = ROOT / "demo/data/rl_prompts.jsonl"
+FOLDER = WORK / "trl_step"
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a step, and how often: runs alternate, each of `warm_up` and `steps` steps."""
+
+    prompts: int = 32
+    samples: int = 8
+    tokens: int = 48
+    warm_up: int = 1
+    steps: int = 4
+    runs: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.prompts} prompts x {self.samples} samples x {self.tokens} tokens"
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    sizes = Sizes(4, 2, 8, 1, 2, 1) if quick else Sizes()
+    found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for _ in range(sizes.runs):
+        for name, side in (("ours", ours), ("trl", trl)):
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                found[name].append(process.apply(side, (sizes,)))
+    seconds = {
+        name: statistics.median(s for told in runs for s in told["steps_s"])
+        for name, runs in found.items()
+    }
+    memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
+    yield Figure(
+        f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
+    )
+    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
+    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
+    yield Figure("  peak memory of ours", memory["ours"], "MiB")
+    yield Figure("  TRL's", memory["trl"], "MiB")
+
+
+class TextScorer:
+    """A reward that costs nothing: a number made of the text's length."""
+
+    def score_batch(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> RewardOutput:
+        """Scores in the order of the samples."""
+        return reward_output([
+            Scored.model_validate({
+                "id": None, "ok": True, "score": _score(sample.mt), "tokens": 1, "cached": False,
+                "truncated": {"src": False, "mt": False}, "mt_covered": len(sample.mt),
+            })
+            for sample in samples
+        ])  # fmt: skip
+
+
+def _score(text: str) -> float:
+    return float(len(text) % 7)
+
+
+def _full_length(model: Any, tokens: int) -> None:
+    """No completion of this model ends early."""
+    model.generate = functools.partial(model.generate, min_new_tokens=tokens)
+
+
+def ours(sizes: Sizes) -> dict[str, Any]:
+    """Whole updates of trainer.train, the run's files among them."""
+    from scorekit.config import load_config
+    from trainer.config import TrainerConfig
+    from trainer.data import load_examples
+    from trainer.rewards import Rewarder
+    from trainer.train import Trainer
+
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    settings = {
+        "policy.path": POLICY,
+        "generation.prompt_template": "source",
+        "generation.max_new_tokens": sizes.tokens,
+        "generation.temperature": TEMPERATURE,
+        "generation.num_samples_per_prompt": sizes.samples,
+        "generation.batch_size": sizes.prompts * sizes.samples,
+        "reward.metricx_urls": "bench.trl_step:TextScorer",
+        "reward.metricx_model_name": "null",
+        "reward.metricx_tokenizer_name": "null",
+        "reward.w_xcomet_span": 0,
+        "rl.batch_size": sizes.prompts,
+        "rl.num_updates": sizes.warm_up + sizes.steps,
+        "rl.ppo_epochs": 1,
+        "rl.kl_coef": 0,
+        "rl.center_groups": "true",
+        "misc.device": "cpu",
+        "misc.run_dir": FOLDER,
+    }
+    cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
+    examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
+    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, [])
+    _full_length(trainer.model, sizes.tokens)
+    ends, lines = [time.perf_counter()], []
+    for update in range(1, cfg.rl.num_updates + 1):
+        lines.append(trainer.step(update))
+        ends.append(time.perf_counter())
+    assert all(line["completion_length_mean"] == sizes.tokens for line in lines)
+    parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
+    return _told(ends, sizes) | {"parts": parts[sizes.warm_up :]}
+
+
+def trl(sizes: Sizes) -> dict[str, Any]:
+    """The same with TRL."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from trainer.data import load_examples
+    from trainer.prompting import build_prompt
+
+    tokenizer = AutoTokenizer.from_pretrained(POLICY, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
+    steps = sizes.warm_up + sizes.steps
+    examples = load_examples(str(PROMPTS), limit=sizes.prompts * steps)
+    prompts = [build_prompt(example, tokenizer, "source")[0] for example in examples]
+    ends = [time.perf_counter()]
+    lengths: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_log(self, *arguments: Any, logs: dict[str, float], **__: Any) -> None:
+            lengths.extend(v for k, v in logs.items() if k == "completions/mean_length")
+
+    sequences = sizes.prompts * sizes.samples
+    args = GRPOConfig(
+        output_dir=str(FOLDER / "trl"), use_cpu=True, bf16=False, seed=0, max_steps=steps,
+        per_device_train_batch_size=sequences, gradient_accumulation_steps=1,
+        num_generations=sizes.samples, max_completion_length=sizes.tokens, temperature=TEMPERATURE,
+        beta=0.0, num_iterations=1, gradient_checkpointing=False, learning_rate=1e-6,
+        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=model, args=args, processing_class=tokenizer, callbacks=[Clock()],
+        reward_funcs=lambda completions, **_: [_score(text) for text in completions],
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+    )  # fmt: skip
+    _full_length(trainer.model, sizes.tokens)
+    trainer.train()
+    assert lengths and all(length == sizes.tokens for length in lengths), lengths
+    return _told(ends, sizes)
+
+
+def _told(ends: Sequence[float], sizes: Sizes) -> dict[str, Any]:
+    steps = [end - start for start, end in itertools.pairwise(ends)]
+    return {"steps_s": steps[sizes.warm_up :], "peak_mib": peak_mib()}
+
+
+if __name__ == "__main__":
+    run("trl_step", __doc__, questions)
