@@ -96,11 +96,14 @@ def _full_length(model: Any, tokens: int) -> None:
 
 def ours(sizes: Sizes) -> dict[str, Any]:
     """Whole updates of trainer.train, the run's files among them."""
+    import torch
+
     from scorekit.config import load_config
     from trainer.config import TrainerConfig
     from trainer.data import load_examples
-    from trainer.rewards import Rewarder
+    from trainer.services import Rewarder
     from trainer.train import Trainer
+    from trainer.world import World
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     settings = {
@@ -124,7 +127,8 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     }
     cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
-    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, [])
+    world = World(torch.device("cpu"))
+    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, [], world)
     _full_length(trainer.model, sizes.tokens)
     ends, lines = [time.perf_counter()], []
     for update in range(1, cfg.rl.num_updates + 1):

@@ -64,6 +64,8 @@ def train(
         from trainer.train import run_toy_rl
 
         artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
+        if not artifacts.is_main:
+            return
         if artifacts.reports:
             Console().print(comparison_table(artifacts.reports[0][1], artifacts.reports[-1][1]))
         typer.echo(f"report: {write_report(artifacts.run_dir)}")

@@ -46,7 +46,8 @@ _VERDICTS = {"better": "green", "worse": "red", "": ""}
 class Console:
     """A context manager around a run of `num_updates` updates, `done` of them done before."""
 
-    def __init__(self, num_updates: int, done: int = 0) -> None:
+    def __init__(self, num_updates: int, done: int = 0, *, quiet: bool = False) -> None:
+        """quiet: say nothing, for a process beside the main one."""
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -55,7 +56,7 @@ class Console:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=rich_console.Console(stderr=True),
+            console=rich_console.Console(stderr=True, quiet=quiet),
             redirect_stdout=False,
         )
         self._task: TaskID = self._progress.add_task(

@@ -21,6 +21,7 @@ from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
 from trainer.sampler import Rollout, Sampler, generate_rollouts
 from trainer.services import Rewarder, Scores
+from trainer.world import World
 
 _SEED = 0  # of sampled translations
 
@@ -85,6 +86,7 @@ def evaluate_on_dataset(
     rewarder: Rewarder,
     reward_cfg: RewardConfig,
     sampler: Sampler | None = None,
+    world: World | None = None,
 ) -> Report:
     """Translate each example once and score it by every service that can be asked.
 
@@ -92,18 +94,27 @@ def evaluate_on_dataset(
     of its own, and the caller's random numbers go on as if nothing had been drawn. The model is in
     eval mode meanwhile.
     sampler: default: this process. Requests carry no reference.
+    world: the processes that share the examples, each of which gets the whole report. Where they
+    share the weights instead, each translates everything, since all have to go side by side.
     Raises what `generate_rollouts` and `Rewarder.score` raise.
     """
     started = time.monotonic()
+    sharing = None if world is None or world.is_sharded else world
+    mine = sharing.share(examples) if sharing else list(enumerate(examples))
     with _undisturbed(policy_model):
         rollouts = generate_rollouts(
-            examples, policy_model, tokenizer, gen_cfg, sampler=sampler, with_logprobs=False
-        )
+            [example for _, example in mine], policy_model, tokenizer, gen_cfg,
+            sampler=sampler, with_logprobs=False,
+        )  # fmt: skip
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     if not _gives_spans(scores):  # such a scorer can be looked at, too
         reward_cfg = reward_cfg.model_copy(update={"w_xcomet_span": 0.0})
     rewards = sample_rewards(rollouts, scores, reward_cfg)
+    if sharing:
+        found = [(place, *of) for (place, _), *of in zip(mine, rollouts, rewards, strict=True)]
+        whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
+        rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
     lines = []
     for example, rollout, reward in zip(examples, rollouts, rewards, strict=True):
         line = completion_line(rollout, reward)

@@ -138,6 +138,25 @@ class RunLog:
         write_jsonl(self.folder / f"completions/train-{update:06d}.jsonl", completions)
 
 
+class SilentLog(RunLog):
+    """Of a process beside the main one: it knows the folder, and writes nothing."""
+
+    def __init__(self, cfg: TrainerConfig) -> None:
+        self.folder = Path(cfg.misc.run_dir)
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def write_update(self, line: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def write_evaluation(self, line: dict[str, Any], examples: Iterable[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
+        """Nothing."""
+
+
 def open_run_dir(cfg: TrainerConfig) -> Path:
     """Make run_dir and write to it once, so that a folder that cannot be written to is told before
     anything is computed. Raises UserError."""

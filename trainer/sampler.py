@@ -21,6 +21,7 @@ from trainer.forward import completion_logprobs, micro_batches
 from trainer.offsets import DecodeConfig, align_completion
 from trainer.policy import pad_token_id, stop_token_ids, unwrapped
 from trainer.prompting import check_prompts
+from trainer.world import World
 
 log = logging.getLogger(__name__)
 
@@ -197,10 +198,13 @@ def rollout_logprobs(
     temperature: float,
     pad_id: int,
     micro_batch_tokens: int,
+    world: World | None = None,
 ) -> list[list[float]]:
     """Log-probability of each completion token under `model`, by forward passes."""
     rows: list[list[float]] = [[] for _ in rollouts]
-    for batch in micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens):
+    batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
+    for number in range(len(batches) if world is None else world.most(len(batches))):
+        batch = batches[min(number, len(batches) - 1)]
         logprobs_BT, _, _ = completion_logprobs(
             model,
             [rollouts[index].prompt_input_ids for index in batch],

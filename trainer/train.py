@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from scorekit.prompts import load_template
 from trainer.advantage import TokenAdvantages
 from trainer.checkpoint import read_state
 from trainer.config import TrainerConfig
+from trainer.config_rl import RLConfig
 from trainer.console import Console
 from trainer.data import Example, batch_indices
 from trainer.engine_generate import GenerateSampler
@@ -48,7 +49,14 @@ from trainer.resume import (
     weight_origin,
 )
 from trainer.rewards import SampleReward, sample_rewards
-from trainer.runlog import RunLog, check_run_dir, open_run_dir, read_jsonl, training_lines
+from trainer.runlog import (
+    RunLog,
+    SilentLog,
+    check_run_dir,
+    open_run_dir,
+    read_jsonl,
+    training_lines,
+)
 from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
 from trainer.saver import Saver
 from trainer.services import Group, Rewarder
@@ -70,13 +78,15 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Artifacts:
     """updates: lines of log.jsonl. reports: (update, report), the first from before training.
-    stopped: why the run ended before its last update; None: it did not."""
+    stopped: why the run ended before its last update; None: it did not.
+    is_main: whether this process writes the run's files."""
 
     run_dir: Path
     checkpoint: Path
     updates: list[dict[str, Any]]
     reports: list[tuple[int, Report]]
     stopped: str | None = None
+    is_main: bool = True
 
 
 def run_toy_rl(
@@ -98,17 +108,19 @@ def run_toy_rl(
     check_trainable(cfg)
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
+    world = World(prepare_torch(cfg.misc), cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers")
     checkpoint = checkpoint_to_resume(cfg) if resume else None
     if checkpoint is not None and (ended := _ended(cfg, checkpoint)):
-        return ended
+        return replace(ended, is_main=world.is_main)
     if checkpoint is None:
-        check_run_dir(cfg, resume or None)
-    open_run_dir(cfg)
+        world.on_main(lambda: check_run_dir(cfg, resume or None))
+    world.on_main(lambda: open_run_dir(cfg))
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
         held_out = eval_examples[: cfg.eval.eval_limit]
         trainer = Trainer(
-            cfg, rewarder, train_examples, held_out, checkpoint=checkpoint, overwrite=resume or None
-        )
+            cfg, rewarder, train_examples, held_out, world,
+            checkpoint=checkpoint, overwrite=resume or None,
+        )  # fmt: skip
         with closing(trainer.sampler):
             return trainer.run()
 
@@ -137,6 +149,17 @@ def check_trainable(cfg: TrainerConfig) -> None:
     check_trackers(cfg.misc.trackers)
 
 
+def check_share(rl: RLConfig, world: World) -> None:
+    """Raise UserError where processes that hold the weights together could not sample side by
+    side."""
+    prompts = rl.batch_size * rl.grad_accum
+    if world.is_sharded and prompts % world.size:
+        raise UserError(
+            f"rl.batch_size x rl.grad_accum: {prompts} prompts are no multiple of the {world.size} "
+            "processes that share the weights"
+        )
+
+
 class Trainer:
     """Models, optimiser, prompts and log of a run."""
 
@@ -146,6 +169,7 @@ class Trainer:
         rewarder: Rewarder,
         train: Sequence[Example],
         held_out: Sequence[Example],
+        world: World,
         *,
         checkpoint: Path | None = None,
         overwrite: bool | None = None,
@@ -153,9 +177,8 @@ class Trainer:
         """checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's."""
         self.cfg, self.rewarder = cfg, rewarder
         self.train, self.held_out = train, held_out
-        device = prepare_torch(cfg.misc)
-        self.world = World(device, cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers")
-        self.device = self.world.device
+        self.world, self.device = world, world.device
+        check_share(cfg.rl, world)
         torch.manual_seed(cfg.misc.seed)  # of fresh adapters
         served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
         model, self.tokenizer = load_policy(cfg.policy, self.device)
@@ -185,7 +208,11 @@ class Trainer:
             self.sampler = VLLMSampler(
                 cfg, served, stop_token_ids(model, self.tokenizer), self.world
             )
-        self.log = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=self.done)
+        if world.is_main:
+            self.log = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=self.done)
+        else:
+            self.log = SilentLog(cfg)
+        world.wait()  # nobody reads the folder while it is made
         self.updates = read_jsonl(self.log.folder / "log.jsonl")
         self.stops = StopRules(cfg.stop, self.updates)
         if checkpoint is not None:
@@ -200,7 +227,7 @@ class Trainer:
         config = self.cfg.model_dump(mode="json")
         with (
             tracking(self.world.accelerator, config, self.done),
-            Console(rl.num_updates, self.done or 0) as console,
+            Console(rl.num_updates, self.done or 0, quiet=not self.world.is_main) as console,
         ):
             for update in range(first, rl.num_updates + 1):
                 if update > 0:
@@ -219,7 +246,14 @@ class Trainer:
                     )  # fmt: skip
                 if last:
                     break
-        return Artifacts(self.log.folder, checkpoint, self.updates, reports, self.stops.reason)
+        return Artifacts(
+            self.log.folder,
+            checkpoint,
+            self.updates,
+            reports,
+            self.stops.reason,
+            self.world.is_main,
+        )
 
     def step(self, update: int) -> dict[str, Any]:
         """One update (from 1); returns its line of the log."""
@@ -288,8 +322,9 @@ class Trainer:
 
         def rows(model: nn.Module) -> list[list[float]]:
             return rollout_logprobs(
-                rollouts, model, cfg.generation.temperature, self.pad_id, cfg.rl.micro_batch_tokens
-            )
+                rollouts, model, cfg.generation.temperature, self.pad_id,
+                cfg.rl.micro_batch_tokens, self.world,
+            )  # fmt: skip
 
         if self.reference is not None:
             with self.reference.active() as reference:
@@ -329,7 +364,7 @@ class Trainer:
         with autocast(self.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
                 self.held_out, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
-                cfg.reward, self.sampler,
+                cfg.reward, self.sampler, self.world,
             )  # fmt: skip
         self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
         track(self.world.accelerator, "eval", report.figures(), update)

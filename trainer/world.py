@@ -47,19 +47,25 @@ class World:
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     def on_main(self, check: Callable[[], Any]) -> None:
-        """Let the main process do this. A UserError that it raises is raised by all of them."""
-        told: list[str | None] = [None]
+        """Let the main process do this, the others wait. Where it raises a UserError, they leave
+        with its exit code and without a word."""
+        failure: UserError | None = None
         if self.is_main:
             try:
                 check()
             except UserError as error:
-                told = [str(error)]
-        if self.size > 1:
-            from accelerate.utils import broadcast_object_list
+                failure = error
+        if any(self.gather([failure is not None])):
+            raise failure or SystemExit(2)
 
-            broadcast_object_list(told)
-        if told[0] is not None:
-            raise UserError(told[0])
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.accelerator.wait_for_everyone()
+
+    def most(self, passes: int) -> int:
+        """How many passes each process has to make: its own, but where the weights are shared as
+        many as the one that has most of them."""
+        return max(self.gather([passes])) if self.is_sharded else passes
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """(place, item) of the items that are this process's to do."""
@@ -85,10 +91,6 @@ class World:
         """Around forward and backward of a micro-batch: gradients are added up over the processes
         with the last one of an optimiser step."""
         return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
-
-    def wait(self) -> None:
-        """Until every process is here."""
-        self.accelerator.wait_for_everyone()
 
     def whole_states(
         self, model: nn.Module, optimizer: Any
