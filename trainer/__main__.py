@@ -1,4 +1,5 @@
-"""python -m trainer train|evaluate --config FILE [--set section.key=value]; report RUN_DIR"""
+"""python -m trainer train|evaluate|check --config FILE [--set section.key=value];
+export RUN_DIR --to FOLDER; report RUN_DIR"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -117,6 +118,47 @@ def evaluate(
                 typer.echo("all sources" if name == "all" else name)
                 Console().print(paired_table(figures))
             typer.echo(f"comparison: {folder / 'comparison.html'}")
+
+
+@app.command()
+def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
+    """Look at all that a training run needs, before any weights are loaded."""
+    with _clean_exit():
+        cfg = _load(config, set_, limit)
+        from rich.console import Console
+
+        from trainer.check import check_run
+        from trainer.console import check_table, memory_table
+
+        findings = check_run(cfg)
+        console = Console()
+        console.print(check_table(findings))
+        if findings.memory:
+            console.print(memory_table(findings))
+        for fault in findings.failed:
+            typer.echo(f"error: {fault.name}: {fault.found}", err=True)
+        if findings.failed:
+            raise typer.Exit(2)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run (misc.run_dir).")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist.")],
+    best: Annotated[
+        bool, typer.Option("--best/--last", help="The best checkpoint by evaluation, or the last.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the weights that are written.")
+    ] = "float32",
+) -> None:
+    """Write a checkpoint as a plain Hugging Face folder, adapters merged."""
+    with _clean_exit():
+        from trainer.export import export_policy
+
+        checkpoint = export_policy(run_dir, to, best=best, dtype=dtype)
+        size = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
+        typer.echo(f"policy: {to} ({checkpoint.name}, {dtype}, {size / 2**20:.1f} MiB)")
 
 
 @app.command()

@@ -60,15 +60,20 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
     check_4bit(cfg)
     model = _load_model(cfg, cfg.path, cfg.revision, "policy.path", device)
     tokenizer = load_tokenizer(cfg)
+    check_tokenizer(cfg, tokenizer, model)
+    if cfg.gradient_checkpointing:
+        checkpoint_layers(model)
+    return (with_adapters(model, cfg) if cfg.lora.r else model), tokenizer
+
+
+def check_tokenizer(cfg: PolicyConfig, tokenizer: Any, model: nn.Module) -> None:
+    """Raise UserError where the tokenizer has ids that the model has no embedding for."""
     highest, rows = _highest_id(tokenizer), embedding_rows(model)
     if highest >= rows:
         raise UserError(
             f"policy.tokenizer: {cfg.tokenizer or cfg.path} has ids up to {highest}, but the model "
             f"in {cfg.path} has {rows} embeddings: use its own tokenizer, or resize them"
         )
-    if cfg.gradient_checkpointing:
-        checkpoint_layers(model)
-    return (with_adapters(model, cfg) if cfg.lora.r else model), tokenizer
 
 
 def check_4bit(cfg: PolicyConfig) -> None:

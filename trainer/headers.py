@@ -1,0 +1,53 @@
+"""What the headers of a model's weight files say, without reading the weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+
+_LARGEST_HEADER = 100 * 2**20  # that of safetensors itself
+
+
+def count_weights(folder: Path) -> int | None:
+    """Numbers in the safetensors files of a folder; None where it has none (older formats).
+
+    Raises UserError where a file is missing, cut, or not safetensors.
+    """
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        else:
+            names = sorted(path.name for path in folder.glob("*.safetensors"))
+        return sum(_count(folder / name) for name in names) if names else None
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{index}: not an index of weight files") from None
+
+
+def _count(path: Path) -> int:
+    """Numbers in a file. Format: 8 bytes of length, a JSON header, the data
+    (https://github.com/huggingface/safetensors)."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        text = file.read(min(length, _LARGEST_HEADER))
+    try:
+        header: dict[str, Any] = json.loads(text)
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        count = sum(math.prod(entry["shape"]) for entry in header.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise UserError(f"{path}: not a safetensors file") from None
+    size = path.stat().st_size
+    if size < 8 + length + end:
+        raise UserError(f"{path}: cut: {size} bytes, its header tells of {8 + length + end}")
+    return count
