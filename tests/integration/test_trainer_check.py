@@ -102,6 +102,10 @@ def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: P
     assert [failed.name for failed in findings.failed] == ["memory"]
     assert "are free on cpu: lower rl.micro_batch_tokens" in found(findings, "memory")
     assert dict(findings.memory)["all"] > 4 * 4 * 25e9
+    (policy / "config.json").write_text(json.dumps(config | big | {"num_hidden_layers": 25}))
+    assert "has 25,800,000,000 weights, its config tells of" in found(
+        check(settings), "policy.path"
+    )
     with (policy / "model.safetensors").open("r+b") as file:
         file.truncate(8 + len(header) + 4 * size - 1)
     assert "model.safetensors: cut: " in found(check(settings), "policy.path")
