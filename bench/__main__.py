@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from bench import scoring, serving, trl_step
+from bench import offsets, reward_wait, scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
 
 
@@ -15,6 +15,8 @@ def main() -> None:
     figures = measure("serving", quick, serving.questions)
     figures = measure("scoring", quick, scoring.questions) + figures
     figures += measure("trl_step", quick, trl_step.questions)
+    figures += measure("offsets", quick, offsets.questions)
+    figures += measure("reward_wait", quick, reward_wait.questions)
     Console().print(table(figures))
 
 

@@ -1,0 +1,167 @@
+"""How long does a training step wait for rewards, when each service answers in 2 s?
+
+The demo policy, 32 prompts x 8 samples x at most 48 tokens, MetricX and xCOMET over HTTP: a fake of
+each, which answers every request 2 s after it came, however many come at once. As the trainer does
+it (a group is put to both services as soon as it is generated), against all samples put to both
+after generation, and to one service after the other, as TRL calls reward functions. The forward
+passes of the reference stand between generation and the wait in all three.
+
+    python -m bench.reward_wait [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from bench.common import ROOT, WORK, Figure, quiet_logs, run
+from scorekit.config import load_config
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend
+from scorekit.server.settings import ServiceSettings
+from tests.servers import running_app, wait_ready
+from trainer.config import TrainerConfig
+from trainer.data import load_examples
+from trainer.services import Rewarder, Scores, ServiceName
+
+ANSWER_S = 2.0
+PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    quiet_logs()
+    prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
+    with _service("metricx") as metricx, _service("xcomet") as xcomet:
+        cfg = load_config(TrainerConfig, None, [
+            f"policy.path={ROOT / 'demo/models/policy'}", f"misc.run_dir={WORK / 'reward_wait'}",
+            f"generation.num_samples_per_prompt={samples}", f"generation.max_new_tokens={tokens}",
+            f"rl.batch_size={prompts}", "rl.num_updates=100", "misc.device=cpu",
+            f"reward.metricx_urls={metricx}", f"reward.xcomet_urls={xcomet}",
+            "misc.overwrite=true", "misc.caching=false",
+        ])  # fmt: skip
+        found = _measure(cfg, repeats)
+    ours, at_once, in_turn = (_median(found[name]) for name in WAYS)
+    details = {name: found[name] for name in WAYS}
+    yield Figure("step's wait for rewards, one service after the other", in_turn["reward_s"], "s")
+    yield Figure(
+        "step's wait for rewards, both services after generation", at_once["reward_s"], "s"
+    )
+    yield Figure("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
+    yield Figure(
+        "  share of one service after the other", ours["reward_s"] / in_turn["reward_s"], "",
+        at_most=0.5,
+    )  # fmt: skip
+    yield Figure("  share of both after generation", ours["reward_s"] / at_once["reward_s"], "")
+    for name, parts in zip(WAYS, (ours, at_once, in_turn), strict=True):
+        whole = sum(parts.values())
+        yield Figure(
+            f"  share of the step that waits, {name}", 100 * parts["reward_s"] / whole, "%",
+            details=parts,
+        )  # fmt: skip
+
+
+def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+    from trainer.train import Trainer
+
+    examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    with closing(Rewarder(cfg.reward, caching=False)) as rewarder:
+        trainer = Trainer(cfg, rewarder, examples, [])
+        update = 0
+        for turn in range(repeats + 1):
+            for name, way in WAYS.items():
+                update += 1
+                trainer.rewarder = rewarder if way is None else Afterwards(rewarder, way)
+                line = trainer.step(update)
+                assert line["reward_coverage"] > 0.5, "a service failed"
+                if turn:
+                    found[name].append({part: line[part] for part in PARTS})
+    shutil.rmtree(WORK / "reward_wait", ignore_errors=True)
+    return found
+
+
+Texts = list[tuple[str, str]]
+
+
+class Afterwards:
+    """In a Rewarder's place: keeps the groups of a batch and asks for all of them, as `way` does,
+    once a score is wanted."""
+
+    def __init__(self, rewarder: Rewarder, way: Callable[[Rewarder, Texts], Scores]) -> None:
+        self.rewarder, self.way = rewarder, way
+
+    def batch(self, services: Sequence[ServiceName] | None = None) -> Any:
+        """A batch that only collects."""
+        return Collected(self)
+
+
+class Collected:
+    """A batch whose groups wait for its end."""
+
+    def __init__(self, after: Afterwards) -> None:
+        self.after = after
+        self.texts: Texts = []
+        self.scores: Scores | None = None
+
+    def submit(self, texts: Texts) -> Part:
+        """Keep a group."""
+        self.texts += texts
+        return Part(self, len(self.texts) - len(texts), len(self.texts))
+
+
+class Part:
+    """A group's place in its batch."""
+
+    def __init__(self, batch: Collected, start: int, end: int) -> None:
+        self.batch, self.place = batch, slice(start, end)
+
+    def result(self) -> Scores:
+        """The group's scores; the first one asks for all."""
+        batch = self.batch
+        if batch.scores is None:
+            batch.scores = batch.after.way(batch.after.rewarder, batch.texts)
+        return Scores({name: found[self.place] for name, found in batch.scores.results.items()})
+
+
+def _both(rewarder: Rewarder, texts: Texts) -> Scores:
+    return rewarder.score(texts)
+
+
+def _in_turn(rewarder: Rewarder, texts: Texts) -> Scores:
+    return Scores({name: rewarder.score(texts, [name]).results[name] for name in rewarder.needed})
+
+
+WAYS: dict[str, Callable[[Rewarder, Texts], Scores] | None] = {
+    "overlap": None,
+    "both after generation": _both,
+    "one after the other": _in_turn,
+}
+
+
+@contextmanager
+def _service(name: Any) -> Iterator[str]:
+    """A fake service that answers each request for scores ANSWER_S later."""
+    app = create_app(FakeBackend(name), ServiceSettings(cache="memory"))
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/v1/score":
+            await asyncio.sleep(ANSWER_S)
+        await app(scope, receive, send)
+
+    with running_app(late) as url:
+        wait_ready(url)
+        yield url
+
+
+def _median(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {part: statistics.median(step[part] for step in steps) for part in PARTS}
+
+
+if __name__ == "__main__":
+    run("reward_wait", __doc__, questions)
