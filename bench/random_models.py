@@ -69,7 +69,7 @@ class RandomXComet(XCometBackend):
     def load(self) -> Description:
         """As the service loads, but for the weights."""
 
-        def make(checkpoint: Checkpoint) -> Any:
+        def make(checkpoint: Checkpoint, *_: Any) -> Any:
             metric = random_xcomet(Path(checkpoint.encoder), self._device, self._dtype_name)
             for name, module in metric.named_children():
                 if name != "encoder":  # the heads and their layer mix stay in float32

@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from services.xcomet.checkpoint import Checkpoint, find_file, inspect, safe_unpickling
+from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans
 
@@ -105,7 +106,7 @@ class XCometBackend:
         self._torch = torch
         self._device = prepare_device(self._device_name, self._threads)
         checkpoint = self._find()
-        metric = _load_metric(checkpoint)
+        metric = _load_metric(checkpoint, self._device, getattr(torch, self._dtype_name))
         encoder = metric.encoder
         self._tokenizer = encoder.tokenizer
         backend = self._tokenizer.backend_tokenizer
@@ -114,9 +115,8 @@ class XCometBackend:
         self._limit = encoder.max_positions
         self._heads = metric.score_weights  # mt+src, mt+ref, mt+src+ref, spans
         self._span_weights = metric.input_weights_spans.tolist()
-        self._transformer = encoder.model.to(self._device, getattr(torch, self._dtype_name))
-        self._estimator = metric.estimator.to(self._device)
-        self._hidden2tag = metric.hidden2tag.to(self._device)
+        self._transformer, self._estimator = encoder.model, metric.estimator
+        self._hidden2tag = metric.hidden2tag
         self._mix = layer_weights(metric).to(self._device)  # [N+1]
         self._taps = LayerTaps(
             self._transformer,
@@ -332,24 +332,36 @@ class XCometXLScorer(LocalScorer):
         )
 
 
-def _load_metric(checkpoint: Checkpoint) -> Any:
-    """The checkpoint as unbabel-comet's `XCOMETMetric`, in float32 on the CPU, for inference."""
+def _load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+    """The checkpoint as unbabel-comet's `XCOMETMetric`, for inference: its encoder in `dtype`, the
+    rest in float32, on the device. Not by upstream's own loading, which holds a large checkpoint
+    twice in host memory, and in float32: here the file is mapped, and each weight of it goes to its
+    place in its dtype.
+    """
     from comet.models import XCOMETMetric
     from transformers.modeling_utils import no_init_weights
 
+    stored = read_checkpoint(checkpoint.file)
+    known = signature(XCOMETMetric.__init__).parameters
+    arguments = {name: v for name, v in stored["hyper_parameters"].items() if name in known}
+    arguments |= {
+        "load_pretrained_weights": False,
+        "local_files_only": checkpoint.encoder_is_local,
+        "pretrained_model": checkpoint.encoder,
+        "layer_transformation": checkpoint.layer_transformation,
+    }
     try:
-        # Random numbers for billions of weights take minutes, and all are replaced (checked below).
-        with safe_unpickling(), no_init_weights():
-            metric = XCOMETMetric.load_from_checkpoint(
-                checkpoint.file,
-                map_location="cpu",
-                strict=False,  # as upstream: older checkpoints also hold position ids
-                weights_only=True,
-                load_pretrained_weights=False,
-                local_files_only=checkpoint.encoder_is_local,
-                pretrained_model=checkpoint.encoder,
-                layer_transformation=checkpoint.layer_transformation,
-            )
+        # Without numbers, the memory of billions of weights is never touched.
+        with no_init_weights():
+            metric = XCOMETMetric(**arguments)
+        wanted = metric.state_dict().keys()
+        weights = {
+            name: tensor.to(device, dtype if name.startswith("encoder.") else tensor.dtype)
+            for name, tensor in stored["state_dict"].items()
+            if name in wanted  # older checkpoints also hold position ids
+        }
+        metric.load_state_dict(weights, strict=False, assign=True)
+        metric.to(device)  # what is no weight, such as positions
     except OSError:  # of transformers: offline, or no such repository
         raise UserError(
             f"encoder {checkpoint.encoder}: its config and tokenizer are neither here nor can they "
