@@ -39,7 +39,8 @@ def test_the_seeds_keys_and_defaults() -> None:
         "use_confidence": False,
     }
     assert reward.items() <= cfg.reward.model_dump().items()
-    assert cfg.reward.severity_weights.model_dump() == {"MINOR": -1, "MAJOR": -5, "CRITICAL": -10}
+    weights = cfg.reward.severity_weights.model_dump(exclude_none=True)
+    assert weights == {"MINOR": -1, "MAJOR": -5, "CRITICAL": -10}
     for section, keys in {
         "generation": "max_new_tokens temperature top_p top_k num_samples_per_prompt",
         "reward": "metricx_model_name metricx_tokenizer_name",
@@ -81,10 +82,16 @@ def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
-def test_training_refuses_a_cut_distribution(algorithm: str, key: str, value: float) -> None:
+def test_training_refuses_a_cut_distribution_that_nothing_corrects(
+    algorithm: str, key: str, value: float
+) -> None:
     """Log-probabilities would be of another distribution than the one sampled from."""
     overrides = [f"generation.{key}={value}", f"rl.algorithm={algorithm}"]
-    cfg = load_config(TrainerConfig, None, overrides)
+    corrected = load_config(TrainerConfig, None, overrides)
+    assert corrected.corrects_importance == (key != "temperature")
+    if key != "temperature":
+        check_trainable(corrected)
+    cfg = load_config(TrainerConfig, None, [*overrides, "rl.importance_correction=off"])
     with pytest.raises(UserError, match=f"generation.{key}"):
         check_trainable(cfg)
     assert cfg.eval_generation().temperature == 0  # an evaluation may
@@ -121,7 +128,8 @@ def test_urls_are_a_list_or_comma_separated() -> None:
 
 def test_severities_in_any_case() -> None:
     cfg = load_config(TrainerConfig, None, ["reward.severity_weights={minor: -2}"])
-    assert cfg.reward.severity_weights.model_dump() == {"MINOR": -2, "MAJOR": -5, "CRITICAL": -10}
+    weights = cfg.reward.severity_weights.model_dump(exclude_none=True)
+    assert weights == {"MINOR": -2, "MAJOR": -5, "CRITICAL": -10}
 
 
 def test_what_the_reward_needs() -> None:
