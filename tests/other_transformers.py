@@ -1,7 +1,7 @@
 """Checkpoints written and read by another process, under the other transformers.
 
-python -m tests.other_transformers save FOLDER    write the checkpoints
-python -m tests.other_transformers read FOLDER    print what `facts` finds in each
+python -m tests.other_transformers THEIRS OURS    write checkpoints under THEIRS; print what `facts`
+                                                  finds in each of them and of those under OURS
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ def facts(folder: Path) -> dict[str, Any]:
     }
 
 
+def read_checkpoints(folder: Path) -> dict[str, Any]:
+    """The facts of each, by name."""
+    return {path.name: facts(path) for path in sorted(folder.iterdir())}
+
+
 if __name__ == "__main__":
-    what, folder = sys.argv[1], Path(sys.argv[2])
-    if what == "save":
-        write_checkpoints(folder)
-    else:
-        print(json.dumps({path.name: facts(path) for path in sorted(folder.iterdir())}))
+    theirs, ours = map(Path, sys.argv[1:])
+    write_checkpoints(theirs)
+    print(json.dumps({folder.name: read_checkpoints(folder) for folder in (theirs, ours)}))

@@ -10,50 +10,39 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-from transformers import __version__ as here
+from transformers import __version__ as version
 
 from scorekit.errors import UserError
-from tests.other_transformers import facts, write_checkpoints
+from tests.other_transformers import read_checkpoints, write_checkpoints
 from tests.trainer_kit import byte_level_tokenizer, save_policy
 from trainer.compat import load_config, save_tokenizer
 from trainer.config import PolicyConfig
 from trainer.policy import load_policy
 
 ROOT = Path(__file__).parents[2]
-OTHER = ROOT / (".venv" if here.startswith("5.") else ".venv-tf5") / "bin" / "python"
+OTHER = ROOT / (".venv" if version.startswith("5.") else ".venv-tf5") / "bin" / "python"
 needs_other = pytest.mark.skipif(
     not OTHER.exists(), reason=f"no {OTHER.relative_to(ROOT)}: `make setup env-tf5` makes it"
 )
 
 
-def under_the_other(what: str, folder: Path) -> str:
+@needs_other
+def test_a_checkpoint_is_the_same_model_under_either_transformers(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write_checkpoints(ours)
     done = subprocess.run(
-        [OTHER, "-m", "tests.other_transformers", what, folder],
+        [OTHER, "-m", "tests.other_transformers", theirs, ours],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@needs_other
-def test_a_checkpoint_of_the_other_transformers_is_the_same_model(tmp_path: Path) -> None:
-    under_the_other("save", tmp_path)
-    theirs = json.loads(under_the_other("read", tmp_path))
-    assert sorted(theirs) == ["mistral", "plain", "qwen3"]
-    for name, expected in theirs.items():
-        found = json.loads(json.dumps(facts(tmp_path / name)))
-        assert found["logits"] == pytest.approx(expected.pop("logits"), abs=2e-4), name
-        del found["logits"]
-        assert found == expected, name
-
-
-@needs_other
-def test_the_other_transformers_reads_ours(tmp_path: Path) -> None:
-    write_checkpoints(tmp_path)
-    for name, theirs in json.loads(under_the_other("read", tmp_path)).items():
-        found = json.loads(json.dumps(facts(tmp_path / name)))
-        assert theirs.pop("logits") == pytest.approx(found.pop("logits"), abs=2e-4), name
-        assert theirs == found, name
+    for folder in (ours, theirs):
+        there = json.loads(done.stdout)[folder.name]
+        here = json.loads(json.dumps(read_checkpoints(folder)))
+        assert sorted(here) == sorted(there) == ["mistral", "plain", "qwen3"]
+        for name, found in here.items():
+            where = f"{folder.name}/{name}"
+            assert there[name].pop("logits") == pytest.approx(found.pop("logits"), abs=2e-4), where
+            assert there[name] == found, where
 
 
 def rewrite_rotary_settings(folder: Path, written: dict) -> None:
@@ -76,7 +65,7 @@ def test_rotary_settings_that_5_wrote_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(*logits)
 
 
-@pytest.mark.skipif(here.startswith("5."), reason="5 reads what it wrote")
+@pytest.mark.skipif(version.startswith("5."), reason="5 reads what it wrote")
 def test_rotary_settings_that_457_has_no_words_for_are_told(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
              "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 400}  # fmt: skip

@@ -146,6 +146,18 @@ def test_bad_sources(tmp_path: Path) -> None:
         load_examples(tmp_path / "empty.jsonl", columns={"source": "x"})
 
 
+def test_the_prompt_is_the_preferred_one_to_the_byte() -> None:
+    """TranslateGemma's (arXiv 2601.09012, Fig. 3), with one blank line before the text."""
+    example = Example("a", "Open it.\n", "English", "Klingon", "en-US", "Klingon")
+    assert format_translation_prompt(example) == (
+        "You are a professional English (en-US) to Klingon (Klingon) translator. Your goal is to "
+        "accurately convey the meaning and nuances of the original English text while adhering to "
+        "Klingon grammar, vocabulary, and cultural sensitivities. Produce only the Klingon "
+        "translation, without any additional explanations or commentary. Please translate the "
+        "following English text into Klingon:\n\nOpen it.\n"
+    )
+
+
 def test_the_prompt_is_filled_once() -> None:
     example = Example("a", "Open {target_lang}", "English", "Korean", "en-US", "ko-KR")
     prompt = format_translation_prompt(example)
