@@ -28,7 +28,7 @@ env-vllm: .venv-vllm/ready ## make .venv-vllm: a real vLLM for CPUs, beside .ven
 	@bash tools/setup_vllm.sh
 	@touch $@
 
-env-tf5: .venv-tf5/ready ## make .venv-tf5: the trainer with transformers 5, beside .venv (1.6 GB, a minute)
+env-tf5: .venv-tf5/ready ## make .venv-tf5: the trainer with transformers 5, beside .venv (1.7 GB, a minute)
 
 .venv-tf5/ready: tools/setup_tf5.sh tools/tf5-requirements.txt tools/lib.sh
 	@bash tools/setup_tf5.sh

@@ -308,7 +308,7 @@ def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, wher
     saved = save(tmp_path, model, optimizer, 1)
     again, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
     assert stop_token_ids(again, tokenizer) == [1, 5]
-    assert again.generation_config.temperature == 1.0  # the library's default
+    assert again.generation_config.temperature in (None, 1.0)  # what the library takes unasked
 
 
 def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) -> None:
