@@ -67,12 +67,15 @@ def questions(quick: bool) -> Iterator[Figure]:
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+    from trainer.policy import prepare_torch
     from trainer.train import Trainer
+    from trainer.world import World
 
+    world = World(prepare_torch(cfg.misc), cfg.misc.trackers, WORK / "reward_wait/trackers")
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with closing(Rewarder(cfg.reward, caching=False)) as rewarder:
-        trainer = Trainer(cfg, rewarder, examples, [])
+        trainer = Trainer(cfg, rewarder, examples, [], world)
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():

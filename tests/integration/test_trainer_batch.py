@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from scorekit.config import load_config
 from scorekit.scorers import RewardOutput, SampleForScoring
@@ -20,6 +21,7 @@ from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.config import RewardConfig, TrainerConfig
 from trainer.services import Group, Rewarder, RewardFailure
 from trainer.train import Trainer
+from trainer.world import World
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:
@@ -202,7 +204,9 @@ def test_updates_are_skipped_while_a_service_is_dead_and_the_run_goes_on(tmp_pat
         reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
         cfg = cfg.model_copy(update={"reward": reward})
         with closing(Rewarder(reward)) as rewarder:
-            trainer = Trainer(cfg, rewarder, [example(f"Open {n}.", str(n)) for n in range(8)], [])
+            world = World(torch.device("cpu"), [], tmp_path / "trackers")
+            examples = [example(f"Open {n}.", str(n)) for n in range(8)]
+            trainer = Trainer(cfg, rewarder, examples, [], world)
             lines = []
             for update, dead in ((1, True), (2, True), (3, False)):
                 switch.down = lambda body, dead=dead: dead
