@@ -79,7 +79,11 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
         if response.status_code == 413:  # of a proxy with a smaller limit
             type = "too_large"
         elif response.status_code in _RETRY_STATUS:
-            type = "unavailable"
+            type = "overloaded" if response.status_code == 429 else "unavailable"
+        elif response.status_code == 500:
+            # Not ours, which say so, but a proxy's whose replica died (Ray Serve): a score is a
+            # pure function, so it may be asked for again.
+            raise ServiceUnreachable(url, "HTTP 500 without a word on the error")
         else:
             reason = f"HTTP {response.status_code}: not a scoring service?"
             raise ServiceUnreachable(url, reason, retryable=False)

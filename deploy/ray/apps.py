@@ -10,16 +10,18 @@ callers. `args` of an application are the service's settings (`model: ...`, `dty
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scorekit.config import describe_faults
 from scorekit.errors import UserError
 
 #: Service -> its settings, and what makes its backend of them.
@@ -29,6 +31,8 @@ _SERVICES = {
     "judge": ("services.judge.settings:JudgeSettings", "services.judge.__main__"),
     "fake": ("scorekit.server.fake:FakeSettings", "scorekit.server.fake"),
 }
+#: Settings of what Ray's proxy does here.
+_OF_THE_PROXY = {"host", "port", "receive_timeout_s", "drain_s"}
 
 
 def metricx(args: dict[str, Any]) -> Application:
@@ -47,7 +51,7 @@ def judge(args: dict[str, Any]) -> Application:
 
 
 def fake(args: dict[str, Any]) -> Application:
-    """A model of known answers and a given time, for benchmarks."""
+    """A model of known answers and a given time, for tests and benchmarks."""
     return _application("fake", args)
 
 
@@ -58,32 +62,21 @@ def _application(service: str, args: dict[str, Any]) -> Application:
 
 
 def make_settings(service: str, args: dict[str, Any]) -> Any:
-    """Settings of a service, as its command line would make them. Raises UserError."""
-    from scorekit.server.settings import parse_settings
-
+    """Settings of a replica: `args`, then environment, then defaults. Raises UserError."""
     module, name = _SERVICES[service][0].split(":")
     settings_type = getattr(importlib.import_module(module), name)
-    unknown = sorted(set(args) - set(settings_type.model_fields))
-    if unknown:
-        raise UserError(f"{service}: unknown setting {unknown[0]!r}")
-    # The proxy listens, not the replica; its keys are checked by the replica as ever.
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in args.items()]
-    return parse_settings(settings_type, flags)
-
-
-#: The app of the one replica that a process of Ray holds.
-_replica_app: FastAPI | None = None
-
-
-def _keep(app: FastAPI) -> None:
-    """Apart from the class below, which Ray pickles by value, its globals with it."""
-    global _replica_app
-    _replica_app = app
-
-
-def _app() -> FastAPI:
-    assert _replica_app is not None
-    return _replica_app
+    known = set(settings_type.model_fields) - _OF_THE_PROXY
+    if unknown := sorted(set(args) - known):
+        raise UserError(f"{service}: args: unknown setting {unknown[0]!r}")
+    try:
+        # As reachable as the proxy: without keys it takes `no_auth: true`.
+        settings = settings_type(host="0.0.0.0", **args)
+    except ValidationError as error:
+        raise UserError(f"{service}: args: {describe_faults(error)}") from None
+    if "cache" not in settings.model_fields_set:
+        # The default is a file of the node, which is for one process.
+        settings = settings.model_copy(update={"cache": "memory"})
+    return settings
 
 
 @serve.deployment(
@@ -92,36 +85,52 @@ def _app() -> FastAPI:
     backpressure_config={"status_code": 429, "retry_after_s": 1.0},
     graceful_shutdown_timeout_s=75.0,
 )
-@serve.ingress(_app)
+@serve.ingress()
 class Scorer:
-    """One replica of a service."""
+    """One replica of a service. Ray sends requests to it when the model is loaded and warm."""
 
     async def __init__(self, service: str, args: dict[str, Any]) -> None:
         from scorekit.server.app import create_app
+        from scorekit.server.run import prepare_process
 
         settings = make_settings(service, args)
+        prepare_process(settings.log_level)
         backend = importlib.import_module(_SERVICES[service][1]).make_backend(settings)
-        app = create_app(backend, settings)
-        app.router.lifespan_context = _until_ready(app)
-        _keep(app)
+        self._own = create_app(backend, settings)
+        self._own.router.lifespan_context = _until_closed
+        self._own.add_middleware(_OneRequestId)
+        # Here and not in the lifespan: so the deployment fails with the error's own line.
+        await self._own.state.service.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The app, for Ray."""
+        return self._own
 
     async def check_health(self) -> None:
-        """Ray replaces a replica whose model is hung, dead or sick."""
-        if (fault := _app().state.service.unready()) is not None:
+        """Ray replaces a replica whose model hangs, fails or has ended."""
+        if (fault := self._own.state.service.unready()) is not None:
             raise RuntimeError(fault)
 
 
-def _until_ready(app: FastAPI) -> Any:
-    """The app's lifespan, which begins when the model is loaded and warm: Ray sends requests to a
-    replica from then on, and a model that cannot be loaded fails the deployment."""
-    inner = app.router.lifespan_context
+@asynccontextmanager
+async def _until_closed(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await app.state.service.close()
 
-    @asynccontextmanager
-    async def lifespan(of: FastAPI) -> AsyncIterator[Any]:
-        async with inner(of) as state:
-            await of.state.loading
-            while of.state.service.unready() is not None:
-                await asyncio.sleep(0.05)
-            yield state
 
-    return lifespan
+class _OneRequestId:
+    """Takes the request's id out of the answer: Ray's proxy, which gave it, adds it there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name: value for name, value in scope["headers"] if name == b"x-request-id"}
+                message["headers"] = [h for h in message["headers"] if h not in given.items()]
+            await send(message)
+
+        await self.app(scope, receive, send_without)

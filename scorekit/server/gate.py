@@ -59,7 +59,9 @@ class Gate:
             await send(message)
 
         try:
-            if self._allowed(scope["path"], headers):
+            # Behind a proxy with a prefix (Ray Serve), the path begins with it.
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if self._allowed(path, headers):
                 await self.app(scope, receive, send_marked)
             else:
                 error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")

@@ -35,18 +35,13 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
     """Run a service until it is told to stop. Exit code 0; 2 for a user's mistake; 1 for ours."""
     try:
         settings = parse_settings(settings_type)
-        _configure_logs(settings.log_level)
+        prepare_process(settings.log_level)
         backend = make_backend(settings)
         listener = _listen(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         app = create_app(backend, settings.model_copy(update={"port": port}))
     except UserError as error:
         sys.exit(_complain(error))
-    # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
-    sys.setswitchinterval(0.0005)
-    # Thousands of samples in flight are no garbage: looking through them costs a part of the
-    # rate, and the longest answers their time.
-    gc.set_threshold(50_000, 20, 100)
     _allow_many_connections()
     log.info("listening", service=backend.service, url=f"http://{_in_url(host)}:{port}")
     server = DrainingServer(server_config(app, settings), app.state.service, settings.drain_s)
@@ -162,6 +157,16 @@ def _in_url(host: str) -> str:
 def _complain(error: UserError) -> int:
     print(f"error: {error}", file=sys.stderr)
     return 2
+
+
+def prepare_process(log_level: str) -> None:
+    """What a process that serves needs, whoever started it: logs, interpreter, garbage collector."""
+    _configure_logs(log_level)
+    # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
+    sys.setswitchinterval(0.0005)
+    # Thousands of samples in flight are no garbage: looking through them costs a part of the
+    # rate, and the longest answers their time.
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _configure_logs(level: str) -> None:
