@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from bench import offsets, reward_wait, scoring, serving, trl_step
+from bench import offsets, ray_serve, reward_wait, scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
 
 
@@ -13,6 +13,7 @@ def main() -> None:
     quick = parse_quick(__doc__)
     # Serving first: torch's threads, once there, would sit beside the load.
     figures = measure("serving", quick, serving.questions)
+    figures += measure("ray_serve", quick, ray_serve.questions)
     figures = measure("scoring", quick, scoring.questions) + figures
     figures += measure("trl_step", quick, trl_step.questions)
     figures += measure("offsets", quick, offsets.questions)

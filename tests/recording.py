@@ -10,13 +10,14 @@ from typing import Any
 class Recorder:
     """Passes everything to `app`; `requests` holds the body of each POST.
 
-    refuse: is given each body; the (status, headers) that it returns are answered instead.
+    refuse: is given each body; the (status, headers) or (status, headers, body) that it returns
+    are answered instead.
     """
 
     def __init__(
         self,
         app: Any,
-        refuse: Callable[[dict], tuple[int, dict[str, str]] | None] | None = None,
+        refuse: Callable[[dict], tuple[Any, ...] | None] | None = None,
     ) -> None:
         self.app = app
         self.refuse = refuse
@@ -34,10 +35,10 @@ class Recorder:
         self.requests.append(body)
         refusal = None if self.refuse is None else self.refuse(body)
         if refusal is not None:
-            status, headers = refusal
+            status, headers, *rest = refusal
             pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": status, "headers": pairs})
-            await send({"type": "http.response.body", "body": b"no"})
+            await send({"type": "http.response.body", "body": rest[0] if rest else b"no"})
             return
         given = [{"type": "http.request", "body": raw, "more_body": False}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import time
@@ -69,6 +70,9 @@ class Gate:
         except ClientDisconnect:
             # Nobody reads an answer any more: the client left, or connection.py sent it away.
             status = scope.get("cut_off", 499)
+        except asyncio.CancelledError:
+            status = status or scope.get("cut_off", 499)  # Ray's way of saying that the client left
+            raise
         except Exception:
             log.error("bug", exc_info=True)
             if not status:

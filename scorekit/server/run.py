@@ -160,7 +160,7 @@ def _complain(error: UserError) -> int:
 
 
 def prepare_process(log_level: str) -> None:
-    """What a process that serves needs, whoever started it: logs, interpreter, garbage collector."""
+    """Logs, interpreter and garbage collector of a process that serves, whoever started it."""
     _configure_logs(log_level)
     # Beside the model's thread the event loop would else wait up to 5 ms for the interpreter.
     sys.setswitchinterval(0.0005)

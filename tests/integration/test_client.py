@@ -68,7 +68,7 @@ class Flaky:
         await self.app(scope, receive, send)
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504, "cut"])
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, "cut"])
 def test_passing_troubles_are_asked_again(status):
     flaky = Flaky(create_app(FakeBackend(), ServiceSettings(cache="memory")), status)
     with running_app(flaky) as url, SyncScoringClient(url, batch_size=10) as client:

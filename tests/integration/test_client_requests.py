@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from pydantic_core import to_json
 
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
@@ -87,6 +88,7 @@ def _too_many_characters(limit):
     return refuse
 
 
+BUG = to_json({"error": RequestError("internal", "a bug; see the log").wire()})
 LONG = {"id": "long", "src": "s" * 500, "mt": "m"}
 
 
@@ -117,6 +119,14 @@ def test_failures_become_errors_that_name_their_sample():
             raise_for_failures(results)
         assert raise_for_failures(results[:1]) == results[:1]
     assert (failed.value.id, failed.value.index, failed.value.type) == ("n", 1, "non_finite")
+
+
+def test_a_bug_of_the_service_is_not_asked_for_again():
+    recorder = _recorder(refuse=lambda body: (500, {}, BUG))
+    with running_app(recorder) as url, SyncScoringClient(url) as client:
+        with pytest.raises(RequestError, match=r"internal: .*a bug; see the log"):
+            client.score(SAMPLES)
+    assert len(recorder.requests) == 1
 
 
 def test_a_retried_request_grants_the_service_only_what_is_left():

@@ -1,4 +1,4 @@
-"""The Ray applications: their config, their settings, and what a replica is without Ray around it."""
+"""The Ray applications: their config, their settings, and a replica without Ray around it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,126 @@
+"""What does a second replica on Ray Serve bring, and how much passes Ray's proxy?
+
+The backend is the fake one, every answer is checked. Cluster and load share this machine, so the
+model's time is a pause: the cores are busy with the way there alone.
+
+    python -m bench.ray_serve [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bench.common import Figure, compare, run, service
+from bench.load import batches, check, distinct_samples, encode, send_and_time
+from demo.processes import free_port
+
+FAKE = "scorekit.server.fake"
+CONNECTIONS = 16
+REQUEST = 16  # pairs
+SECONDS_PER_PAIR = 0.01
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    repeats, requests = (2, 32) if quick else (5, 64)
+    with cluster() as url:
+        yield two_against_one(url, repeats, requests)
+        yield from ceiling(url, repeats, 100 if quick else 1000)
+
+
+def two_against_one(url: str, repeats: int, requests: int) -> Figure:
+    """The same requests to an application of two replicas and to one of one, in turn."""
+    for name, replicas in (("one", 1), ("two", 2)):
+        deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
+        ask(f"{url}/{name}", 4 * CONNECTIONS, 1)  # so that the proxy knows the replicas
+    found = compare(lambda: ask(f"{url}/two", requests, REQUEST),
+                    lambda: ask(f"{url}/one", requests, REQUEST), repeats)  # fmt: skip
+    found["pairs_a_run"] = requests * REQUEST
+    for name in ("one", "two"):
+        delete(name)
+    return Figure("Ray Serve, 2 replicas against 1, 10 ms a pair", found["times_faster"],
+                  "times the rate", at_least=1.8, details=found)  # fmt: skip
+
+
+def ceiling(url: str, repeats: int, requests: int) -> Iterator[Figure]:
+    """A model that takes no time behind the one proxy; beside it the service without Ray."""
+    deploy("free", 2)
+    with service(FAKE, "--cache", "memory") as (_, plain):
+        for pairs in (1, 64):
+            for at in (f"{url}/free", plain):
+                ask(at, requests // 10, pairs)
+            ours, theirs = [], []
+            for _ in range(repeats):
+                ours.append(requests / ask(f"{url}/free", requests, pairs))
+                theirs.append(requests / ask(plain, requests, pairs))
+            details = {"runs_per_s": ours, "plain_runs_per_s": theirs, "requests_a_run": requests}
+            many = "s" if pairs > 1 else ""
+            yield Figure(f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
+                         statistics.median(ours), "requests/s", details=details)  # fmt: skip
+            yield Figure("  the plain service beside it", statistics.median(theirs),
+                         "requests/s")  # fmt: skip
+    delete("free")
+
+
+def ask(url: str, requests: int, pairs: int) -> float:
+    """Seconds for that many requests; every answer is right."""
+    root, _, prefix = url.removeprefix("http://").partition("/")
+    path = f"POST /{prefix}/v1/score" if prefix else "POST /v1/score"
+    parts = batches(distinct_samples(requests * pairs), pairs)
+    bodies = [
+        encode(part, options={"cache": False}).replace(b"POST /v1/score", path.encode(), 1)
+        for part in parts
+    ]
+    answers, seconds = send_and_time(f"http://{root}", bodies, CONNECTIONS)
+    assert len(answers) == requests
+    for answer in answers:
+        check(answer, parts[answer.index])
+    return seconds
+
+
+# -- the cluster ----------------------------------------------------
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """A local Ray with Serve, of our own; gives the proxy's URL."""
+    import ray
+    from ray import serve
+
+    # On a busy machine its processes take long to start.
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        port = free_port()
+        http = {"host": "127.0.0.1", "port": port, "request_timeout_s": 900}
+        serve.start(http_options=http, logging_config={"enable_access_log": False})
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def deploy(name: str, replicas: int, **args: Any) -> None:
+    """The fake under `/name`, ready."""
+    from ray import serve
+
+    from deploy.ray.apps import Scorer
+
+    scorer = Scorer.options(num_replicas=replicas, ray_actor_options={"num_cpus": 0.1})
+    bound = scorer.bind("fake", {"no_auth": True, "log_level": "warning"} | args)
+    serve.run(bound, name=name, route_prefix=f"/{name}")
+
+
+def delete(name: str) -> None:
+    """Its replicas are gone."""
+    from ray import serve
+
+    serve.delete(name)
+
+
+if __name__ == "__main__":
+    run("ray_serve", __doc__, questions)
