@@ -281,5 +281,9 @@ def test_a_replica_that_hangs_is_replaced(deploy):
 
 
 def test_a_model_that_cannot_be_loaded_fails_the_deployment_by_its_line(deploy, tmp_path):
-    with pytest.raises(RuntimeError, match=f"UserError: .*{tmp_path}"):
+    from ray import serve
+
+    with pytest.raises(RuntimeError, match="absent"):
         deploy("absent", {"model": f"{tmp_path}"}, app="metricx", num_replicas=1)
+    told = serve.status().applications[f"absent-{RUN}"].deployments["Scorer"].message
+    assert f"UserError: {tmp_path}" in told
