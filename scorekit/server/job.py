@@ -73,8 +73,8 @@ class Job:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it is over, and not because the client left, with samples still awaited."""
-        over = self.done.done() and self.done.exception() is None
+        """Whether its time was up, not its client gone or its task cancelled, with samples awaited."""
+        over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
         return over and self.missing > 0
 
     def finish(self, error: Exception | None = None) -> None:

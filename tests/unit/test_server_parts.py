@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from pydantic import SecretStr
 
@@ -10,6 +12,7 @@ from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
 from scorekit.server.checks import text_fault
 from scorekit.server.device import prepare_device
+from scorekit.server.job import Job
 from scorekit.server.settings import (
     Secrets,
     ServiceSettings,
@@ -114,3 +117,13 @@ def test_hub_ids_and_paths_are_told_apart(tmp_path):
 def test_a_device_that_is_not_there_is_named(name):
     with pytest.raises(UserError, match=f"--device {name}"):
         prepare_device(name, 1)
+
+
+def test_a_request_whose_task_was_cancelled_did_not_time_out():
+    async def cancel():
+        job = Job(["a"], 0.0)
+        job.missing = 1
+        job.done.cancel()
+        return job.timed_out
+
+    assert asyncio.run(cancel()) is False
