@@ -73,7 +73,7 @@ class Job:
 
     @property
     def timed_out(self) -> bool:
-        """Whether its time was up, not its client gone or its task cancelled, with samples awaited."""
+        """Whether its time was up with samples awaited; not: its client left, or its task ended."""
         over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
         return over and self.missing > 0
 
