@@ -46,11 +46,11 @@ def two_against_one(url: str, repeats: int, requests: int) -> Figure:
                   "times the rate", at_least=1.8, details=found)  # fmt: skip
 
 
-def ceiling(url: str, repeats: int, requests: int) -> Iterator[Figure]:
+def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
     """A model that takes no time behind the one proxy; beside it the service without Ray."""
     deploy("free", 2)
     with service(FAKE, "--cache", "memory") as (_, plain):
-        for pairs in (1, 64):
+        for pairs, requests in ((1, singles), (64, singles // 5)):
             for at in (f"{url}/free", plain):
                 ask(at, requests // 10, pairs)
             ours, theirs = [], []
