@@ -338,6 +338,7 @@ def _load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
     twice in host memory, and in float32: here the file is mapped, and each weight of it goes to its
     place in its dtype.
     """
+    import torch
     from comet.models import XCOMETMetric
     from transformers.modeling_utils import no_init_weights
 
@@ -356,7 +357,7 @@ def _load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
             metric = XCOMETMetric(**arguments)
         wanted = metric.state_dict().keys()
         weights = {
-            name: tensor.to(device, dtype if name.startswith("encoder.") else tensor.dtype)
+            name: tensor.to(device, dtype if name.startswith("encoder.") else torch.float32)
             for name, tensor in stored["state_dict"].items()
             if name in wanted  # older checkpoints also hold position ids
         }

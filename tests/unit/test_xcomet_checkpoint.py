@@ -15,7 +15,7 @@ import torch
 from scorekit.errors import UserError
 from services.xcomet.checkpoint import decide_layer_transformation
 from services.xcomet.model import XCometBackend
-from tests.xcomet_checkpoints import build_checkpoint, build_tokenizer
+from tests.xcomet_checkpoints import build_checkpoint, build_tokenizer, loaded, score
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
 
@@ -69,6 +69,14 @@ def test_the_unspoilt_copy_loads(folder):
     backend = XCometBackend(str(folder), device="cpu", threads=1)
     backend.check()
     assert backend.load().max_input_length == 512
+
+
+def test_a_checkpoint_stored_in_bfloat16_scores(folder):
+    def halve(stored):
+        stored["state_dict"] = {k: v.bfloat16() for k, v in stored["state_dict"].items()}
+
+    edit(folder, halve)
+    assert len(score(loaded(folder), PAIRS)) == len(PAIRS)
 
 
 def test_missing_folder(tmp_path):
