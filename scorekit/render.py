@@ -7,6 +7,7 @@ nothing in it is markup.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from html import escape
 from typing import NamedTuple
 
 from rich.text import Text
@@ -19,6 +20,8 @@ STYLES: dict[Severity, str] = {
     "MAJOR": "black on dark_orange",
     "CRITICAL": "bright_white on red3",
 }
+#: Severity -> colour of the ground in HTML.
+COLOURS: dict[Severity, str] = {"MINOR": "#ffe9a8", "MAJOR": "#ffc38f", "CRITICAL": "#ff9f9a"}
 #: Control characters and marks that reorder text -> one visible character each, so that offsets
 #: still hold.
 _REORDERING = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -66,3 +69,15 @@ def as_rich_text(mt: str, spans: Iterable[ErrorSpan]) -> Text:
     for part, span in cut_segments(mt, spans):
         text.append(part, STYLES[span.severity] if span else "")
     return text
+
+
+def as_html(mt: str, spans: Iterable[ErrorSpan]) -> str:
+    """The translation as HTML that needs no style sheet, such as a notebook's: each error is a
+    `<mark>` whose title says severity and confidence."""
+    return "".join(
+        f'<mark style="background:{COLOURS[span.severity]};color:#1b1b1f" '
+        f'title="{span.severity} {span.confidence:.2f}">{escape(part)}</mark>'
+        if span
+        else escape(part)
+        for part, span in cut_segments(mt, spans)
+    )

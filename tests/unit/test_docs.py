@@ -9,9 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "AGENTS.md",
-             *sorted((ROOT / "services").glob("*/README.md")), ROOT / "demo/README.md"]  # fmt: skip
+             *sorted((ROOT / "services").glob("*/README.md")), ROOT / "demo/README.md",
+             ROOT / "examples/README.md"]  # fmt: skip
 _PATH = re.compile(
-    r"(?<![\w/.-])((?:scorekit|services|trainer|demo|configs|docs|tests|tools|bench)/[\w./-]*[\w/])"
+    r"(?<![\w/.-])((?:scorekit|services|trainer|demo|configs|docs|tests|tools|bench|examples)/[\w./-]*[\w/])"
 )
 _TARGET = re.compile(r"`?make ([a-z-]+)`?")
 

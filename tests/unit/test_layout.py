@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "trainer", "synth")
 #: May import everything; nothing of PACKAGES imports them.
-ON_TOP = ("demo", "bench", "tools", "tests")
+ON_TOP = ("demo", "bench", "tools", "examples", "tests")
 HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "redis", "datasets",
          "trl", "ray", "pandas", "openai", "jsonschema")  # fmt: skip
 
@@ -99,7 +99,11 @@ def test_no_other_distribution_claims_our_package_names():
 
 @pytest.mark.parametrize(
     "path",
-    [p for folder in (*PACKAGES, "demo", "tools", "bench") for p in (ROOT / folder).rglob("*.py")],
+    [
+        p
+        for folder in (*PACKAGES, "demo", "tools", "bench", "examples")
+        for p in (ROOT / folder).rglob("*.py")
+    ],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_files_and_functions_stay_small(path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from scorekit.render import as_rich_text, cut_segments, visible
+from scorekit.render import as_html, as_rich_text, cut_segments, visible
 from scorekit.schemas import ErrorSpan
 
 
@@ -50,3 +50,9 @@ def test_markup_and_escape_sequences_are_shown_not_obeyed():
 @given(st.text())
 def test_visible_keeps_offsets(text):
     assert len(visible(text)) == len(text)
+
+
+def test_html_marks_each_span_and_nothing_in_a_text_is_markup():
+    html = as_html("<b>집</b> & \x1b", [_span(3, 4, "CRITICAL")])
+    mark = '<mark style="background:#ff9f9a;color:#1b1b1f" title="CRITICAL 0.50">집</mark>'
+    assert html == f"&lt;b&gt;{mark}&lt;/b&gt; &amp; \u241b"
