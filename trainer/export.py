@@ -19,6 +19,7 @@ from trainer.checkpoint import (
     read_state,
     sync,
 )
+from trainer.compat import save_tokenizer
 from trainer.config import PolicyConfig, TrainerConfig
 from trainer.policy import load_policy
 from trainer.resume import check_origin, weight_origin
@@ -40,7 +41,7 @@ def export_policy(
     partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
     try:
         model.to(getattr(torch, dtype)).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
         for path in [*partial.rglob("*"), partial]:
             sync(path)
         partial.rename(to)

@@ -111,8 +111,8 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
 def test_a_version_that_cannot_read_a_checkpoint_says_so(tmp_path: Path) -> None:
     run_dir = train(tmp_path)
     checkpoint = checkpoints(run_dir / "checkpoints")[0]
-    config = checkpoint / "tokenizer_config.json"
-    config.write_text(config.read_text().replace("PreTrainedTokenizerFast", "OfTomorrow"))
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "llama"', '"model_type": "next"'))
     state = json.loads((checkpoint / "state.json").read_text())
     state["versions"]["transformers"] = "9.0.0"
     state["files"][config.name] = [config.stat().st_size, digest_files([config])]
