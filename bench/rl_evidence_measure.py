@@ -1,0 +1,137 @@
+"""What a policy does on held-out sources, and what became of the start policy's own samples.
+
+The services are asked directly, whatever the arm was trained against: the control is measured by
+the true rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import TrainerConfig
+from trainer.data import Example
+from trainer.policy import load_policy, pad_token_id
+from trainer.rewards import sample_rewards
+from trainer.runlog import completion_line, read_jsonl, write_jsonl
+from trainer.sampler import Rollout, generate_rollouts, rollout_logprobs
+from trainer.services import Rewarder
+
+PROBE_SAMPLES = 2  # of the start policy, for each held-out source
+PROBE_SEED = 20_000
+MICRO_BATCH_TOKENS = 2048
+
+
+@dataclass(slots=True)
+class Probe:
+    """The start policy's samples, and the penalty of each of their tokens (weight 1)."""
+
+    rollouts: list[Rollout]
+    penalties: list[list[float]]
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """(source, translation) of each sample."""
+        return [(rollout.src_text, rollout.completion_text) for rollout in self.rollouts]
+
+    def save(self, path: Path) -> None:
+        """Write JSON lines."""
+        lines = zip(self.rollouts, self.penalties, strict=True)
+        write_jsonl(path, [{"rollout": asdict(r), "penalties": p} for r, p in lines])
+
+    @classmethod
+    def load(cls, path: Path) -> Probe | None:
+        """What `save` wrote; None if nothing did."""
+        lines = read_jsonl(path)
+        if not lines:
+            return None
+        rollouts = [Rollout(**line["rollout"]) for line in lines]
+        return cls(rollouts, [line["penalties"] for line in lines])
+
+
+class Measure:
+    """Held-out sources, the true services, and how a policy is asked."""
+
+    def __init__(self, cfg: TrainerConfig, examples: list[Example]) -> None:
+        """cfg: both services have a weight of 1; its policy is the start policy."""
+        torch.set_num_threads(1)
+        self.cfg, self.examples = cfg, examples
+        self.device = torch.device("cpu")
+        self.rewarder = Rewarder(cfg.reward)
+
+    def load(self, folder: Path | str) -> tuple[nn.Module, Any]:
+        """(model, tokenizer) of a checkpoint."""
+        policy = self.cfg.policy.model_copy(update={"path": str(folder)})
+        return load_policy(policy, self.device)
+
+    def make_probe(self) -> Probe:
+        """Sample the start policy as training does, and have the samples' errors marked."""
+        model, tokenizer = self.load(str(self.cfg.policy.path))
+        sampling = self.cfg.generation.model_copy(update={"num_samples_per_prompt": PROBE_SAMPLES})
+        rollouts = generate_rollouts(self.examples, model, tokenizer, sampling, seed=PROBE_SEED)
+        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
+        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
+        return Probe([r for r, _ in scored], [s.token_rewards for _, s in scored])
+
+    def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
+        """Greedy translations of the held-out sources in their order: lines as of an evaluation's
+        dump (trainer/runlog.py), and `penalty`, the mean over the tokens of the span penalties at
+        weight 1 (None without spans)."""
+        rollouts = generate_rollouts(
+            self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
+        )
+        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
+        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        return [
+            {
+                **completion_line(rollout, reward),
+                "ref": example.ref_text,
+                "penalty": None if reward.error_spans is None else _mean(reward.token_rewards),
+            }
+            for example, rollout, reward in zip(self.examples, rollouts, rewards, strict=True)
+        ]
+
+    def probe(self, model: nn.Module, tokenizer: Any, probe: Probe) -> list[dict[str, float]]:
+        """For each sample of the probe, sums over its penalised and over its other tokens:
+        `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the policy at the
+        temperature of sampling. The end of sentence is no token of either: no span can cover it."""
+        rows = rollout_logprobs(
+            probe.rollouts, model, self.cfg.generation.temperature,
+            pad_token_id(model, tokenizer), MICRO_BATCH_TOKENS,
+        )  # fmt: skip
+        found = []
+        for rollout, penalties, row in zip(probe.rollouts, probe.penalties, rows, strict=True):
+            sums = dict.fromkeys(
+                (f"{k}_{v}" for k in ("hit", "free") for v in ("n", "logp", "p")), 0.0
+            )
+            for (start, end), penalty, logp in zip(
+                rollout.token_char_offsets, penalties, row, strict=True
+            ):
+                if start == end:
+                    continue
+                kind = "hit" if penalty else "free"
+                sums[f"{kind}_n"] += 1
+                sums[f"{kind}_logp"] += logp
+                sums[f"{kind}_p"] += math.exp(logp)
+            found.append(sums)
+        return found
+
+    def checkpoint(self, folder: Path | str, probe: Probe, out: Path) -> None:
+        """Everything about the policy in `folder`, written to `out`."""
+        model, tokenizer = self.load(folder)
+        lines = self.sources(model, tokenizer)
+        found = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
+        partial.rename(out)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
