@@ -23,6 +23,7 @@ from trainer.memory import GIB, estimate_memory, free_memory
 from trainer.policy import (
     check_4bit,
     check_tokenizer,
+    check_whole,
     embedding_rows,
     load_tokenizer,
     prepare_torch,
@@ -131,6 +132,7 @@ def _model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, st
     if path is None:
         raise UserError(f"{key} is not set: give the folder or hub id of a causal LM")
     check_4bit(cfg)
+    check_whole(path, key)
     revision = cfg.revision if key == "policy.path" else None
     try:
         folder = model_folder(path, revision)

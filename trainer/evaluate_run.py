@@ -23,7 +23,7 @@ from trainer.config import PolicyConfig, TrainerConfig
 from trainer.data import Example
 from trainer.evaluate import evaluate_on_dataset
 from trainer.figures import severity_counts
-from trainer.policy import autocast, load_policy, prepare_torch
+from trainer.policy import autocast, check_whole, load_policy, prepare_torch
 from trainer.report import write_comparison, write_evaluation
 from trainer.runlog import open_run_dir, read_jsonl, write_jsonl
 from trainer.services import Rewarder
@@ -109,6 +109,7 @@ def _earlier(against: str, examples: Sequence[Example]) -> Evaluation | None:
     """The evaluation that stands in a folder; None where `against` names a policy."""
     folder = Path(against)
     if not (folder / "evaluation.jsonl").is_file():
+        check_whole(against, "--against")
         is_path = folder.exists() or against.startswith((".", "/", "~"))
         if is_path and not (folder / "config.json").is_file():
             raise UserError(

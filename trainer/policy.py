@@ -84,6 +84,16 @@ def check_4bit(cfg: PolicyConfig) -> None:
         )
 
 
+def check_whole(path: str, key: str) -> None:
+    """Raise UserError where a folder holds adapters without the model that they belong to."""
+    folder = Path(path)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{key}: {path} holds adapters only: merge them into their model first (python -m "
+            "trainer export RUN_DIR --to FOLDER), and name that folder"
+        )
+
+
 def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
     """The model in peft's wrapper, with fresh adapters (which change nothing yet) in float32 and
     everything else frozen. Raises UserError where no layer is so named."""
@@ -187,6 +197,7 @@ def _load_model(
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
         raise UserError(f"{key}: {path}: no such folder")
+    check_whole(path, key)
     options: dict[str, Any] = {"dtype": getattr(torch, cfg.weights_dtype)}
     if cfg.load_in_4bit:
         options |= _in_4bit(device)

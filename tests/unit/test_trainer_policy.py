@@ -85,6 +85,13 @@ def test_an_update_of_the_adapters_is_that_of_the_weights_they_merge_into(path: 
     torch.testing.assert_close(logprobs(merged), adapted, atol=1e-4, rtol=1e-4)
 
 
+def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path: Path) -> None:
+    """It is what a run with LoRA names as its policy when it ends."""
+    load(path, lora=LORA)[0].save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(UserError, match=r"policy.path: .* holds adapters only: .* export"):
+        load_policy(PolicyConfig(path=str(tmp_path)), CPU)
+
+
 def test_target_modules_name_the_layers_that_learn(path: Path) -> None:
     model, _ = load(path, lora=LORA | {"target_modules": ["q_proj"]})
     names = {name for name, p in model.named_parameters() if p.requires_grad}
