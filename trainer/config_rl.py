@@ -65,7 +65,7 @@ class RLConfig(Config):
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k2",
         description="k2 has the gradient of the KL as a loss; k1 is the plain formula new - ref, "
-        "which as a loss has none, and is right in the reward.",
+        "which as a loss has none, and is right in the reward: there it is the default.",
     )
     kl_in: Literal["loss", "reward"] = Field(
         "loss",
@@ -88,6 +88,14 @@ class RLConfig(Config):
     def _yamls_on_and_off(cls, value: Any) -> Any:
         """YAML reads a plain on or off as true or false."""
         return ("on" if value else "off") if isinstance(value, bool) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _right_estimator(cls, data: Any) -> Any:
+        """The one whose gradient is right, where none is named."""
+        if isinstance(data, dict) and data.get("kl_in") == "reward":
+            return {"kl_estimator": "k1"} | data
+        return data
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> RLConfig:

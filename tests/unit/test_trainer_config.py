@@ -141,6 +141,16 @@ def test_what_the_reward_needs() -> None:
     assert not RewardConfig(severity_weights=no_weights).needs_xcomet  # type: ignore[arg-type]
 
 
+def test_the_kl_estimator_is_the_right_one_for_its_place(tmp_path: Path) -> None:
+    in_reward = load_config(TrainerConfig, None, ["rl.kl_in=reward"])
+    assert in_reward.rl.kl_estimator == "k1"
+    assert load_config(TrainerConfig, None, ["rl.kl_in=loss"]).rl.kl_estimator == "k2"
+    save_config(in_reward, tmp_path / "copy.yaml")
+    assert load_config(TrainerConfig, tmp_path / "copy.yaml") == in_reward
+    named = load_config(TrainerConfig, None, ["rl.kl_in=reward", "rl.kl_estimator=k3"])
+    assert named.rl.kl_estimator == "k3"
+
+
 def test_a_warm_up_that_never_ends_is_refused() -> None:
     with pytest.raises(UserError, match="warmup_updates 3 must be less than num_updates 2"):
         load_config(TrainerConfig, None, ["rl.num_updates=2", "rl.warmup_updates=3"])
