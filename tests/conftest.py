@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
+# No test depends on time, nor on how busy the machine is.
+settings.register_profile("scorekit", deadline=None)
+settings.load_profile("scorekit")
 # By default structlog draws tracebacks with all locals: seconds on a busy machine.
 structlog.configure(
     processors=[
