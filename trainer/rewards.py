@@ -29,7 +29,8 @@ class SampleReward:
     translation; None where not asked or failed.
     asked: services that were asked for this sample.
     text_error: why the text could not be scored by its own fault; service_error: why a service
-    gave no score.
+    gave no score; shown_error: why one that has no weight in the reward gave none, which costs
+    nothing.
     overlong: what became of a text over a model's limit (`reward.overlong`).
     guards: fault of each guard that was asked for (trainer/guards.py), 0 to 1.
     """
@@ -45,6 +46,7 @@ class SampleReward:
     asked: tuple[ServiceName, ...] = ()
     text_error: str | None = None
     service_error: str | None = None
+    shown_error: str | None = None
     overlong: Literal["truncated", "skipped", "penalised"] | None = None
     guards: dict[str, float] = field(default_factory=dict)
 
@@ -99,6 +101,7 @@ def _note_results(
     reward: SampleReward, results: dict[ServiceName, Scored | Failed], cfg: RewardConfig
 ) -> None:
     """Scores and faults as the services gave them."""
+    counts = {"metricx": cfg.needs_metricx, "xcomet": cfg.needs_xcomet}
     faults: dict[str, str] = {}  # type -> what is said of it
     for name, result in results.items():
         if isinstance(result, Scored):
@@ -108,6 +111,8 @@ def _note_results(
                 reward.overlong = "truncated"
             if name == "xcomet":
                 reward.error_spans = result.error_spans
+        elif not counts[name]:
+            reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type in TEXT_ERROR_TYPES:
             faults[result.error.type] = f"{name}: {result.error.type}"
         else:

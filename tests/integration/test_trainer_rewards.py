@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from tests.reward_kit import Recorder, Services, reward_services, rewards_of
 from tests.servers import free_port, running_service
 from tests.trainer_kit import rollout
 from trainer.figures import reward_figures
-from trainer.rewards import metricx_reward
+from trainer.rewards import metricx_reward, sample_rewards
 from trainer.runlog import completion_line
-from trainer.services import RewardFailure
+from trainer.services import Rewarder, RewardFailure
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,21 @@ def test_a_failed_score_is_dropped_and_never_0(services: Services) -> None:
     assert figures["metricx_coverage"] == pytest.approx(2 / 3)
     assert figures["reward_coverage"] == pytest.approx(2 / 3)
     assert figures["r_seq_mean"] == pytest.approx(5 - sum(scores) / 2)
+
+
+@pytest.mark.parametrize("fault", ["nan", "long"])
+def test_a_service_without_weight_that_fails_costs_no_reward(
+    services: Services, fault: str
+) -> None:
+    """An evaluation asks it, too."""
+    cfg = services.config(w_xcomet_span=0)
+    with closing(Rewarder(cfg)) as rewarder:
+        scores = rewarder.score([("source of 열기", "열기")], rewarder.available)
+        scores.results |= rewarder.score([("source", fault)], ["xcomet"]).results
+    (reward,) = sample_rewards([rollout([1], [5], "열기")], scores, cfg)
+    assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
+    assert reward.text_error is reward.service_error is reward.overlong is None
+    assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")
 
 
 def test_on_failure_fail_ends_the_run(services: Services) -> None:
