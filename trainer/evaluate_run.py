@@ -25,7 +25,7 @@ from trainer.evaluate import evaluate_on_dataset
 from trainer.figures import severity_counts
 from trainer.policy import autocast, check_whole, load_policy, prepare_torch
 from trainer.report import write_comparison, write_evaluation
-from trainer.runlog import open_run_dir, read_jsonl, write_jsonl
+from trainer.runlog import open_run_dir, read_jsonl, write_jsonl, write_text
 from trainer.services import Rewarder
 
 log = logging.getLogger(__name__)
@@ -157,4 +157,4 @@ def _write_comparison(folder: Path, compared: SideBySide) -> None:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_text(path, json.dumps(values, indent=1, ensure_ascii=False))

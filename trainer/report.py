@@ -20,7 +20,7 @@ from scorekit.schemas import ErrorSpan
 from trainer.compare import FEWEST, RESAMPLES, PairedFigure, as_row, changed_most
 from trainer.curves import draw_run
 from trainer.figures import compare, severity_counts
-from trainer.runlog import read_jsonl
+from trainer.runlog import read_jsonl, write_text
 
 _SHOWN = 12  # examples of each kind
 #: Columns of the table by language pair; BLEU says how it counts.
@@ -105,7 +105,7 @@ def _write(path: Path, **values: Any) -> Path:
     )
     environment.filters |= {"segments": _segments, "visible": visible}
     page = environment.get_template(path.name).render(style=Markup(STYLE), **values)
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
     return path
 
 

@@ -92,7 +92,7 @@ class RunLog:
             self._cut(done)
             _write_config(cfg, self.folder)
         infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
-        (self.folder / "services.json").write_text(json.dumps(infos, indent=1), encoding="utf-8")
+        write_text(self.folder / "services.json", json.dumps(infos, indent=1))
 
     def _start(self, cfg: TrainerConfig) -> None:
         """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
@@ -108,8 +108,7 @@ class RunLog:
         """Leave what is of updates up to `done`: a run that goes on has one line for each."""
         for name in ("log.jsonl", "eval.jsonl"):
             rows = [row for row in read_jsonl(self.folder / name) if row["update"] <= done]
-            write_jsonl(self.folder / f".{name}.partial", rows)
-            (self.folder / f".{name}.partial").replace(self.folder / name)
+            write_jsonl(self.folder / name, rows)
         (self.folder / "completions").mkdir(exist_ok=True)
         for path in (self.folder / "completions").glob("*-*.jsonl"):
             number = path.stem.rpartition("-")[2]
@@ -272,8 +271,15 @@ def append_jsonl(path: Path, line: dict[str, Any]) -> None:
 
 
 def write_jsonl(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """A whole file."""
-    path.write_text("".join(_json(line) + "\n" for line in lines), encoding="utf-8")
+    """A whole file, at once."""
+    write_text(path, "".join(_json(line) + "\n" for line in lines))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file, at once: who dies meanwhile leaves the old one, or none."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _json(line: dict[str, Any]) -> str:
@@ -302,7 +308,7 @@ def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
         "xcomet_truncated": reward.xcomet_truncated,
         "error_spans": None if spans is None else [span.model_dump() for span in spans],
         "guards": reward.guards,
-        "error": reward.text_error or reward.service_error,
+        "error": reward.text_error or reward.service_error or reward.shown_error,
     }
 
 

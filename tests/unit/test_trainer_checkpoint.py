@@ -31,7 +31,7 @@ from trainer.checkpoint import (
 from trainer.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
 from trainer.data import batch_indices
 from trainer.policy import Reference, load_policy, stop_token_ids
-from trainer.runlog import RunLog, append_jsonl, read_jsonl
+from trainer.runlog import RunLog, append_jsonl, read_jsonl, write_text
 from trainer.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
@@ -341,3 +341,13 @@ def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:
     assert batch_indices(7, 3, 9, seed=1) == drawn[8]
     assert batch_indices(7, 3, 9, seed=2) != drawn[8]
     assert sorted(batch_indices(2, 5, 1, seed=0)[:4]) == [0, 0, 1, 1]  # more than there are
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):  # when it is open already
+        write_text(path, "new \ud800")
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "new"
