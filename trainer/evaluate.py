@@ -36,7 +36,8 @@ class Report:
     translation the model could not read whole.
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
-    reward_mean: of sequence and token rewards together, over the samples that have them.
+    reward_mean: of sequence and token rewards together, over the samples that have them
+    (reward_coverage); by it the best checkpoint is chosen.
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
     stands only where all examples are of one language pair (trainer/quality.py says why).
@@ -63,6 +64,7 @@ class Report:
     spans_CRITICAL_mean: float | None
     text_errors: int
     reward_mean: float | None
+    reward_coverage: float
     completion_length_mean: float
     truncated_frac: float
     chrf: float | None
@@ -154,7 +156,10 @@ def _figures(
     """The fields of `Report` that are figures of these examples."""
     earned = [r.r_seq + math.fsum(r.token_rewards) for r in rewards if r.r_seq is not None]
     figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
-    figures["reward_mean"] = mean_of(earned)
+    figures |= {
+        "reward_mean": mean_of(earned),
+        "reward_coverage": len(earned) / max(1, len(rewards)),
+    }
     known = {f.name for f in fields(Report)}
     figures = {name: value for name, value in figures.items() if name in known}
     faults = {

@@ -23,6 +23,8 @@ Figures = dict[str, float | int | None]
 
 #: Rows of a comparison: title, field of `Report`, digits, whether higher is better (None: neither).
 REPORT_ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
+    ("reward (sequence and tokens)", "reward_mean", 3, True),
+    ("reward coverage", "reward_coverage", 3, True),
     ("MetricX score", "metricx_score_mean", 3, False),
     ("MetricX reward", "metricx_reward_mean", 3, True),
     ("MetricX coverage", "metricx_coverage", 3, True),

@@ -24,6 +24,7 @@ from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
 from trainer.data import Example
 from trainer.evaluate import evaluate_on_dataset
 from trainer.evaluate_run import run_evaluation
+from trainer.figures import compare
 from trainer.runlog import read_jsonl
 from trainer.services import Rewarder
 
@@ -62,6 +63,26 @@ def test_an_evaluation_by_sampling_is_the_same_twice() -> None:
     assert model.training
     assert report.metricx_coverage == 1.0
     assert report.xcomet_coverage is None and report.xcomet_truncated_frac is None
+
+
+def test_the_reward_stands_beside_its_coverage() -> None:
+    """It is what the best checkpoint is chosen by."""
+    tokenizer = letter_tokenizer("anxy")
+    model = tiny_llama(tokenizer)
+    generation = GenerationConfig(prompt_template="source", max_new_tokens=40, temperature=1.0,
+                                  num_samples_per_prompt=1)  # fmt: skip
+    examples = [example("ax", str(n)) for n in range(8)]
+    with (
+        running_service(FakeBackend("metricx")) as url,
+        closing(Rewarder(only_metricx(url))) as rewarder,
+    ):
+        report = evaluate_on_dataset(examples, model, tokenizer, generation, rewarder, rewarder.cfg)
+    scored = [line["metricx_score"] for line in report.examples if "nan" not in line["mt"]]
+    assert 0 < len(scored) < 8  # the service fails on `nan`
+    assert report.reward_mean == pytest.approx(sum(5 - score for score in scored) / len(scored))
+    assert report.reward_coverage == report.metricx_coverage == len(scored) / 8
+    rows = {row.title: row.before for row in compare(report.figures(), {})}
+    assert rows["reward coverage"] == f"{len(scored) / 8:.3f}"
 
 
 @pytest.fixture(scope="module")
