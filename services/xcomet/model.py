@@ -357,7 +357,9 @@ def _load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
             metric = XCOMETMetric(**arguments)
         wanted = metric.state_dict().keys()
         weights = {
-            name: tensor.to(device, dtype if name.startswith("encoder.") else torch.float32)
+            name: tensor.to(  # a copy: the file may be replaced while the service runs
+                device, dtype if name.startswith("encoder.") else torch.float32, copy=True
+            )
             for name, tensor in stored["state_dict"].items()
             if name in wanted  # older checkpoints also hold position ids
         }
