@@ -214,11 +214,12 @@ def _remove(path: Path) -> None:
 
 
 def _is_config(path: Path) -> bool:
+    """Whether a run wrote it: with every section, where an empty file would be a config, too."""
     try:
-        load_config(TrainerConfig, path)
+        config = load_config(TrainerConfig, path)
     except UserError:
         return False
-    return True
+    return config.model_fields_set == set(TrainerConfig.model_fields)
 
 
 def _sources(cfg: TrainerConfig) -> dict[str, str | None]:

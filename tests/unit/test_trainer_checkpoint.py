@@ -31,7 +31,7 @@ from trainer.checkpoint import (
 from trainer.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
 from trainer.data import batch_indices
 from trainer.policy import Reference, load_policy, stop_token_ids
-from trainer.runlog import RunLog, append_jsonl, read_jsonl, write_text
+from trainer.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl, write_text
 from trainer.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
@@ -239,6 +239,20 @@ def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) 
     assert [name[:-6] for name in names] == [
         "eval-000000", "eval-000001", "eval-000002", "train-000001", "train-000002",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("theirs", ["", "misc: {seed: 1}"])
+def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, theirs: str) -> None:
+    """An empty file is a config of the trainer, too: it must not cost the folder's `checkpoints`,
+    not even where the run is to go on."""
+    (tmp_path / "config.yaml").write_text(theirs)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/thesis.txt").write_text("theirs")
+    with pytest.raises(UserError, match="it is no run"):
+        check_run_dir(replacing(tmp_path))
+    with pytest.raises(UserError, match="it is no run"):
+        run_toy_rl([example("a")], [], replacing(tmp_path), resume=True)
+    assert (tmp_path / "checkpoints/thesis.txt").exists()
 
 
 def replacing(folder: Path, **changes: Any) -> TrainerConfig:
