@@ -27,6 +27,8 @@ class World:
     ) -> None:
         from accelerate import Accelerator
 
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # accelerate takes the current one where it is alone
         self.accelerator = Accelerator(
             cpu=device.type == "cpu", log_with=list(trackers) or None, project_dir=folder
         )
