@@ -136,7 +136,8 @@ def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         if findings.memory:
             console.print(memory_table(findings))
         for fault in findings.failed:
-            typer.echo(f"error: {fault.name}: {fault.found}", err=True)
+            found = fault.found.removeprefix(f"{fault.name}: ")  # an error names its key itself
+            typer.echo(f"error: {fault.name}: {found}", err=True)
         if findings.failed:
             raise typer.Exit(2)
 

@@ -84,6 +84,7 @@ def test_every_fault_is_named_not_only_the_first(
         "vLLM", "misc.trackers", "misc.run_dir",
     ]  # fmt: skip
     assert "is a metricx service" in done.stderr
+    assert f"error: misc.run_dir: {tmp_path}/file/x: " in done.stderr  # its key once
 
 
 def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: Path) -> None:
