@@ -63,7 +63,10 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
     check_tokenizer(cfg, tokenizer, model)
     if cfg.gradient_checkpointing:
         checkpoint_layers(model)
-    return (with_adapters(model, cfg) if cfg.lora.r else model), tokenizer
+    if cfg.lora.r:
+        model = with_adapters(model, cfg)
+    freeze_unread(model)
+    return model, tokenizer
 
 
 def check_tokenizer(cfg: PolicyConfig, tokenizer: Any, model: nn.Module) -> None:
@@ -109,6 +112,19 @@ def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
         return get_peft_model(model, told).eval()
     except ValueError as error:
         raise UserError(f"policy.lora.target_modules: {_first_line(error)}") from None
+
+
+def freeze_unread(model: nn.Module) -> None:
+    """Of a model that also sees, let only the part that reads text learn: the rest gets no gradient
+    from texts, and processes that share an update would wait for it."""
+    bare = without_wrappers(model)
+    if bare.config.get_text_config() is bare.config:
+        return
+    reads = {id(p) for part in (bare.get_decoder(), bare.get_output_embeddings())
+             for p in part.parameters()}  # fmt: skip
+    for parameter in model.parameters():
+        if id(parameter) not in reads:
+            parameter.requires_grad_(False)
 
 
 def checkpoint_layers(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from scorekit.errors import UserError
 from tests.trainer_kit import example, letter_tokenizer, rollout, save_policy
@@ -90,6 +91,26 @@ def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path:
     load(path, lora=LORA)[0].save_pretrained(tmp_path)  # type: ignore[operator]
     with pytest.raises(UserError, match=r"policy.path: .* holds adapters only: .* export"):
         load_policy(PolicyConfig(path=str(tmp_path)), CPU)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_of_a_model_that_also_sees_only_what_reads_learns(tmp_path: Path, rank: int) -> None:
+    tokenizer = letter_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2}  # fmt: skip
+    text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 8}
+    config = Gemma3Config(
+        text_config=text, vision_config=sizes | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )  # fmt: skip
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, _ = load(tmp_path, lora={"r": rank})
+    logprobs(model).sum().backward()
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert learning == reached
+    assert any("mlp" in name for name in learning) and not any("vision" in n for n in learning)
 
 
 def test_target_modules_name_the_layers_that_learn(path: Path) -> None:
