@@ -67,6 +67,14 @@ ARMS = {
     ),
     "both-kl-large": Arm("both, KL 0.5", ("rl.kl_coef=0.5",), ablation=True),
     "both-guards": Arm("both, guards on", guards(5), ablation=True),
+    "shuffled-metricx": Arm(
+        "MetricX, shuffled",
+        ("reward.w_xcomet_span=0",),
+        w_span=0.0,
+        shuffled=True,
+        ablation=True,
+        afterthought=True,
+    ),
     "spans-guards": Arm(
         "spans only, guards on",
         (*SPANS, *guards(10)),

@@ -54,7 +54,9 @@ def tables(results: dict[str, Any]) -> str:
     runs = results["runs"]
     arms = [run for run in runs if not ARMS[run["arm"]].ablation]
     shown = [run for run in runs if ARMS[run["arm"]].ablation]
-    compared = [run for run in arms if run["seed"] == 1 and run["arm"] in ("both", "spans")]
+    compared = [
+        run for run in arms if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
+    ]
     parts = [
         f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
         f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
