@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ class Report:
     translation the model could not read whole.
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
-    reward_mean: of sequence and token rewards together, over the samples that have them
+    reward_mean: sequence reward and mean token reward together, over the samples that have them
     (reward_coverage); by it the best checkpoint is chosen.
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
@@ -154,7 +153,7 @@ def _figures(
     cfg: RewardConfig,
 ) -> dict[str, Any]:
     """The fields of `Report` that are figures of these examples."""
-    earned = [r.r_seq + math.fsum(r.token_rewards) for r in rewards if r.r_seq is not None]
+    earned = [r.r_seq + (mean_of(r.token_rewards) or 0.0) for r in rewards if r.r_seq is not None]
     figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
     figures |= {
         "reward_mean": mean_of(earned),

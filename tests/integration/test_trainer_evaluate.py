@@ -17,14 +17,16 @@ from tests.trainer_kit import (
     byte_level_tokenizer,
     example,
     letter_tokenizer,
+    rollout,
     save_policy,
     tiny_llama,
 )
 from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
 from trainer.data import Example
-from trainer.evaluate import evaluate_on_dataset
+from trainer.evaluate import _figures, evaluate_on_dataset
 from trainer.evaluate_run import run_evaluation
 from trainer.figures import compare
+from trainer.rewards import SampleReward
 from trainer.runlog import read_jsonl
 from trainer.services import Rewarder
 
@@ -83,6 +85,15 @@ def test_the_reward_stands_beside_its_coverage() -> None:
     assert report.reward_coverage == report.metricx_coverage == len(scored) / 8
     rows = {row.title: row.before for row in compare(report.figures(), {})}
     assert rows["reward coverage"] == f"{len(scored) / 8:.3f}"
+
+
+def test_the_reward_of_an_evaluation_is_the_mean_token_s_whatever_the_length() -> None:
+    """A long marked text is no worse than a short one that is marked as much."""
+    for tokens in (2, 20):
+        reward = SampleReward(1.0, [-5.0, 0.0] * (tokens // 2), [True] * tokens)
+        done = rollout([1], [2] * tokens, "x", pair="en-US>ko-KR")
+        figures = _figures([example("a")], [done], [reward], RewardConfig())
+        assert figures["reward_mean"] == pytest.approx(1.0 - 2.5)
 
 
 @pytest.fixture(scope="module")
