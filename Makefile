@@ -56,8 +56,8 @@ test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
 up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher observability")
 	COMMIT=$$(git rev-parse --short HEAD 2>/dev/null || true) $(STACK) up --build --wait
 
-down: ## stop it; what it has accepted is answered first
-	$(STACK) down
+down: ## stop all of it, of every profile and on GPUs, too; what it has accepted is answered first
+	$(COMPOSE) --profile '*' down --remove-orphans
 
 logs: ## follow its logs
 	$(STACK) logs --follow --tail 100
@@ -65,9 +65,11 @@ logs: ## follow its logs
 smoke: ## score a few pairs on each of its services and check the answers
 	@set -a; [ ! -f .env ] || . ./.env; python3 deploy/smoke.py
 
-fetch: ## bring the GPU stack's checkpoints onto its volume (MODELS="ID ...": others)
-	$(COMPOSE) -f docker-compose.yml -f compose.gpu.yml run --rm --no-deps --build --entrypoint python \
-	  xcomet -m scorekit fetch $(MODELS)
+fetch: ## bring the GPU stack's checkpoints onto its volumes (MODELS="ID ...": others, for the services)
+	$(COMPOSE) -f docker-compose.yml -f compose.gpu.yml run --rm --no-deps -e HF_HUB_OFFLINE=0 --build \
+	  --entrypoint python xcomet -m scorekit fetch $(MODELS)
+	$(if $(MODELS),,$(COMPOSE) -f docker-compose.yml -f compose.gpu.yml run --rm --no-deps -e HF_HUB_OFFLINE=0 \
+	  --entrypoint sh vllm -c 'hf download "$$TEACHER_MODEL"')
 
 lint: setup ## style, imports and types
 	$(PY) -m ruff check .

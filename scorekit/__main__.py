@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,8 +17,11 @@ from scorekit.samplefile import Contents, Fields, SampleFile
 from scorekit.schemas import Info
 from scorekit.scorefile import ScoreJob, Tally, first_info
 
-#: What the services load where they are told nothing else.
-DEFAULT_MODELS = ("google/metricx-24-hybrid-large-v2p6", "Unbabel/XCOMET-XL")
+#: What the services load: the variable that tells them, and where it is not set.
+DEFAULT_MODELS = {
+    "METRICX_MODEL": "google/metricx-24-hybrid-large-v2p6",
+    "XCOMET_MODEL": "Unbabel/XCOMET-XL",
+}
 
 app = typer.Typer(
     help="Score translations with a running scoring service; fetch the services' checkpoints.",
@@ -101,14 +105,15 @@ def fetch(
 ) -> None:
     """Bring checkpoints, with the tokenizers that they need, into HF_HOME ahead of time.
 
-    Without a MODEL: the services' defaults. An interrupted download goes on where it was.
+    Without a MODEL: what METRICX_MODEL and XCOMET_MODEL name, else the services' defaults. An
+    interrupted download goes on where it was.
     """
     from scorekit.hub import fetch_checkpoint, size_of
 
     try:
         if revision is not None and len(models or ()) != 1:
             raise UserError("--revision: name the one model that it is a revision of")
-        for model in models or DEFAULT_MODELS:
+        for model in models or [os.environ.get(n) or d for n, d in DEFAULT_MODELS.items()]:
             for name, folder in fetch_checkpoint(model, revision):
                 typer.echo(f"{name}: {size_of(folder) / 1e9:.2f} GB in {folder}")
     except UserError as error:

@@ -144,6 +144,17 @@ def test_xcomet_comes_with_its_encoders_settings(hub: Hub, tmp_path: Path) -> No
     assert files(tmp_path, "some/policy") == {"config.json", "model.safetensors"}
 
 
+def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
+    hub: Hub, tmp_path: Path
+) -> None:
+    told = {"METRICX_MODEL": "google/metricx-24-hybrid-tiny", "XCOMET_MODEL": "Unbabel/XCOMET-tiny"}
+    done = fetch(hub, tmp_path, **told)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "google/metricx-24-hybrid-tiny", "google/mt5-xl", "Unbabel/XCOMET-tiny", "facebook/encoder",
+    ]  # fmt: skip
+
+
 def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path, "Unbabel/XCOMET-tiny").returncode == 0
     before = len(hub.asked)
