@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scorekit.client import SyncScoringClient
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 SERVICES = ("metricx", "xcomet", "judge")
 PORTS = {name: free_port() for name in SERVICES}
 ENVIRONMENT = os.environ | {f"{name.upper()}_PORT": str(port) for name, port in PORTS.items()}
+ENVIRONMENT |= {"TEACHER_PORT": str(free_port()), "VLLM_API_KEY": "key-of-the-teacher"}
 METRICX = f"http://127.0.0.1:{PORTS['metricx']}"
 PAIRS = [
     {"src": f"Delete file {n} now.", "mt": f"지금 파일 {n}을(를) 삭제하십시오."} for n in range(400)
@@ -81,7 +83,7 @@ def stack() -> Iterator[None]:
     compose("build")
     compose("up", "--wait")
     yield
-    compose("down", "--volumes", check=False)
+    compose("--profile", "*", "down", "--volumes", check=False)
 
 
 def client() -> SyncScoringClient:
@@ -156,6 +158,17 @@ def test_containers_are_locked_down(stack: None) -> None:
     assert told.splitlines()[0] == "10001" and "Read-only" in told
 
 
+def test_the_profile_teacher_adds_a_server_that_wants_its_key(stack: None) -> None:
+    compose("--profile", "teacher", "up", "--wait", "--build", "teacher")
+    url = f"http://127.0.0.1:{ENVIRONMENT['TEACHER_PORT']}/v1"
+    assert httpx.get(f"{url}/models").status_code == 401
+    key = {"Authorization": "Bearer key-of-the-teacher"}
+    (model,) = httpx.get(f"{url}/models", headers=key).json()["data"]
+    question = {"model": model["id"], "messages": [{"role": "user", "content": "Hi"}]}
+    answer = httpx.post(f"{url}/chat/completions", headers=key, json=question, timeout=60)
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
 def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
     expected: list[float],
 ) -> None:
@@ -208,5 +221,5 @@ def test_down_under_load_loses_nothing_and_keeps_the_grace_time(expected: list[f
     for answer in load.answers:
         assert answer == pytest.approx(expected, abs=1e-4)
     started = time.monotonic()
-    compose("down", "--volumes")
+    compose("--profile", "*", "down", "--volumes")
     assert time.monotonic() - started < 75
