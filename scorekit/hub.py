@@ -94,7 +94,8 @@ def _reason(model: str, revision: str | None, error: Exception, cache: str) -> s
             f"not whole in {cache}, and {way}: run `python -m scorekit fetch {model}` where the "
             "hub can be reached, with HF_HOME on the same disk or copied here"
         )
-    return f"no such folder here, and the hub does not give it ({str(error).splitlines()[0]})"
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"the hub did not give it ({why}); started again, the download goes on where it was"
 
 
 def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str, Path]]:

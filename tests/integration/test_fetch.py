@@ -175,6 +175,7 @@ def test_an_interrupted_download_goes_on_where_it_was(hub: Hub, tmp_path: Path) 
     ckpt = next((tmp_path / "hub").rglob("model.ckpt"))
     assert ckpt.read_bytes() == CHECKPOINT
     assert broken.returncode == 2 and "Traceback" not in broken.stderr
+    assert "the download goes on where it was" in broken.stderr
     starts = [asked for method, path, asked in hub.asked
               if method == "GET" and path.endswith("model.ckpt")]  # fmt: skip
     assert starts[-1] is not None and int(starts[-1][6:].split("-")[0]) >= 10_000_000
