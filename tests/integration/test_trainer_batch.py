@@ -103,7 +103,7 @@ def test_both_services_are_asked_at_once() -> None:
 
 
 def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixture) -> None:
-    """Those of 64 groups that were not under way in the first one are not waited for."""
+    """Of 64 groups only those that are under way when it is given up have been waited for."""
     with running_service(FakeBackend("metricx")) as url:
         rewarder = Rewarder(only_metricx(url))
     with closing(rewarder):
@@ -112,7 +112,7 @@ def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixt
         results = [r for group in groups for r in group.result().results["metricx"]]
     assert {r.error.type for r in results} == {"upstream"}  # type: ignore[union-attr]
     told = ["given up for this batch" in r.error.message for r in results]  # type: ignore[union-attr]
-    assert sum(told) >= 2 * (64 - 8)
+    assert sum(told) >= 2 * (64 - 16)  # 8 at once, and on a busy machine a few that followed
     assert caplog.text.count("metricx is given up for this batch") == 1
 
 
