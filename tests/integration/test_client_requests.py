@@ -17,7 +17,7 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.settings import ServiceSettings
 from tests.recording import Recorder
-from tests.servers import free_port, running_app, running_service
+from tests.servers import free_port, running_app, running_service, wait_ready
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 
@@ -163,6 +163,7 @@ def test_a_service_that_never_answers_is_given_up_at_the_deadline(stream):
     service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
     began = time.monotonic()
     with running_app(hanging) as url:
+        wait_ready(url)
         try:
             with pytest.raises(ServiceUnreachable, match="no answer in"):
                 if stream:

@@ -173,7 +173,7 @@ REQUESTS = st.lists(
 def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
     """Texts repeat, 7 kills its batch, 11 has no finite score, callers come and go."""
     backend = FakeBackend(seconds_per_batch=batch_s, poison="7")
-    answered = []
+    answered, callers = [], []  # who has left is kept, too, or another could get the id of its job
 
     def mt_of(text):
         return f"{text} " * (text + 1) + ("nan" if text == 11 else "")
@@ -182,6 +182,7 @@ def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patienc
         staying = []
         for texts, priority, leaves, pause in requests:
             caller = submit(*map(mt_of, texts), priority=priority)
+            callers.append(caller)
             caller.job.on_answer = lambda index, job=caller.job: answered.append((id(job), index))
             if leaves == "leaves at once":
                 batcher.release(caller.job)
