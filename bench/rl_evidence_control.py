@@ -11,23 +11,19 @@ a prompt would stay true.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from demo.processes import free_port
+from demo.processes import serving
 
 Pair = tuple[str, str]  # source, translation
 
@@ -97,22 +93,6 @@ def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
         return JSONResponse(answer, reply.status_code)
 
     return Starlette(routes=[Route("/v1/info", info), Route("/v1/score", score, methods=["POST"])])
-
-
-@contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[str]:
-    """The app under uvicorn in a thread; gives its URL."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -128,3 +128,13 @@ def run_export(cfg, **more):
 
 def train(cfg):
     return list(read_records(cfg.run.out_dir / "export" / "train.jsonl"))
+
+
+def exported_run(folder):
+    """A run with its export; its config."""
+    cfg = config(folder, export={"preference_pairs": True})
+    folder.mkdir()
+    make_run(cfg.run.out_dir)
+    run_filter(cfg)
+    run_export(cfg)
+    return cfg

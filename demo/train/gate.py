@@ -11,26 +11,20 @@ meaning.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
 import random
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import uvicorn
 from fastapi import FastAPI, Request
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import child_environment, end, exit_on_sigterm, free_port, running_service
+from demo.processes import child_environment, end, exit_on_sigterm, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
 from trainer.runlog import read_jsonl
 
@@ -69,22 +63,6 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
         return answer
 
     return app
-
-
-@contextlib.contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The app under uvicorn in a thread."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[str]) -> None:

@@ -17,6 +17,7 @@ from synth.store import StageFolder, read_records
 from tests.synth_output_kit import (
     ROOT,
     config,
+    exported_run,
     gold,
     make_run,
     run_export,
@@ -29,12 +30,7 @@ from tests.synth_output_kit import (
 @pytest.fixture
 def done(tmp_path):
     """A run with its export, and its config."""
-    cfg = config(tmp_path / "run", export={"preference_pairs": True})
-    (tmp_path / "run").mkdir()
-    make_run(cfg.run.out_dir)
-    run_filter(cfg)
-    run_export(cfg)
-    return cfg
+    return exported_run(tmp_path / "run")
 
 
 def test_the_rows_have_the_six_fields_and_where_they_come_from(done):

@@ -25,6 +25,7 @@ from tests.servers import free_port, running_service
 from tests.synth_output_kit import (
     HOSTILE,
     config,
+    exported_run,
     gold,
     make_run,
     run_export,
@@ -37,12 +38,7 @@ from tests.synth_output_kit import (
 @pytest.fixture
 def done(tmp_path):
     """A run with its export, and its config."""
-    cfg = config(tmp_path / "run", export={"preference_pairs": True})
-    (tmp_path / "run").mkdir()
-    make_run(cfg.run.out_dir)
-    run_filter(cfg)
-    run_export(cfg)
-    return cfg
+    return exported_run(tmp_path / "run")
 
 
 def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
