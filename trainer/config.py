@@ -131,8 +131,8 @@ class StopConfig(Config):
     reward_drop: float | None = Field(
         None,
         gt=0,
-        description="How far the mean sequence reward of `patience` updates may fall below the "
-        "best such mean of the run.",
+        description="How far the mean reward (sequence and tokens) of `patience` updates may fall "
+        "below the best such mean of the run.",
     )
     patience: int = Field(5, ge=1, description="Updates that are averaged for these rules.")
     skipped_updates: int | None = Field(
@@ -187,7 +187,9 @@ class TrainerConfig(Config):
         """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
         chosen, generation = self.rl.importance_correction, self.generation
         cut = generation.top_p < 1 or generation.top_k > 0
-        may_differ = generation.engine == "vllm" or self.misc.dtype == "bfloat16" or cut
+        rounded = "bfloat16" in (self.misc.dtype, self.policy.weights_dtype)
+        rounded = rounded or self.policy.load_in_4bit
+        may_differ = generation.engine == "vllm" or rounded or cut
         return chosen == "on" or (chosen == "auto" and may_differ)
 
     def eval_generation(self) -> GenerationConfig:

@@ -79,7 +79,7 @@ class RewardConfig(Config):
         None, description="The tokenizer that the service must use; null: any."
     )
     metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
-    w_metricx: float = Field(1.0, description="Weight of metricx_reward; 0: never asked for.")
+    w_metricx: float = Field(1.0, ge=0, description="Weight of metricx_reward; 0: never asked for.")
     xcomet_urls: Urls = Field(
         default_factory=list,
         description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
@@ -90,9 +90,11 @@ class RewardConfig(Config):
     xcomet_model_name: str | None = Field(
         None, description="The model that the service must run; null: any."
     )
-    w_xcomet_seq: float = Field(0.0, description="Weight of the xCOMET sentence score.")
-    xcomet_seq_scale: float = Field(1.0, description="Factor on the xCOMET sentence score.")
-    w_xcomet_span: float = Field(1.0, description="Weight of the token rewards of error spans.")
+    w_xcomet_seq: float = Field(0.0, ge=0, description="Weight of the xCOMET sentence score.")
+    xcomet_seq_scale: float = Field(1.0, ge=0, description="Factor on the xCOMET sentence score.")
+    w_xcomet_span: float = Field(
+        1.0, ge=0, description="Weight of the token rewards of error spans."
+    )
     severity_weights: SeverityWeights = Field(
         default_factory=SeverityWeights, description="Reward of a token inside an error span."
     )

@@ -54,7 +54,7 @@ class RLConfig(Config):
         "auto",
         description="Recompute old_logprobs with the trainer's own forward pass, and weigh each "
         "token by min(trainer's / sampler's probability, importance_cap). auto: where the two may "
-        "differ (a vLLM sampler, bfloat16, top_p or top_k).",
+        "differ (a vLLM sampler, bfloat16 or 4-bit weights or arithmetic, top_p or top_k).",
     )
     importance_cap: float = Field(
         2.0, gt=0, description="Largest weight of a token in the importance correction."

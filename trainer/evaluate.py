@@ -14,7 +14,7 @@ from torch import nn
 from scorekit.schemas import Scored
 from trainer.config import GenerationConfig, RewardConfig
 from trainer.data import Example
-from trainer.figures import guard_figures, mean_of, rollout_figures, service_figures
+from trainer.figures import earned, guard_figures, mean_of, rollout_figures, service_figures
 from trainer.quality import reference_figures, sentence_chrf
 from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
@@ -153,11 +153,11 @@ def _figures(
     cfg: RewardConfig,
 ) -> dict[str, Any]:
     """The fields of `Report` that are figures of these examples."""
-    earned = [r.r_seq + (mean_of(r.token_rewards) or 0.0) for r in rewards if r.r_seq is not None]
+    rewarded = earned(rewards)
     figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
     figures |= {
-        "reward_mean": mean_of(earned),
-        "reward_coverage": len(earned) / max(1, len(rewards)),
+        "reward_mean": mean_of(rewarded),
+        "reward_coverage": len(rewarded) / max(1, len(rewards)),
     }
     known = {f.name for f in fields(Report)}
     figures = {name: value for name, value in figures.items() if name in known}

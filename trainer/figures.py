@@ -207,12 +207,22 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figure
     return {
         **service_figures(rewards, cfg),
         **mean_std("r_seq", [reward.r_seq for reward in kept if reward.r_seq is not None]),
+        "reward_mean": mean_of(earned(rewards)),
         "reward_coverage": len(kept) / max(1, len(rewards)),
         **mean_std("token_rewards", tokens),
         "token_rewards_nonzero_frac": mean_of([value != 0 for value in tokens]),
         "uncovered_tokens": sum(reward.valid.count(False) for reward in kept),
         **guard_figures(rewards),
     }
+
+
+def earned(rewards: Sequence[SampleReward]) -> list[float]:
+    """Sequence reward and mean token reward together, of each sample that has them."""
+    return [
+        reward.r_seq + (mean_of(reward.token_rewards) or 0.0)
+        for reward in rewards
+        if reward.r_seq is not None
+    ]
 
 
 def guard_figures(rewards: Sequence[SampleReward]) -> Figures:

@@ -3,6 +3,7 @@ reward has collapsed, or nothing is learned any more."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,13 +28,13 @@ class StopRules:
     def add(self, line: Mapping[str, Any]) -> str | None:
         """Why the run should end after this update; None: it should not.
 
-        Updates without a figure (nothing was scored, nothing was learned) count for the last rule
-        only.
+        Updates without a figure, or with one that is not finite (nothing was scored, nothing was
+        learned), count for the last rule only: NaN is neither a KL nor a reward.
         """
         self._skipped = self._skipped + 1 if line["skipped"] else 0
         checks = (
             self._kl_ceiling(line.get("kl_ref_k3")),
-            self._reward_drop(line.get("r_seq_mean")),
+            self._reward_drop(line.get("reward_mean")),
             self._skipped_updates(),
         )
         self.reason = next((f"update {line['update']}: {why}" for why in checks if why), None)
@@ -59,7 +60,7 @@ class StopRules:
         if limit is None or drop <= limit:
             return None
         return (
-            f"the mean sequence reward of {len(self._rewards)} updates is {mean:.4g}, {drop:.4g} "
+            f"the mean reward of {len(self._rewards)} updates is {mean:.4g}, {drop:.4g} "
             f"below the best such mean, more than stop.reward_drop {limit:g}: lower rl.lr or raise "
             "rl.kl_coef, or take the best checkpoint (`export --best`)"
         )
@@ -77,7 +78,7 @@ class StopRules:
 
 def _mean_of_window(window: deque[float], value: float | None) -> float | None:
     """The mean with this value; None where it is missing, or the window is not full yet."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return None
     window.append(value)
     return sum(window) / len(window) if len(window) == window.maxlen else None

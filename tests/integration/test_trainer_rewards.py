@@ -64,6 +64,8 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
     penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
     assert first.token_rewards == pytest.approx([0, 0, penalty, penalty, penalty, 0])
     assert second.token_rewards == [0, 0, 0]
+    figures = reward_figures([first, second], cfg)
+    assert figures["reward_mean"] == pytest.approx(figures["r_seq_mean"] + 3 * penalty / 6 / 2)
 
 
 def test_a_reward_of_weight_0_needs_no_service(services: Services) -> None:

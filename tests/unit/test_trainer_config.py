@@ -72,6 +72,10 @@ def test_every_key_has_a_sentence() -> None:
         ("reward.w_metricx=.nan", "reward.w_metricx: Input should be a finite number"),
         ("reward.severity_weights={MAJOR: 5}", "reward.severity_weights.MAJOR"),
         ("rl.clip_eps=1", "rl.clip_eps"),
+        ("reward.w_metricx=-1", "reward.w_metricx"),
+        ("reward.w_xcomet_seq=-1", "reward.w_xcomet_seq"),
+        ("reward.w_xcomet_span=-1", "reward.w_xcomet_span"),
+        ("reward.xcomet_seq_scale=-1", "reward.xcomet_seq_scale"),
     ],
 )
 def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
@@ -95,6 +99,17 @@ def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     with pytest.raises(UserError, match=f"generation.{key}"):
         check_trainable(cfg)
     assert cfg.eval_generation().temperature == 0  # an evaluation may
+
+
+@pytest.mark.parametrize(
+    "rounding",
+    ["policy.weights_dtype=bfloat16", "policy.load_in_4bit=true", "misc.dtype=bfloat16"],
+)
+def test_weights_that_are_rounded_are_corrected_for(rounding: str) -> None:
+    """The sampler reads its cache, the trainer the whole text: rounded, they differ a little."""
+    plain = load_config(TrainerConfig, None, ["policy.lora.r=2"])
+    assert not plain.corrects_importance
+    assert load_config(TrainerConfig, None, ["policy.lora.r=2", rounding]).corrects_importance
 
 
 @pytest.mark.parametrize("spans", ["w_xcomet_span=0", "severity_weights={a: 0}"])

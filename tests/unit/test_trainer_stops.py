@@ -12,7 +12,7 @@ from trainer.stops import StopRules
 
 def lines(**columns: list[Any]) -> list[dict[str, Any]]:
     count = len(next(iter(columns.values())))
-    base = {"skipped": False, "kl_ref_k3": None, "r_seq_mean": None}
+    base = {"skipped": False, "kl_ref_k3": None, "reward_mean": None}
     return [
         base | {"update": i + 1} | {name: values[i] for name, values in columns.items()}
         for i in range(count)
@@ -40,9 +40,9 @@ def test_the_kl_of_patience_updates_must_stay_below_its_ceiling() -> None:
 
 def test_a_reward_that_falls_from_its_best_mean_ends_the_run() -> None:
     cfg = StopConfig(reward_drop=2.0, patience=2)
-    stopped = first_stop(cfg, lines(r_seq_mean=[0.0, 4.0, 6.0, 4.0, 2.0, 4.1]))
+    stopped = first_stop(cfg, lines(reward_mean=[0.0, 4.0, 6.0, 4.0, 2.0, 4.1]))
     assert stopped is None  # means of two: 2, 5, 5, 3, 3.05
-    stopped = first_stop(cfg, lines(r_seq_mean=[0.0, 4.0, 6.0, 4.0, 1.9, 9.0]))
+    stopped = first_stop(cfg, lines(reward_mean=[0.0, 4.0, 6.0, 4.0, 1.9, 9.0]))
     assert stopped is not None and stopped[0] == 5
     assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2:" in stopped[1]
 
@@ -62,11 +62,20 @@ def test_updates_without_a_figure_neither_fill_nor_empty_the_window() -> None:
     assert first_stop(cfg, rows[:3]) is None
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_figure_that_is_not_finite_is_neither_a_kl_nor_a_reward(odd: float) -> None:
+    cfg = StopConfig(kl_ceiling=1.0, reward_drop=1.0, patience=2)
+    calm = [0.5, odd, 0.5, odd, 0.5]
+    assert first_stop(cfg, lines(kl_ref_k3=calm, reward_mean=calm)) is None
+    stopped = first_stop(cfg, lines(kl_ref_k3=[*calm, 1.6]))
+    assert stopped is not None and "of 2 updates is 1.05, above" in stopped[1]
+
+
 @pytest.mark.parametrize("cut", range(6))
 def test_rules_that_are_fed_anew_say_the_same(cut: int) -> None:
     cfg = StopConfig(kl_ceiling=1.0, reward_drop=2.0, patience=2, skipped_updates=3)
     rows = lines(
-        kl_ref_k3=[0.1, 0.9, 0.5, 1.0, 0.9, 1.3], r_seq_mean=[5.0, 5.0, 4.0, 4.0, 3.5, 3.5]
+        kl_ref_k3=[0.1, 0.9, 0.5, 1.0, 0.9, 1.3], reward_mean=[5.0, 5.0, 4.0, 4.0, 3.5, 3.5]
     )
     whole = StopRules(cfg)
     said = [whole.add(row) for row in rows]
