@@ -26,7 +26,8 @@ from scorekit.server.settings import ServiceSettings
 from tests.servers import running_app, wait_ready
 from trainer.config import TrainerConfig
 from trainer.data import load_examples
-from trainer.services import Rewarder, Scores, ServiceName
+from trainer.score_batch import Scores, ServiceName
+from trainer.services import Rewarder
 
 ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
@@ -133,11 +134,14 @@ class Part:
 
 
 def _both(rewarder: Rewarder, texts: Texts) -> Scores:
-    return rewarder.score(texts)
+    return rewarder.batch().submit(texts).result()
 
 
 def _in_turn(rewarder: Rewarder, texts: Texts) -> Scores:
-    return Scores({name: rewarder.score(texts, [name]).results[name] for name in rewarder.needed})
+    found: dict[ServiceName, Any] = {}
+    for name in rewarder.needed:
+        found |= rewarder.batch([name]).submit(texts).result().results
+    return Scores(found)
 
 
 WAYS: dict[str, Callable[[Rewarder, Texts], Scores] | None] = {

@@ -8,9 +8,11 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
+from scorekit.server.app import create_app
 from scorekit.server.backend import Description, Encoded
 from scorekit.server.fake import FakeBackend
-from tests.servers import running_service
+from scorekit.server.settings import ServiceSettings
+from tests.servers import running_app, running_service, wait_ready
 from tests.trainer_kit import rollout
 from trainer.config import RewardConfig
 from trainer.rewards import sample_rewards
@@ -63,6 +65,42 @@ def reward_services() -> Iterator[Services]:
     metricx, xcomet = Recorder("metricx"), Recorder("xcomet")
     with running_service(metricx) as m, running_service(xcomet) as x:
         yield Services(metricx, xcomet, (m, x))
+
+
+class Switch:
+    """An app before a service's: 503 to the requests for scores that `down` says; to every one
+    while `away` is set."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.down = lambda body: False
+        self.away = False
+        self.refused = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = scope["type"] == "http" and scope["path"] == "/v1/score"
+        if not asked and not (self.away and scope["type"] == "http"):
+            return await self.app(scope, receive, send)
+        message = await receive()
+        if not self.away and not self.down(message["body"].decode()):
+            messages = iter([message])
+
+            async def replay() -> Any:
+                return next(messages, None) or await receive()
+
+            return await self.app(scope, replay, send)
+        self.refused += 1
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b"down"})
+
+
+@contextmanager
+def switched_service(service: Any = "metricx") -> Iterator[tuple[Switch, str]]:
+    """A service behind a `Switch`."""
+    switch = Switch(create_app(FakeBackend(service), ServiceSettings(cache="memory")))
+    with running_app(switch) as url:
+        wait_ready(url)
+        yield switch, url
 
 
 def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> Any:

@@ -33,7 +33,8 @@ from trainer.policy import (
 from trainer.prompting import check_prompts
 from trainer.resume import checkpoint_to_resume
 from trainer.runlog import check_run_dir, open_run_dir
-from trainer.services import SERVICES, Rewarder, ServiceName
+from trainer.score_batch import ServiceName
+from trainer.services import SERVICES, Rewarder
 from trainer.trackers import check_trackers
 from trainer.train import check_trainable
 

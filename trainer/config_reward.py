@@ -137,7 +137,12 @@ class RewardConfig(Config):
         0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
     )
     batch_size: int = Field(64, ge=1, description="Samples in one request to a service.")
-    timeout_s: float = Field(60.0, gt=0, description="Seconds that one request may take.")
+    timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds that one request may take; of a service without weight, retries "
+        "included.",
+    )
     deadline_s: float = Field(
         300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
     )

@@ -87,7 +87,10 @@ class Console:
     def evaluation(self, update: int, report: Report) -> None:
         """An evaluation is done."""
         shown = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
-        values = (f"{key.removesuffix('_mean')} {_number(getattr(report, key))}" for key in shown)
+        values = (
+            f"{key.removesuffix('_mean')} {_number(getattr(report, key))}{_share(report, key)}"
+            for key in shown
+        )
         self._say(f"held out, after update {update}: {', '.join(values)}")
 
     def _say(self, text: str) -> None:
@@ -103,6 +106,13 @@ def _cell(value: Any, form: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _share(report: Report, key: str) -> str:
+    """Of how many samples a mean is, where it is not of all that were asked for."""
+    service = {"metricx_score_mean": "metricx", "xcomet_score_mean": "xcomet"}.get(key)
+    coverage = getattr(report, f"{service}_coverage") if service else None
+    return "" if coverage in (None, 1.0) else f" (of {coverage:.0%})"
 
 
 def comparison_table(before: Report, after: Report) -> Table:

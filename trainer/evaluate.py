@@ -19,7 +19,8 @@ from trainer.quality import reference_figures, sentence_chrf
 from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import completion_line
 from trainer.sampler import Rollout, Sampler, generate_rollouts
-from trainer.services import Rewarder, Scores
+from trainer.score_batch import Scores
+from trainer.services import Rewarder
 from trainer.world import World
 
 _SEED = 0  # of sampled translations

@@ -16,7 +16,7 @@ from trainer.guards import GUARDS
 from trainer.loss import importance_weights
 from trainer.rewards import SampleReward, metricx_reward
 from trainer.sampler import Rollout
-from trainer.services import ServiceName
+from trainer.score_batch import ServiceName
 
 Figures = dict[str, float | int | None]
 

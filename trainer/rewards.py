@@ -12,7 +12,7 @@ from trainer.config import RewardConfig
 from trainer.credit import covered_tokens, spans_to_token_rewards
 from trainer.guards import guard_faults, guard_penalty
 from trainer.sampler import Rollout
-from trainer.services import Scores, ServiceName, is_truncated
+from trainer.score_batch import Scores, ServiceName, is_truncated
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes o
 while rewards are awaited), `reward_s` (what is left to wait for then), `update_s`. `kl_ref` is the
 mean of new - ref, `kl_ref_k3` its estimate that is never negative. Every line has every key; a
 figure that does not exist is null, such as those of a service that was not asked, or the loss of a
-skipped update. Every mean of scores stands beside its coverage (scored / asked).
+skipped update. Every mean of scores stands beside its coverage (scored / asked; 0 of a service that
+was away).
 `metricx_truncated_frac` and `xcomet_truncated_frac` are the share of the scored samples whose
 source or translation the model could not read to its end (`truncated_frac`: completions that
 max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of the section `stop`;

@@ -5,23 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from scorekit.client import RemoteScorer
-from scorekit.errors import (
-    TEXT_ERROR_TYPES,
-    RequestError,
-    ScorekitError,
-    ServiceUnreachable,
-    UserError,
-)
-from scorekit.schemas import Failed, Info, Scored, WireError
+from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
+from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import (
     RewardOutput,
     SampleForScoring,
@@ -30,27 +22,18 @@ from scorekit.scorers import (
     resolve_scorer,
 )
 from trainer.config import RewardConfig
+from trainer.score_batch import Batch, Scores, ServiceName, is_truncated
 
 log = logging.getLogger(__name__)
-ServiceName = Literal["metricx", "xcomet"]
 SERVICES: tuple[ServiceName, ...] = ("metricx", "xcomet")
 #: Which direction of the score the reward's formula takes for granted.
 HIGHER_IS_BETTER = {"metricx": False, "xcomet": True}
-#: Seconds that a request to a service without weight may take, retries included: it is only shown.
-_SHOWN_DEADLINE_S = 10.0
+#: Seconds in which a service without weight says that it is there, before an evaluation asks it.
+_PROBE_S = 10.0
+#: Samples of an evaluation that are put to a service at once: what is lost where that fails.
+_PIECE = 16
 #: Share of samples that a model may fail to read whole before it is told.
 _TRUNCATED_TOLD = 0.1
-
-
-class RewardFailure(ScorekitError):
-    """A score could not be had, and `reward.on_failure` is `fail`."""
-
-
-@dataclass(slots=True)
-class Scores:
-    """Raw answers: results of each service that was asked, in the order of the samples."""
-
-    results: dict[ServiceName, list[Scored | Failed]] = field(default_factory=dict)
 
 
 class Rewarder:
@@ -58,7 +41,7 @@ class Rewarder:
 
     Opening it checks that each service that is needed answers, runs the model that the config
     expects, and scores in the expected direction. A service that has a URL but no weight is asked
-    only in evaluations; at its first failure, here or later, it is dropped with a warning.
+    only in evaluations, and may fail: each evaluation tries it again.
     """
 
     def __init__(self, cfg: RewardConfig, *, caching: bool = True, offer_unneeded: bool = True):
@@ -71,44 +54,55 @@ class Rewarder:
         )
         needed = {"metricx": cfg.needs_metricx, "xcomet": cfg.needs_xcomet}
         self.needed = tuple(name for name in SERVICES if needed[name])
+        self._urls = {name: urls for name in SERVICES if (urls := self._named(name))}
+        offered = {*self.needed, *(self._urls if offer_unneeded else ())}
+        #: Services that an evaluation asks: the needed ones, and those that have a URL.
+        self.available = tuple(name for name in SERVICES if name in offered)
         self.infos: dict[str, Info] = {}
         self._scorers: dict[ServiceName, RemoteScorer | LocalScorer] = {}
         self._told_truncated: set[ServiceName] = set()
         try:
-            for name in SERVICES:
-                if name in self.needed or offer_unneeded:
-                    self._open(name)
+            for name in self.available:
+                self._open(name)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def available(self) -> tuple[ServiceName, ...]:
-        """Services that can be asked: the needed ones, and those with a URL that answer."""
-        return tuple(self._scorers)
-
     def close(self) -> None:
         """Close the connections; what is still asked for is given up."""
-        for name in self.available:
-            self.drop(name)
-
-    def drop(self, name: ServiceName) -> None:
-        """Ask this service no more."""
-        self._scorers.pop(name).close()
+        while self._scorers:
+            self._scorers.popitem()[1].close()
 
     def batch(self, services: Sequence[ServiceName] | None = None) -> Batch:
-        """A batch whose groups are put to `services` (default: the needed ones)."""
-        return Batch(self, self.needed if services is None else tuple(services))
+        """A batch whose groups are put to `services` (default: the needed ones); one of them that
+        has no weight and does not answer is given up before it is asked."""
+        batch = Batch(self, self.needed if services is None else tuple(services))
+        for name in batch.asked:
+            if name not in self.needed and (why := self._absence(name)):
+                batch.give_up(name, why)
+        return batch
 
     def score(
         self, texts: Sequence[tuple[str, str]], services: Sequence[ServiceName] | None = None
     ) -> Scores:
-        """A batch of one group: (source, translation) pairs. Raises what `Group.result` does."""
-        return self.batch(services).submit(texts).result()
+        """(source, translation) pairs in pieces, each of which has its scores or its failures
+        whatever becomes of the others. Raises what `Group.result` does."""
+        batch = self.batch(services)
+        pieces = [batch.submit(texts[at : at + _PIECE]) for at in range(0, len(texts), _PIECE)]
+        scores = Scores({name: [] for name in batch.asked})
+        for piece in pieces:
+            for name, results in piece.result().results.items():
+                scores.results[name] += results
+        return scores
 
     def ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> Future[RewardOutput]:
         """Put samples to a service; the answer is not waited for."""
         return self._scorers[name].submit_batch(samples, self.scoring)
+
+    def patience(self, name: ServiceName) -> float:
+        """Seconds that one request to a service may take with its retries. One without weight,
+        which may have died, is not tried for longer than one attempt may take."""
+        return self.cfg.deadline_s if name in self.needed else self.cfg.timeout_s
 
     def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         """Warn once where a model does not read much of what it scores."""
@@ -120,25 +114,45 @@ class Rewarder:
                 "that it read", name, sum(flags), len(flags),
             )  # fmt: skip
 
+    def _named(self, name: ServiceName) -> list[str]:
+        """The URLs of the config, or else of the environment."""
+        urls: list[str] = getattr(self.cfg, f"{name}_urls")
+        return urls or _from_environment(name)
+
     def _open(self, name: ServiceName) -> None:
-        urls: list[str] = getattr(self.cfg, f"{name}_urls") or _from_environment(name)
-        needed = name in self.needed
-        if not urls:
-            if needed:
-                raise UserError(
-                    f"reward.{name}_urls is empty: name the URL of a running {name} service there "
-                    f"or in {name.upper()}_URL, or set the weight of its reward to 0"
-                )
-            return
+        if name not in self._urls:
+            raise UserError(
+                f"reward.{name}_urls is empty: name the URL of a running {name} service there "
+                f"or in {name.upper()}_URL, or set the weight of its reward to 0"
+            )
         try:
-            self._scorers[name] = self._connect(name, urls)
+            self._scorers[name] = self._connect(name, self._urls[name])
         except Exception as error:  # of a service that is only shown, none may end the run
-            if needed:
+            if name in self.needed:
                 raise
-            log.warning("evaluations go without %s: %s", name, error)
+            log.warning("%s has no weight and does not answer: %s", name, error)
+
+    def _absence(self, name: ServiceName) -> str | None:
+        """Why a service without weight cannot be asked now; None: it answers. One that could not
+        be opened before is opened."""
+        urls = self._urls[name]
+        try:
+            if name not in self._scorers:
+                self._scorers[name] = self._connect(name, urls)
+            elif _is_url(urls[0]) and not any(map(partial(self._is_there, name), urls)):
+                self._check(name, urls[0])
+        except Exception as error:
+            return str(error) or type(error).__name__
+        return None
+
+    def _is_there(self, name: ServiceName, url: str) -> bool:
+        try:
+            return bool(self._check(name, url))
+        except ScorekitError:
+            return False
 
     def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | LocalScorer:
-        local = [url for url in urls if not url.startswith(("http://", "https://"))]
+        local = [url for url in urls if not _is_url(url)]
         if local:
             if len(urls) > 1:
                 raise UserError(f"reward.{name}_urls: {local[0]!r} cannot stand beside another")
@@ -150,8 +164,11 @@ class Rewarder:
         scorer.info()  # which it remembers: else each of the first groups asks
         return scorer
 
-    def _remote(self, name: ServiceName, urls: list[str]) -> RemoteScorer:
-        most = self.cfg.deadline_s if name in self.needed else _SHOWN_DEADLINE_S
+    def _remote(
+        self, name: ServiceName, urls: list[str], most: float | None = None
+    ) -> RemoteScorer:
+        """most: seconds of a request with its retries; default: `patience`."""
+        most = most or self.patience(name)
         return RemoteScorer(
             urls,
             timeout_s=min(self.cfg.timeout_s, most),
@@ -182,7 +199,7 @@ class Rewarder:
     def _check(self, name: ServiceName, url: str) -> Info:
         """`/v1/info` of one URL, held against the config's expectations."""
         try:
-            with self._remote(name, [url]) as probe:
+            with self._remote(name, [url], None if name in self.needed else _PROBE_S) as probe:
                 info = probe.info()
         except (ServiceUnreachable, RequestError) as error:
             raise UserError(f"reward.{name}_urls: {error}") from None
@@ -211,97 +228,6 @@ class Rewarder:
                 f"reads {described.max_input_length} tokens, but reward.max_input_length is {limit}"
             )
         return faults
-
-
-class Batch:
-    """The groups of a batch, each put to its services at once and as soon as it is submitted.
-
-    A service that fails a group (the client has then asked again until the deadline) and has
-    answered nothing since that group was submitted is given up: the groups that wait for it fail
-    at once. The next batch asks it again.
-    """
-
-    def __init__(self, rewarder: Rewarder, asked: tuple[ServiceName, ...]) -> None:
-        self.rewarder, self.asked = rewarder, asked
-        self._started = time.monotonic()
-        self._answered = dict.fromkeys(asked, self._started)  # when the service last did
-        self._given_up: dict[ServiceName, str] = {}
-
-    def submit(self, texts: Sequence[tuple[str, str]]) -> Group:
-        """Ask for the scores of (source, translation) pairs. Requests never carry a reference."""
-        samples = [SampleForScoring(src, mt) for src, mt in texts]
-        group = Group(self, samples, time.monotonic())
-        for name in self.asked:
-            future = group.futures[name] = self.rewarder.ask(name, samples)
-            future.add_done_callback(partial(self._note, name))
-        return group
-
-    def results(self, name: ServiceName, group: Group) -> list[Scored | Failed]:
-        """Results of one service for a group; all failed where it cannot be had in time."""
-        future, count = group.futures[name], len(group.samples)
-        if name in self._given_up and not future.done():
-            future.cancel()
-            return _all_failed(count, f"given up for this batch: {self._given_up[name]}")
-        try:
-            results = future.result().metadata
-            if len(results) != count:
-                raise ScorekitError(f"{name}: {len(results)} results, {count} samples")
-        except Exception as error:
-            if name not in self.rewarder.needed:
-                if name in self.rewarder.available:
-                    log.warning("evaluations go without %s from now on: %s", name, error)
-                    self.rewarder.drop(name)
-            elif not isinstance(error, ServiceUnreachable | RequestError) or (
-                isinstance(error, RequestError) and not error.retryable
-            ):
-                raise
-            elif self._answered[name] <= group.submitted:
-                self._give_up(name, str(error))
-            else:
-                log.warning("%s: no scores for %d samples: %s", name, count, error)
-            return _all_failed(count, str(error))
-        silent_s = time.monotonic() - self._answered[name]
-        if not any(map(_is_answer, results)) and silent_s >= self.rewarder.cfg.deadline_s:
-            self._give_up(name, f"no answer in {silent_s:.0f} s")
-        return results
-
-    def _note(self, name: ServiceName, future: Future[RewardOutput]) -> None:
-        """Called in the client's thread."""
-        if future.cancelled() or future.exception() is not None:
-            return
-        if any(map(_is_answer, future.result().metadata)):
-            self._answered[name] = time.monotonic()
-
-    def _give_up(self, name: ServiceName, why: str) -> None:
-        if name not in self._given_up:
-            self._given_up[name] = why
-            log.warning("%s is given up for this batch: %s", name, why)
-
-
-@dataclass(slots=True)
-class Group:
-    """Samples that have been put to the services. submitted: time.monotonic()."""
-
-    batch: Batch
-    samples: list[SampleForScoring]
-    submitted: float
-    futures: dict[ServiceName, Future[RewardOutput]] = field(default_factory=dict)
-
-    def result(self) -> Scores:
-        """Wait for the answers.
-
-        Raises RewardFailure where `on_failure` is `fail`, and RequestError where a service refuses
-        for good (a wrong key, a wrong option).
-        """
-        rewarder = self.batch.rewarder
-        scores = Scores({name: self.batch.results(name, self) for name in self.futures})
-        for name, results in scores.results.items():
-            rewarder.tell_truncated(name, results)
-            if rewarder.cfg.on_failure == "fail" and name in rewarder.needed:
-                for result in results:
-                    if isinstance(result, Failed) and result.error.type not in TEXT_ERROR_TYPES:
-                        raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
-        return scores
 
 
 class LocalScorer:
@@ -335,19 +261,8 @@ class LocalScorer:
                     future.set_exception(error)
 
 
-def is_truncated(result: Scored) -> bool:
-    """Whether the model read less than the whole source and translation."""
-    return result.truncated.src or result.truncated.mt
-
-
-def _is_answer(result: Scored | Failed) -> bool:
-    """Whether the service dealt with the sample: a score, or a failure that would come again."""
-    return isinstance(result, Scored) or not result.error.retryable
-
-
-def _all_failed(count: int, message: str) -> list[Scored | Failed]:
-    error = WireError(type="upstream", message=message, retryable=True)
-    return [Failed(id=None, ok=False, error=error) for _ in range(count)]
+def _is_url(target: str) -> bool:
+    return target.startswith(("http://", "https://"))
 
 
 def _check_agreement(name: ServiceName, infos: dict[str, Info]) -> None:

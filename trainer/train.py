@@ -59,7 +59,8 @@ from trainer.runlog import (
 )
 from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
 from trainer.saver import Saver
-from trainer.services import Group, Rewarder
+from trainer.score_batch import Group
+from trainer.services import Rewarder
 from trainer.stops import StopRules
 from trainer.trackers import check_trackers, track, tracking
 from trainer.update import (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
@@ -12,14 +11,13 @@ import torch
 
 from scorekit.config import load_config
 from scorekit.scorers import RewardOutput, SampleForScoring
-from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
-from tests.reward_kit import Recorder
-from tests.servers import running_app, running_service, wait_ready, wait_until
+from tests.reward_kit import Recorder, switched_service
+from tests.servers import running_service, wait_until
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.config import RewardConfig, TrainerConfig
-from trainer.services import Group, Rewarder, RewardFailure
+from trainer.score_batch import Group, RewardFailure
+from trainer.services import Rewarder
 from trainer.train import Trainer
 from trainer.world import World
 
@@ -36,38 +34,6 @@ def pairs(group: int, count: int = 2) -> list[tuple[str, str]]:
 
 def outcomes(groups: list[Group]) -> list[list[bool]]:
     return [[r.ok for r in group.result().results["metricx"]] for group in groups]
-
-
-class Switch:
-    """An app before a service's: 503 to the requests for scores that `down` says."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.down = lambda body: False
-        self.refused = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] != "/v1/score":
-            return await self.app(scope, receive, send)
-        message = await receive()
-        if not self.down(message["body"].decode()):
-            messages = iter([message])
-
-            async def replay() -> Any:
-                return next(messages, None) or await receive()
-
-            return await self.app(scope, replay, send)
-        self.refused += 1
-        await send({"type": "http.response.start", "status": 503, "headers": []})
-        await send({"type": "http.response.body", "body": b"down"})
-
-
-@contextmanager
-def switched_service() -> Iterator[tuple[Switch, str]]:
-    switch = Switch(create_app(FakeBackend("metricx"), ServiceSettings(cache="memory")))
-    with running_app(switch) as url:
-        wait_ready(url)
-        yield switch, url
 
 
 def test_a_group_is_scored_before_the_next_one_is_submitted() -> None:
@@ -114,6 +80,19 @@ def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixt
     told = ["given up for this batch" in r.error.message for r in results]  # type: ignore[union-attr]
     assert sum(told) >= 2 * (64 - 16)  # 8 at once, and on a busy machine a few that followed
     assert caplog.text.count("metricx is given up for this batch") == 1
+
+
+def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
+    """All groups are submitted before that answer, as the pieces of an evaluation are."""
+    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+        switch.down = lambda body: '"source 0"' not in body
+        batch = rewarder.batch()
+        groups = [batch.submit(pairs(n)) for n in range(64)]
+        results = [group.result().results["metricx"] for group in groups]
+    assert [r.ok for r in results[0]] == [True, True]
+    told = [not r.ok and "given up for this batch" in r.error.message
+            for of_group in results for r in of_group]  # fmt: skip
+    assert sum(told) >= 2 * (64 - 32)  # two rounds of 8 at once, and some that followed
 
 
 def test_the_next_batch_asks_again() -> None:

@@ -18,7 +18,8 @@ from tests.trainer_kit import rollout
 from trainer.figures import reward_figures
 from trainer.rewards import metricx_reward, sample_rewards
 from trainer.runlog import completion_line
-from trainer.services import Rewarder, RewardFailure
+from trainer.score_batch import RewardFailure
+from trainer.services import Rewarder
 
 
 @pytest.fixture(scope="module")
