@@ -5,7 +5,8 @@ An unknown key is an error; the resolved copy is saved beside every run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ def load_config(
     try:
         return config_type.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {describe_faults(error)}") from None
+        raise UserError(f"{where}: {_with_nearest(config_type, error)}") from None
 
 
 def save_config(config: BaseModel, path: str | Path) -> None:
@@ -68,6 +69,38 @@ def describe_errors(errors: Sequence[ErrorDetails], whole: str, limit: int) -> s
         for fault in errors[:limit]
     ]
     return "; ".join(faults) + ("; and more" if len(errors) > limit else "")
+
+
+def _with_nearest(config_type: type[BaseModel], error: ValidationError) -> str:
+    """`describe_faults`; an unknown key beside the one that was probably meant."""
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    known = list(_paths(config_type))
+    for fault in errors:
+        if fault["type"] == "extra_forbidden":
+            found = nearest_path([str(part) for part in fault["loc"]], known)
+            fault["msg"] += f" (did you mean {found}?)" if found else ""
+    return describe_errors(errors, "config", 10)
+
+
+def nearest_path(path: Sequence[str], known: Iterable[str]) -> str | None:
+    """Of dotted keys, that in the same section which is spelt most like `path`; else one that ends
+    like it in another section; None where none is like it."""
+    *section, key = path or ("",)
+    names = {name: name.rpartition(".") for name in known}
+    here = {last: name for name, (front, _, last) in names.items() if front == ".".join(section)}
+    for places in (here, {last: name for name, (_, _, last) in names.items()}):
+        close = get_close_matches(key, places, n=1, cutoff=0.7)
+        if close:
+            return places[close[0]]
+    return None
+
+
+def _paths(config_type: type[BaseModel], front: str = "") -> Iterator[str]:
+    """The dotted keys of a config, sections among them."""
+    for name, field in config_type.model_fields.items():
+        yield front + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _paths(field.annotation, f"{front}{name}.")
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -30,8 +30,10 @@ class RLConfig(Config):
     minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (PPO).")
     lr: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
     warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
-    lr_decay: Literal["none", "linear"] = Field(
-        "none", description="Learning rate after the warm-up: constant, or falling to 0."
+    lr_decay: Literal["none", "linear", "cosine"] = Field(
+        "none",
+        description="Learning rate after the warm-up: constant, or falling to 0, evenly or along "
+        "half a cosine.",
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")

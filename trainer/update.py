@@ -260,13 +260,16 @@ NO_UPDATE = _stats({}, 0, [], 0)
 
 
 def learning_rate(update: int, cfg: RLConfig) -> float:
-    """Of update `update` (from 0): linear warm-up, then constant or linear to 0 at the end."""
+    """Of update `update` (from 0): linear warm-up, then constant, or to 0 at the end: linearly, or
+    as (1 + cos(pi x)) / 2 of the share x that is done (arXiv 1608.03983, equation 5)."""
     if update < cfg.warmup_updates:
         return cfg.lr * (update + 1) / (cfg.warmup_updates + 1)
     if cfg.lr_decay == "none":
         return cfg.lr
-    left = cfg.num_updates - update
-    return cfg.lr * left / max(1, cfg.num_updates - cfg.warmup_updates)
+    left, whole = cfg.num_updates - update, max(1, cfg.num_updates - cfg.warmup_updates)
+    if cfg.lr_decay == "linear":
+        return cfg.lr * left / whole
+    return cfg.lr * (1 - math.cos(math.pi * left / whole)) / 2
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

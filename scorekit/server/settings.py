@@ -12,8 +12,15 @@ from typing import Literal, TypeVar
 
 import structlog
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliToggleFlag,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from scorekit.config import nearest_path
 from scorekit.errors import UserError
 
 log = structlog.get_logger()
@@ -115,9 +122,13 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
-    """Settings from flags, then environment, then defaults. Raises UserError on a bad value."""
+    """Settings from flags, then environment, then defaults. Raises UserError on a bad value and
+    on a flag that is not known."""
     try:
-        return CliApp.run(settings_type, cli_args=args, cli_exit_on_error=True)
+        return CliApp.run(settings_type, cli_args=args, cli_exit_on_error=False)
+    except SettingsError as error:
+        fault = str(error).removeprefix("error parsing CLI: ")
+        raise UserError(f"{fault}{_flag_meant(settings_type, fault)}; see --help") from None
     except ValidationError as error:
         prefix = settings_type.model_config.get("env_prefix", "")
         faults = "; ".join(
@@ -126,6 +137,14 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
             for fault in error.errors(include_input=False, include_url=False)
         )
         raise UserError(faults) from None
+
+
+def _flag_meant(settings_type: type[ServiceSettings], fault: str) -> str:
+    flags = [name.replace("_", "-") for name in settings_type.model_fields]
+    unknown = [word.partition("=")[0].removeprefix("--")
+               for word in fault.split() if word.startswith("--")]  # fmt: skip
+    found = nearest_path(unknown[:1], flags) if fault.startswith("unrecognized") else None
+    return f" (did you mean --{found}?)" if found else ""
 
 
 def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:

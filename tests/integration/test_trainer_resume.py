@@ -164,6 +164,20 @@ def test_ctrl_c_can_be_gone_on_from(config: Path, whole: Path, tmp_path: Path) -
     check_finished(config, tmp_path, whole)
 
 
+def test_a_cosine_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
+    cosine = ("rl.lr_decay=cosine", f"misc.keep_checkpoints={UPDATES}")
+    one = here(config, tmp_path / "one", *cosine).run_dir
+    two = shutil.copytree(one, tmp_path / "two")
+    for update in range(4, UPDATES + 1):
+        shutil.rmtree(two / f"checkpoints/step-{update:06d}")
+    here(config, two, *cosine, resume=True)
+    check_equal(one, two)
+    rates = [row["lr"] for row in read(two / "log.jsonl")]
+    assert rates[3:] == pytest.approx([1e-3, 0.75e-3, 0.25e-3])
+    with pytest.raises(UserError, match=r"rl.num_updates: 6 then, 7 now"):
+        here(config, two, *cosine, "rl.num_updates=7", resume=True)
+
+
 def test_a_finished_run_says_so(
     config: Path, whole: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

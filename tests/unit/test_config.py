@@ -54,6 +54,23 @@ def test_a_fault_names_file_and_key(tmp_path, text, fault):
         load_config(Outer, path)
 
 
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("rl.lrr=1", " (did you mean rl.lr?)"),
+        ("nmae=x", " (did you mean name?)"),
+        ("lr=1", " (did you mean rl.lr?)"),  # a key of another section
+        ("rl.name=x", " (did you mean name?)"),
+        ("rll.lr=1", " (did you mean rl?)"),
+        ("rl.patience=1", ""),
+    ],
+)
+def test_an_unknown_key_suggests_the_nearest(override, meant):
+    with pytest.raises(UserError) as error:
+        load_config(Outer, None, [override])
+    assert str(error.value).endswith(f"Extra inputs are not permitted{meant}")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"gone\.yaml: cannot read the config: No such file"):
         load_config(Outer, tmp_path / "gone.yaml")

@@ -31,6 +31,24 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
     assert (settings.port, settings.max_samples, settings.max_body_bytes) == (7002, 77, 2**24)
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--max-smples", "3"],
+            "unrecognized arguments: --max-smples 3 (did you mean --max-samples?)",
+        ),
+        (["--modle=x"], "unrecognized arguments: --modle=x (did you mean --model?)"),
+        (["stray"], "unrecognized arguments: stray; see --help"),
+        (["--port"], "argument --port: expected one argument; see --help"),
+    ],
+)
+def test_a_flag_that_is_not_known_suggests_the_nearest(flags, told):
+    with pytest.raises(UserError) as error:
+        parse_settings(MetricXSettings, flags)
+    assert str(error.value).startswith(told)
+
+
 @pytest.mark.parametrize("settings_type", [MetricXSettings, XCometSettings])
 def test_every_setting_has_a_sentence_of_documentation(settings_type):
     for name, field in settings_type.model_fields.items():

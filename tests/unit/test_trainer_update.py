@@ -241,3 +241,18 @@ def test_learning_rate_warms_up_and_decays() -> None:
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert rates[3:] == pytest.approx([n / 7 for n in range(7, 0, -1)])
     assert learning_rate(9, config(lr=1.0, num_updates=10)) == 1.0
+
+
+def test_learning_rate_falls_along_half_a_cosine() -> None:
+    """After the warm-up's three updates, six are left: sines and cosines of 0, 30, ... 150."""
+    cfg = config(lr=1.0, num_updates=9, warmup_updates=3, lr_decay="cosine")
+    rates = [learning_rate(update, cfg) for update in range(9)]
+    root = 3**0.5 / 2
+    closed = [1, (1 + root) / 2, 0.75, 0.5, 0.25, (1 - root) / 2]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, *closed], abs=1e-15)
+    torch_s = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(torch_s, T_max=6)
+    for rate in rates[3:]:
+        assert rate == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+        torch_s.step()
+        schedule.step()
