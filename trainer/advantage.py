@@ -99,15 +99,22 @@ def kl_rewards(
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """raw, values, mask: [B, T]; row b belongs to sample b.
+    """raw, values, mask, kl_mask: [B, T]; row b belongs to sample b.
 
     raw: A_raw = broadcast r_seq + token rewards. values: normalised, 0 outside the mask.
-    mask: the tokens to learn from.
+    mask: the tokens whose advantages are learned from. kl_mask: those and the ones that only the KL
+    to the reference holds; None: there are no others.
     """
 
     raw: Tensor
     values: Tensor
     mask: Tensor
+    kl_mask: Tensor | None = None
+
+    @property
+    def held(self) -> Tensor:
+        """The tokens of the KL term, [B, T]."""
+        return self.mask if self.kl_mask is None else self.kl_mask
 
 
 def token_advantages(

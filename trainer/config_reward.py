@@ -111,6 +111,11 @@ class RewardConfig(Config):
         description="Several spans on a token: the sum of their penalties, the weakest (min) or "
         "the strongest (max). spread: each span's penalty is shared among its tokens, then summed.",
     )
+    uncovered: Literal["exclude", "sequence_only"] = Field(
+        "exclude",
+        description="Tokens behind what the span model could read: none of the policy gradient, or "
+        "the sequence reward alone. The KL holds them in both; docs/training.md says which when.",
+    )
     use_confidence: bool = Field(False, description="Multiply a penalty by its span's confidence.")
     overlong: Literal["truncate", "skip", "penalty"] = Field(
         "truncate",

@@ -211,7 +211,7 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figure
         "reward_coverage": len(kept) / max(1, len(rewards)),
         **mean_std("token_rewards", tokens),
         "token_rewards_nonzero_frac": mean_of([value != 0 for value in tokens]),
-        "uncovered_tokens": sum(reward.valid.count(False) for reward in kept),
+        "uncovered_tokens": sum(reward.uncovered_tokens for reward in kept),
         **guard_figures(rewards),
     }
 

@@ -193,6 +193,7 @@ class TokenBatch:
 
     old, ref: log-probabilities under the policy that sampled and under the reference.
     advantages: normalised. mask: the tokens to learn from. correction: `importance_weights`.
+    kl_mask: the tokens of the KL term, all of `mask` among them; None: `mask`.
     """
 
     old: Tensor
@@ -200,19 +201,26 @@ class TokenBatch:
     mask: Tensor
     ref: Tensor | None = None
     correction: Tensor | None = None
+    kl_mask: Tensor | None = None
+
+    @property
+    def held(self) -> Tensor:
+        """The tokens of the KL term, [B, T]."""
+        return self.mask if self.kl_mask is None else self.kl_mask
 
     def with_zeros(self) -> TokenBatch:
-        """The same with 0 on tokens outside the mask, where anything may stand, even NaN."""
+        """The same with 0 outside the masks, where anything may stand, even NaN."""
 
         def fill(values_BT: Tensor) -> Tensor:
-            return values_BT.masked_fill(~self.mask, 0.0)
+            return values_BT.masked_fill(~self.held, 0.0)
 
         return TokenBatch(
             fill(self.old),
-            fill(self.advantages),
+            self.advantages.masked_fill(~self.mask, 0.0),
             self.mask,
             None if self.ref is None else fill(self.ref),
             None if self.correction is None else fill(self.correction),
+            self.kl_mask,
         )
 
 
@@ -222,17 +230,19 @@ def policy_loss(
     batch: TokenBatch,
     normalizer: float | Tensor,
     weights: LossWeights,
+    kl_normalizer: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """The whole loss of a micro-batch, and its figures as sums over valid tokens.
 
-    policy term + kl_coef x KL(policy || reference) - entropy_coef x mean entropy.
+    policy term + kl_coef x KL(policy || reference) - entropy_coef x mean entropy. The KL is a mean
+    over the tokens of its own mask, with its own normalizer (default: the other's).
     Figures: `policy_loss` (already divided by the normalizer), and the sums `approx_kl`
-    (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac`, `kl_ref` (new - ref),
-    `kl_ref_k3` (its k3 estimate, never negative), `entropy`.
+    (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac`, `entropy`; over the tokens of
+    the KL `kl_ref` (new - ref) and `kl_ref_k3` (its k3 estimate, never negative).
     """
-    mask_BT, limit = batch.mask, weights.max_log_ratio
+    mask_BT, held_BT, limit = batch.mask, batch.held, weights.max_log_ratio
     # Zeros beforehand: NaN times the 0 of a mask would be a gradient of NaN.
-    batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~mask_BT, 0.0)
+    batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~held_BT, 0.0)
     if weights.algorithm == "ppo":
         loss = ppo_loss(
             new_BT, batch.old, batch.advantages, mask_BT, normalizer, weights.clip_eps,
@@ -246,11 +256,12 @@ def policy_loss(
     figures = {"policy_loss": loss.item(), **_ratio_figures(new_BT.detach(), batch, weights)}
     if batch.ref is not None:
         d_BT = new_BT.detach() - batch.ref
-        figures["kl_ref"] = masked_sum(d_BT, mask_BT).item()
-        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), mask_BT).item()
+        figures["kl_ref"] = masked_sum(d_BT, held_BT).item()
+        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), held_BT).item()
     if batch.ref is not None and weights.kl_coef:
         kl = kl_loss(
-            new_BT, batch.ref, batch.old, mask_BT, normalizer, weights.kl_estimator,
+            new_BT, batch.ref, batch.old, held_BT,
+            normalizer if kl_normalizer is None else kl_normalizer, weights.kl_estimator,
             correction_BT=batch.correction, max_log_ratio=limit,
         )  # fmt: skip
         loss = loss + weights.kl_coef * kl

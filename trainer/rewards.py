@@ -22,7 +22,9 @@ class SampleReward:
     r_seq: sequence reward; None: a service failed, or the text is overlong and skipped: the sample
     takes no part in the update, nor in its mean and deviation.
     token_rewards: span term of each token, already weighted.
-    valid: tokens whose reward is known whole; False behind what the span model could read.
+    valid: tokens to learn from; False behind what the span model could read, where
+    `reward.uncovered` excludes them.
+    uncovered_tokens: tokens behind what the span model could read, excluded or not.
     metricx_score, xcomet_score: the models' own scores; None where not asked or failed.
     error_spans: None where not asked or failed.
     metricx_truncated, xcomet_truncated: whether the model read less than the whole source and
@@ -38,6 +40,7 @@ class SampleReward:
     r_seq: float | None
     token_rewards: list[float]
     valid: list[bool]
+    uncovered_tokens: int = 0
     metricx_score: float | None = None
     xcomet_score: float | None = None
     error_spans: list[ErrorSpan] | None = None
@@ -139,9 +142,10 @@ def _add_span_term(
         use_confidence=cfg.use_confidence,
     )
     reward.token_rewards = [cfg.w_xcomet_span * penalty for penalty in penalties]
-    reward.valid = covered_tokens(
-        rollout.completion_text, rollout.token_char_offsets, result.mt_covered
-    )
+    covered = covered_tokens(rollout.completion_text, rollout.token_char_offsets, result.mt_covered)
+    reward.uncovered_tokens = covered.count(False)
+    if cfg.uncovered == "exclude":
+        reward.valid = covered
 
 
 def metricx_reward(score: float, offset: float = 5.0) -> float:

@@ -28,6 +28,8 @@ max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of
 else null.
 `text_errors` counts the samples that cannot be scored by their own fault; `overlong_truncated`,
 `overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
+`uncovered_tokens` counts the tokens behind what the span model read (`reward.uncovered`); `kl_ref`
+and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean token reward together.
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
 
 **eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the

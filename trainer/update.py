@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class TrainStats:
     policy_loss: mean over optimiser steps. approx_kl: KL(old || new). clip_frac: share of tokens
     whose ratio left the clip range. kl_ref: mean of new - ref; kl_ref_k3: its estimate that is
     never negative. entropy: where there is a bonus (else None). grad_norm: mean before clipping.
+    The two of the KL are over its own tokens, those behind what the span model read included.
     steps: optimiser steps taken; skipped_steps: those left out because the gradient was not finite.
     """
 
@@ -52,16 +53,18 @@ def rollout_advantages(
 ) -> TokenAdvantages:
     """Advantages of samples that all have a reward, under the options of `rl`."""
     mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
+    # What no reward reaches must not drift for nothing: the KL holds every token.
+    kl_mask_BT = pad_rows([[True] * len(reward.valid) for reward in rewards], torch.bool)
     if rl.mask_truncated:
-        ended = [rollout.finish_reason == "eos" for rollout in rollouts]
-        mask_BT &= torch.tensor(ended)[:, None]
+        ended = torch.tensor([rollout.finish_reason == "eos" for rollout in rollouts])[:, None]
+        mask_BT, kl_mask_BT = mask_BT & ended, kl_mask_BT & ended
     token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
     if rl.kl_in == "reward" and rl.kl_coef:
         old_BT = _logprob_rows(rollouts, "old_logprobs")
         ref_BT = _logprob_rows(rollouts, "ref_logprobs")
-        token_rewards_BT += rl.kl_coef * kl_rewards(old_BT, ref_BT, mask_BT, rl.kl_estimator)
+        token_rewards_BT += rl.kl_coef * kl_rewards(old_BT, ref_BT, kl_mask_BT, rl.kl_estimator)
     rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
-    return token_advantages(
+    advantages = token_advantages(
         rewards_B,
         token_rewards_BT,
         mask_BT,
@@ -70,6 +73,7 @@ def rollout_advantages(
         norm=rl.advantage_norm,
         eps=rl.advantage_eps,
     )
+    return replace(advantages, kl_mask=kl_mask_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,10 @@ def update_policy(
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
-    skipped = seen = 0
-    with_tokens = [i for i in range(len(rollouts)) if bool(advantages.mask[i].any())]
+    skipped = seen = held = 0
+    # Without a weight of the KL, a row that only the KL would hold has no part in the loss.
+    counted = advantages.held if passes.weights.kl_coef else advantages.mask
+    with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
     for _ in range(epochs):
         order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
         for part in range(min(minibatches, len(order))):
@@ -135,6 +141,7 @@ def update_policy(
             optimizer.zero_grad(set_to_none=True)
             _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
             seen += int(advantages.mask[chosen].sum())
+            held += int(advantages.held[chosen].sum())
             norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
             if math.isfinite(norm):
                 optimizer.step()
@@ -142,7 +149,7 @@ def update_policy(
             else:
                 skipped += 1
     optimizer.zero_grad(set_to_none=True)
-    return _stats(world.sum(sums), seen, norms, skipped)
+    return _stats(world.sum(sums), seen, held, norms, skipped)
 
 
 def accumulate_gradients(
@@ -160,6 +167,7 @@ def accumulate_gradients(
     """
     cfg, world = passes.cfg, passes.world
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
+    held_tokens = {index: int(advantages.held[index].sum()) for index in chosen}
     lengths = [rollout.length for rollout in rollouts]
     batches = list(micro_batches(lengths, cfg.micro_batch_tokens, chosen))
     mine = batches[world.rank :: world.size]
@@ -168,9 +176,9 @@ def accumulate_gradients(
     for number in range(rounds):
         idle = number >= len(mine)
         rows = batches[0] if idle else mine[number]
-        normalizer = _normalizer(valid_tokens, rows, cfg)
+        normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, held_tokens)]
         with world.no_sync(passes.model, last=number == rounds - 1):
-            loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, normalizer)
+            loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
             # Wrappers average the gradients of the processes, where the sum is wanted.
             (loss * (0 if idle else world.size)).backward()
         if not idle:
@@ -180,6 +188,8 @@ def accumulate_gradients(
 
 def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:
     counts = list(valid_tokens.values())
+    if not any(counts):  # a sum of no tokens is 0, whatever it is divided by
+        return 1.0
     if cfg.loss_mean == "token":
         return token_normalizer(counts)
     return sequence_normalizer(counts, [valid_tokens[row] for row in rows])
@@ -191,6 +201,7 @@ def _micro_batch_loss(
     rows: Sequence[int],
     passes: Passes,
     normalizer: float | Tensor,
+    kl_normalizer: float | Tensor,
 ) -> tuple[Tensor, dict[str, float]]:
     """One forward pass over these rows, and `policy_loss`."""
     cfg, weights = passes.cfg, passes.weights
@@ -219,8 +230,9 @@ def _micro_batch_loss(
         mask=mask & advantages.mask[rows, :length].to(device),
         ref=ref,
         correction=correction,
+        kl_mask=mask & advantages.held[rows, :length].to(device),
     )
-    return policy_loss(new, entropy, tokens, normalizer, weights)
+    return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
 
 
 def _logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
@@ -236,11 +248,14 @@ def _add(sums: dict[str, float], figures: dict[str, float]) -> None:
         sums[name] = sums.get(name, 0.0) + value
 
 
-def _stats(sums: dict[str, float], seen: int, norms: list[float], skipped: int) -> TrainStats:
+def _stats(
+    sums: dict[str, float], seen: int, held: int, norms: list[float], skipped: int
+) -> TrainStats:
     steps = len(norms) + skipped
 
     def token_mean(name: str) -> float | None:
-        return sums[name] / seen if name in sums and seen else None
+        tokens = held if name.startswith("kl_ref") else seen
+        return sums[name] / tokens if name in sums and tokens else None
 
     return TrainStats(
         policy_loss=sums["policy_loss"] / steps if steps else None,
@@ -256,7 +271,7 @@ def _stats(sums: dict[str, float], seen: int, norms: list[float], skipped: int) 
 
 
 #: Of an update that was skipped.
-NO_UPDATE = _stats({}, 0, [], 0)
+NO_UPDATE = _stats({}, 0, 0, [], 0)
 
 
 def learning_rate(update: int, cfg: RLConfig) -> float:

@@ -135,6 +135,14 @@ def test_tokens_behind_what_xcomet_read_are_not_valid(services: Services) -> Non
     assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
 
 
+def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Services) -> None:
+    (reward,) = rewards_of(services.config(uncovered="sequence_only"), "half half")
+    (excluded,) = rewards_of(services.config(uncovered="exclude"), "half half")
+    assert reward.valid == [True] * 10
+    assert (reward.r_seq, reward.token_rewards) == (excluded.r_seq, excluded.token_rewards)
+    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+
+
 def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
     (cut,) = rewards_of(services.config(no_eos_penalty=7.0), "저장", finish_reason="length")
     assert cut.r_seq == pytest.approx(5 - metricx_of("저장") - 7)

@@ -163,11 +163,31 @@ def test_truncated_completions_are_kept_or_masked(masked: bool) -> None:
 
 def test_the_kl_in_the_reward_is_summed_from_each_token_to_the_end() -> None:
     found = rollout_advantages(*batch(), RLConfig(kl_in="reward", kl_estimator="k1", kl_coef=0.5))
-    # new - ref: [0.5, -1] and [0, 2, -, where the last token is not valid]
+    # new - ref: [0.5, -1] and [0, 2, 1], of which the last token earns nothing but is held
     assert found.raw[0, :2].tolist() == pytest.approx([1.0 - 0.5 * -0.5, -4.0 - 0.5 * -1.0])
-    assert found.raw[1, :2].tolist() == pytest.approx([2.0 - 0.5 * 2, 2.0 - 0.5 * 2])
+    assert found.raw[1, :2].tolist() == pytest.approx([2.0 - 0.5 * 3, 2.0 - 0.5 * 3])
     in_loss = rollout_advantages(*batch(), RLConfig(kl_in="loss", kl_coef=0.5))
     assert in_loss.raw[0, :2].tolist() == [1.0, -4.0]
+
+
+def test_tokens_that_no_span_can_reach_are_excluded_or_get_the_sequence_reward_alone() -> None:
+    """Three tokens of a reward of 2; the second is an error, and the third lies behind the limit.
+
+    Excluded: [2, -3] has mean -0.5 and deviation 2.5. With the sequence reward [2, -3, 2] has mean
+    1/3 and deviation sqrt(50) / 3: the third token, an error or not, stands like a good one.
+    """
+    one = [rollout([1], [2, 3, 4], old_logprobs=[-1.0] * 3)]
+
+    def found(valid: list[bool]) -> TokenAdvantages:
+        return rollout_advantages(one, [reward(2.0, [0.0, -5.0, 0.0], valid)], RLConfig())
+
+    excluded, broadcast = found([True, True, False]), found([True] * 3)
+    assert excluded.values[0].tolist() == pytest.approx([1, -1, 0])
+    good, bad = 5 / 50**0.5, -10 / 50**0.5
+    assert broadcast.values[0].tolist() == pytest.approx([good, bad, good])
+    assert excluded.mask[0].tolist() == [True, True, False]
+    for advantages in (excluded, broadcast):
+        assert advantages.held[0].tolist() == [True] * 3  # by the KL, in both
 
 
 def test_options_reach_the_advantages() -> None:

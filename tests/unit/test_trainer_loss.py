@@ -172,6 +172,26 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         assert gradient[mask].all()
 
 
+@pytest.mark.parametrize("kl_normalizer", [2.0, 8.0])
+def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> None:
+    """REINFORCE and k2 on one token to learn from and one that is only held:
+    loss = -A new_0 + c (d_0^2 + d_1^2) / 2n, so the gradients are -A + c d_0 / n and c d_1 / n."""
+    new = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    old, ref = new.detach(), torch.tensor([[-1.5, -1.0]])
+    batch = TokenBatch(
+        old, torch.tensor([[3.0, float("nan")]]), torch.tensor([[True, False]]), ref, kl_mask=ON
+    )
+    plain = weights(algorithm="reinforce", entropy_coef=0.0, kl_coef=0.1)
+    loss, figures = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
+    loss.backward()
+    held = 0.1 / kl_normalizer
+    assert loss.item() == pytest.approx(3.0 + held * (0.5**2 + 1.0**2) / 2)
+    assert new.grad is not None
+    assert new.grad[0].tolist() == pytest.approx([-3.0 + held * 0.5, held * -1.0])
+    assert figures["kl_ref"] == pytest.approx(0.5 - 1.0)
+    assert figures["kl_ref_k3"] == pytest.approx(math.exp(-0.5) - 0.5 + math.exp(1.0) - 2.0)
+
+
 def test_an_extreme_ratio_stays_finite() -> None:
     new = torch.tensor([[0.0, -500.0]], requires_grad=True)
     old = torch.tensor([[-500.0, 0.0]])

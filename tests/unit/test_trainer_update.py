@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,28 @@ def test_samples_without_valid_tokens_are_left_out() -> None:
         policy_model=model, temperature=1.0, pad_id=0,
     )  # fmt: skip
     assert stats.steps == 2
+
+
+@pytest.mark.parametrize("loss_mean", ["token", "sequence"])
+def test_what_earns_nothing_is_held_by_the_kl_alone(loss_mean: str) -> None:
+    """One sample that the span model read nothing of: the step is that of kl_coef x KL."""
+    rollouts, advantages = batch()
+    only_held = replace(advantages, mask=torch.zeros_like(advantages.mask), kl_mask=advantages.mask)
+
+    def gradient(kl_coef: float) -> torch.Tensor:
+        model = tiny_llama(TOKENIZER)
+        cfg = config(entropy_coef=0, kl_coef=kl_coef, loss_mean=loss_mean)
+        accumulate_gradients(rollouts, only_held, [2], passes(model, cfg))
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    assert gradient(0.1).abs().max() > 0
+    torch.testing.assert_close(gradient(0.2), 2 * gradient(0.1))
+    torch.testing.assert_close(gradient(0.0), torch.zeros_like(gradient(0.0)))
+    options = {"policy_model": tiny_llama(TOKENIZER), "temperature": 1.0, "pad_id": 0}
+    optimizer = torch.optim.SGD(options["policy_model"].parameters(), lr=0.01)
+    stats = update_policy(rollouts, only_held, optimizer, config(loss_mean=loss_mean), **options)
+    assert stats.steps == 2 and stats.policy_loss == 0
+    assert stats.kl_ref is not None and stats.approx_kl is None
 
 
 def test_without_a_valid_token_there_are_no_figures() -> None:
