@@ -38,13 +38,17 @@ class Distinct:
             id, body, fault = _encode(index, sample, max_bytes)
             self._ids.append(id)
             if fault is not None:
-                self.failed.append((index, invalid_input(fault, id)))
+                self.failed.append((index, failure("invalid_input", fault, id)))
             elif body in places:
                 self._owners[places[body]].append(index)
             else:
                 places[body] = len(self.bodies)
                 self.bodies.append(body)
                 self._owners.append([index])
+
+    def index(self, place: int) -> int:
+        """The first of the caller's samples that `bodies[place]` stands for."""
+        return self._owners[place][0]
 
     def spread(self, place: int, result: Result) -> Iterator[tuple[int, Result]]:
         """(index, result with its own id) of every sample that `bodies[place]` stands for."""
@@ -69,9 +73,9 @@ def _encode(index: int, sample: Sample, max_bytes: int) -> tuple[str | None, byt
     return id, body, None
 
 
-def invalid_input(fault: str, id: str | None = None) -> Failed:
-    """The result of a sample that no service could take."""
-    error = SampleError("invalid_input", fault).wire()
+def failure(type: str, message: str, id: str | None = None) -> Failed:
+    """The result of a sample that failed on this side of the wire."""
+    error = SampleError(type, message).wire()
     return cast(Failed, score_result.validate_python({"id": id, "ok": False, "error": error}))
 
 

@@ -3,6 +3,7 @@
     ScorekitError
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
+    │   └── AnswerLost      cut off after the request was sent: it may have ended the service
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused
@@ -65,6 +66,13 @@ class ServiceUnreachable(ScorekitError):
 
     def __str__(self) -> str:
         return f"{self.url} cannot be reached: {self.reason}"
+
+
+class AnswerLost(ServiceUnreachable):
+    """The connection broke after a request was sent and before its answer."""
+
+    def __str__(self) -> str:
+        return f"{self.url} ended, or closed the connection, over a request: {self.reason}"
 
 
 class ServiceError(ScorekitError):

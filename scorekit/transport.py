@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,19 @@ from pydantic_core import from_json, to_json
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_random_exponential
 
-from scorekit.errors import REQUEST_ERRORS, RequestError, ServiceUnreachable, UserError
+from scorekit.errors import (
+    REQUEST_ERRORS,
+    AnswerLost,
+    RequestError,
+    ServiceUnreachable,
+    UserError,
+)
 from scorekit.schemas import Priority
 
 #: Answers of a service that may succeed when asked again.
 _RETRY_STATUS = frozenset({429, 502, 503, 504})
+#: Of a proxy whose replica died over the request (502; Ray Serve: 500). Ours say what is wrong.
+_PROXY_LOST_IT = frozenset({500, 502})
 
 
 def checked_url(url: str) -> str:
@@ -36,6 +45,10 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._at = time.monotonic() + seconds
+
+    def extend(self, seconds: float) -> None:
+        """Later by so much: a wait that does not count."""
+        self._at += seconds
 
     def left(self) -> float:
         """Seconds that are left; never negative."""
@@ -78,12 +91,10 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
     if type not in REQUEST_ERRORS:
         if response.status_code == 413:  # of a proxy with a smaller limit
             type = "too_large"
+        elif response.status_code in _PROXY_LOST_IT:
+            raise AnswerLost(url, f"HTTP {response.status_code} without a word on the error")
         elif response.status_code in _RETRY_STATUS:
             type = "overloaded" if response.status_code == 429 else "unavailable"
-        elif response.status_code == 500:
-            # Not ours, which say so, but a proxy's whose replica died (Ray Serve): a score is a
-            # pure function, so it may be asked for again.
-            raise ServiceUnreachable(url, "HTTP 500 without a word on the error")
         else:
             reason = f"HTTP {response.status_code}: not a scoring service?"
             raise ServiceUnreachable(url, reason, retryable=False)
@@ -117,6 +128,28 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, ServiceUnreachable) and error.retryable
 
 
+def not_sent(error: httpx.HTTPError) -> bool:
+    """Whether a request failed before any of it was sent."""
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def renumbered(error: RequestError, indexes: Sequence[int]) -> RequestError:
+    """The refusal with `samples.K` as the caller counts: `indexes[K]`."""
+
+    def index(found: re.Match[str]) -> str:
+        place = int(found[1])
+        return f"samples.{indexes[place]}" if place < len(indexes) else found[0]
+
+    message = re.sub(r"\bsamples\.(\d{1,9})\b", index, error.message)
+    return RequestError(
+        error.type,
+        message,
+        retry_after=error.retry_after,
+        status=error.status,
+        request_id=error.request_id,
+    )
+
+
 def reason_of(error: Exception) -> str:
     """A word on an error that may have no text."""
     return str(error) or type(error).__name__
@@ -127,7 +160,11 @@ _backoff = wait_random_exponential(multiplier=0.2, max=10.0)
 
 def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
     """Tries of one request: jittered pauses of `pause()` seconds at least. A try that could only
-    begin after the deadline is not waited for: the last error is raised at once."""
+    begin after the deadline is not waited for: the last error is raised at once. AnswerLost is: the
+    request must not be sent again as it is."""
+
+    def may_help(error: BaseException) -> bool:
+        return is_retryable(error) and not isinstance(error, AnswerLost)
 
     def wait(state: RetryCallState) -> float:
         return max(pause(), _backoff(state))
@@ -135,4 +172,4 @@ def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
     def stop(state: RetryCallState) -> bool:
         return state.upcoming_sleep >= deadline.left()
 
-    return AsyncRetrying(retry=retry_if_exception(is_retryable), stop=stop, wait=wait, reraise=True)
+    return AsyncRetrying(retry=retry_if_exception(may_help), stop=stop, wait=wait, reraise=True)

@@ -103,7 +103,7 @@ class Tools:
                 metricx = await stack.enter_async_context(
                     ScoringClient(
                         cfg.metricx.url, batch_size=cfg.metricx.batch_size, max_in_flight=16,
-                        cache_db=cache_db,
+                        cache_db=cache_db, retry_samples=False,  # `_ask` does
                     )
                 )  # fmt: skip
                 info = await _info(metricx, "metricx")
@@ -112,8 +112,11 @@ class Tools:
                 before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
             if "judge" in uses:
                 judge = await stack.enter_async_context(
-                    ScoringClient(cfg.filters.llm_judge.url, batch_size=16, max_in_flight=16)
-                )
+                    ScoringClient(
+                        cfg.filters.llm_judge.url, batch_size=16, max_in_flight=16,
+                        retry_samples=False,
+                    )
+                )  # fmt: skip
                 info = await _info(judge, "judge")
                 check_judge(cfg, info)
                 _note_service(folder, "judge", info)

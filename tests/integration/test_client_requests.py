@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 
 import pytest
 from pydantic_core import to_json
@@ -101,7 +102,7 @@ def test_what_a_service_finds_too_large_is_sent_in_halves_and_a_single_one_fails
     assert (failed.ok, failed.id, failed.error.type) == (False, "long", "invalid_input")
     assert [r.score for r in results] == [_score_of(s) for s in samples if s is not LONG]
     sizes = [len(request["samples"]) for request in recorder.requests]
-    assert sizes[:2] == [41, 20] and 1 in sizes  # all, the first half, ...
+    assert sizes[:2] == [41, 21] and 1 in sizes  # all, the first half, ...
 
 
 def test_a_stream_that_is_too_large_is_sent_in_halves():
@@ -119,6 +120,78 @@ def test_failures_become_errors_that_name_their_sample():
             raise_for_failures(results)
         assert raise_for_failures(results[:1]) == results[:1]
     assert (failed.value.id, failed.value.index, failed.value.type) == ("n", 1, "non_finite")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_names_the_callers_own_index(stream):
+    """Not the place in a request behind cutting and leaving out what stands twice."""
+    samples = [*SAMPLES[:10], *SAMPLES[:10], {"src": "s", "mt": 3}, *SAMPLES[10:]]
+    with running_service(FakeBackend()) as url:
+        with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as refused:
+            if stream:
+                _stream(url, samples, batch_size=4)
+            else:
+                with SyncScoringClient(url, batch_size=4) as client:
+                    client.score(samples)
+    assert refused.value.status == 422 and refused.value.request_id
+
+
+class Hesitant(FakeBackend):
+    """The first `times` tries of a text with `later` in it fail for the moment."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+        self.tries = Counter()
+
+    def encode(self, samples, options):
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            self.tries[sample.mt] += 1
+            if "later" in sample.mt and self.tries[sample.mt] <= self.times:
+                encoded[place] = SampleError("upstream", "not now")
+        return encoded
+
+
+HESITANT = [*SAMPLES[:20], {"id": "l", "src": "s", "mt": "later"}, *SAMPLES[20:]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sample_that_failed_for_the_moment_is_asked_again_alone(stream):
+    recorder = _recorder(backend := Hesitant(times=2))
+    with running_app(recorder) as url:
+        if stream:
+            got = _stream(url, HESITANT)
+            results = [result for _, result in sorted(got, key=lambda pair: pair[0])]
+            assert len(got) == len(results) == 41
+        else:
+            with SyncScoringClient(url) as client:
+                results = client.score(HESITANT)
+    assert [r.score for r in results] == [_score_of(sample) for sample in HESITANT]
+    assert [len(request["samples"]) for request in recorder.requests] == [41, 1, 1]
+    assert backend.tries["later"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(stream):
+    recorder = _recorder(Hesitant(times=10**6))
+    with running_app(recorder) as url:
+        if stream:
+            results = dict(_stream(url, HESITANT, deadline_s=1.0))
+        else:
+            with SyncScoringClient(url, deadline_s=1.0) as client:
+                results = dict(enumerate(client.score(HESITANT)))
+    assert [i for i, r in results.items() if not r.ok] == [20] and len(results) == 41
+    assert (results[20].id, results[20].error.type) == ("l", "upstream")
+    assert len(recorder.requests) > 1
+
+
+def test_a_caller_who_asks_again_himself_is_told_at_once():
+    recorder = _recorder(Hesitant(times=1))
+    with running_app(recorder) as url, SyncScoringClient(url, retry_samples=False) as client:
+        results = client.score(HESITANT)
+        assert [r.ok for r in results].count(False) == 1 and len(recorder.requests) == 1
+        assert client.score(HESITANT[20:21])[0].ok
 
 
 def test_a_bug_of_the_service_is_not_asked_for_again():

@@ -1,0 +1,188 @@
+"""A client whose request ends servers: real processes that die, and are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.schemas import TranslationSample
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.settings import ServiceSettings
+from tests.mortal import DEADLY, HEAVY
+from tests.recording import Recorder
+from tests.servers import free_port, running_app, wait_ready, wait_until
+
+FLAGS = ("--cache", "memory")
+
+
+class Replica:
+    """A mortal service on one port, started again whenever it dies."""
+
+    def __init__(self):
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.deaths = 0
+        self._command = [sys.executable, "-m", "tests.mortal", "--port", str(port), *FLAGS]
+        self._lock = threading.Lock()
+        self._over = False
+        self._process = self._start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _start(self):
+        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def _watch(self):
+        while True:
+            self._process.wait()
+            with self._lock:
+                if self._over:
+                    return
+                self.deaths += 1
+                self._process = self._start()
+
+    def end(self):
+        with self._lock:
+            self._over = True
+            self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _replicas(count=2):
+    replicas = [Replica() for _ in range(count)]
+    try:
+        for replica in replicas:
+            wait_ready(replica.url)
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.end()
+
+
+def _died(replicas, times):
+    """A death is counted a moment after its client sees it."""
+    wait_until(lambda: sum(replica.deaths for replica in replicas) >= times)
+    assert sum(replica.deaths for replica in replicas) == times
+
+
+def _score_of(sample):
+    return fake_score(TranslationSample(src=sample["src"], mt=sample["mt"]), 25.0)
+
+
+def _samples(count):
+    return [{"id": f"n{i}", "src": f"s{i}", "mt": f"번역 {i}"} for i in range(count)]
+
+
+def _streamed(urls, samples, **settings):
+    async def run():
+        async with ScoringClient(urls, **settings) as client:
+            pairs = [pair async for pair in client.stream(samples)]
+        assert sorted(index for index, _ in pairs) == list(range(len(samples)))
+        return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sample_that_ends_its_server_fails_alone_after_three_deaths(stream):
+    samples = _samples(600)
+    samples[100]["mt"] += DEADLY
+    with _replicas() as replicas:
+        urls = [replica.url for replica in replicas]
+        if stream:
+            results = _streamed(urls, samples)
+        else:
+            with SyncScoringClient(urls) as client:
+                results = client.score(samples)
+        _died(replicas, 3)
+    failed = results.pop(100)
+    assert (failed.id, failed.error.type, failed.error.retryable) == (
+        "n100",
+        "model_failure",
+        False,
+    )
+    assert "3 times; it is not asked again" in failed.error.message
+    assert [r.score for r in results] == [_score_of(s) for i, s in enumerate(samples) if i != 100]
+
+
+def test_a_sample_asked_for_alone_is_asked_for_three_times():
+    """A server is also killed by hand: one break is no proof."""
+    with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
+        (failed,) = client.score([{"src": "s", "mt": DEADLY}])
+        assert failed.error.type == "model_failure"
+        (good,) = client.score(_samples(1))
+        assert good.ok and replica.deaths == 3
+
+
+def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
+    samples = _samples(64)
+    for index in (7, 8):  # in one batch of the model, and in two pieces
+        samples[index]["mt"] += HEAVY
+    with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
+        results = client.score(samples)
+        _died([replica], 1)
+    assert [r.score for r in results] == [_score_of(sample) for sample in samples]
+
+
+@contextlib.contextmanager
+def _behind_a_proxy():
+    """A service and a proxy that says, in its own words, that the replica is gone. Gives the URL
+    and what was asked over the deadly samples."""
+
+    def refuse(body):
+        if not any(sample["mt"] == DEADLY for sample in body["samples"]):
+            return None
+        deadly.append(body["samples"])
+        return 502, {}, b"<html>Bad Gateway</html>"
+
+    deadly: list[list[dict]] = []
+    recorder = Recorder(create_app(FakeBackend(), ServiceSettings(cache="memory")), refuse)
+    with running_app(recorder) as url:
+        wait_ready(url)
+        yield url, deadly
+
+
+def test_a_proxy_s_word_that_its_replica_is_gone_counts_as_well():
+    samples = [*_samples(40), {"src": "s", "mt": DEADLY}]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        results = client.score(samples)
+    assert results[40].error.type == "model_failure"
+    assert [r.score for r in results[:40]] == [_score_of(sample) for sample in samples[:40]]
+    assert [len(asked) for asked in deadly] == [41, 2, 1]
+
+
+def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
+    samples = [{"src": f"s{i}", "mt": DEADLY} for i in range(10)]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        results = client.score(samples)
+    assert [r.error.type for r in results] == ["model_failure"] * 3 + ["upstream"] * 7
+    assert [len(asked) for asked in deadly] == [10] + 3 * [1, 1]  # twice each alone
+
+
+def test_a_server_that_only_starts_anew_is_waited_for():
+    """While it starts, a proxy says 502 to everything: that is no fault of the sample's."""
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+    seen = []
+
+    async def starting(scope, receive, send):
+        path = scope.get("path", "")
+        seen.append(path)
+        asked = seen.count("/v1/score")
+        away = asked == 1 and seen.count("/v1/info") < 8  # from the first request on
+        if not away or path not in ("/v1/score", "/v1/info"):
+            return await service(scope, receive, send)
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body", "body": b"Bad Gateway"})
+
+    with running_app(starting) as url:
+        wait_ready(url)
+        with SyncScoringClient(url) as client:
+            (result,) = client.score(_samples(1))
+    assert result.ok and seen.count("/v1/score") == 2
