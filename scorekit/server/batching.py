@@ -130,12 +130,15 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Let the batch in hand finish, then end the threads."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Let the batch in hand finish, then end the threads. wait_s: seconds to wait for each."""
         self._pieces.stop()
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(wait_s)
 
     @property
     def dead(self) -> bool:
@@ -263,8 +266,7 @@ class Batcher:
     def _fail_all(self) -> None:
         """The batch in hand may be the cause, so its requests are not sent to the next replica:
         their samples fail. The others' are refused, and may be asked elsewhere."""
-        message = "the model thread ended"
-        flights = list(self._flights.values())
+        flights, message = list(self._flights.values()), "the model thread ended"
         suspects = {id(job) for flight in flights if flight.taken for job, _ in flight.waiters}
         for flight in flights:
             for job, _ in flight.waiters:
@@ -338,9 +340,7 @@ class Batcher:
             outcomes = run_batch(self._forward, encoded, self._shrink)
             seconds = time.monotonic() - started
             self._hand_over(self._deliver, batch, outcomes, started, seconds)
-            if not any(
-                has_failed(outcome) for outcome in outcomes
-            ):  # else it was run several times
+            if not any(map(has_failed, outcomes)):  # else it was run several times
                 self.pace.learn(padded_tokens(encoded), len(batch), seconds)
             self._note_health(outcomes)
             self._observe(batch, encoded, started, seconds)

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -27,6 +30,11 @@ from scorekit.server.settings import ServiceSettings, parse_settings
 log = structlog.get_logger()
 S = TypeVar("S", bound=ServiceSettings)
 
+#: Seconds from the last answer to the end of the process. `ScoringService.close` joins the threads
+#: in less; what still runs then is left behind.
+LEAVE_S = 8.0
+#: The same after a second signal.
+LEAVE_NOW_S = 1.5
 #: Longer than clients keep an idle connection (httpx: 5 s): the side that sends next closes it.
 KEEP_ALIVE_S = 65
 
@@ -45,8 +53,14 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
     _allow_many_connections()
     log.info("listening", service=backend.service, url=f"http://{_in_url(host)}:{port}")
     server = DrainingServer(server_config(app, settings), app.state.service, settings.drain_s)
-    server.run(sockets=[listener])
-    sys.exit(server.exit_code)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn puts these back when it ends
+        signal.signal(number, server.handle_exit)
+    try:
+        server.run(sockets=[listener])
+    except Exception:
+        log.critical("serving_failed", exc_info=True)
+        server.exit_code = 1
+    server.leave()
 
 
 def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
@@ -79,6 +93,9 @@ class DrainingServer(uvicorn.Server):
         self.service = service
         self.drain_s = drain_s
         self.exit_code = 0
+        self._hurried = False  # by a second signal
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last_resort: threading.Timer | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve; watch the loading of the model beside it."""
@@ -90,23 +107,48 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to drain (called by the signal handler)."""
         # No log line here: the signal may have come while this thread holds the log's lock.
+        if self._loop is None or self._last_resort is not None:  # nothing is owed yet, or any more
+            _exit_now(self.exit_code)
         if self.service.draining:
-            self.drain_s = 0.0
+            self.drain_s, self._hurried = 0.0, True
             return
         self.service.draining = True
         self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain(sig)))
 
     async def _drain(self, sig: int) -> None:
         log.info("draining", signal=signal.Signals(sig).name)
-        started = self._loop.time()
-        while (owing := self._owing()) and self._loop.time() - started < self.drain_s:
+        started = time.monotonic()
+        while (owing := self._owing()) and time.monotonic() - started < self.drain_s:
             await asyncio.sleep(0.02)
         if owing:
             log.warning("drain_deadline", unanswered_requests=len(owing))
             self.exit_code = 1
         for connection in owing:
             connection.refuse(SHUTTING_DOWN)
+        self._stop_serving(self.exit_code)
+
+    def _stop_serving(self, exit_code: int) -> None:
+        """From here on nothing is owed, and nothing that hangs may hold the end."""
+        self.exit_code = exit_code
         self.should_exit = True
+        seconds = LEAVE_NOW_S if self._hurried else LEAVE_S
+        self._last_resort = threading.Timer(seconds, _leave_behind, [exit_code])
+        self._last_resort.daemon = True
+        self._last_resort.start()
+
+    def leave(self) -> NoReturn:
+        """End the process, after `run`.
+
+        A thread that computes in torch while the interpreter ends makes C++ abort the process. So
+        where one still runs (a batch of minutes, a kernel that hangs, a model that loads), the
+        interpreter is not ended but left.
+        """
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+            self._last_resort.join()
+        if any(thread.daemon for thread in threading.enumerate()):
+            _leave_behind(self.exit_code)
+        sys.exit(self.exit_code)
 
     def _owing(self) -> list[Connection]:
         connections = cast(set[Connection], self.server_state.connections)
@@ -121,15 +163,27 @@ class DrainingServer(uvicorn.Server):
             gc.freeze()  # the model stays: it need not be looked through either
             while not self.service.batcher.dead:
                 await asyncio.sleep(0.5)
-            self.exit_code = 1
-            self.should_exit = True
+            self._stop_serving(1)
         except UserError as error:
-            self.exit_code = _complain(error)
-            self.should_exit = True
+            self._stop_serving(_complain(error))
         except Exception:
             log.critical("loading_failed", exc_info=True)
-            self.exit_code = 1
-            self.should_exit = True
+            self._stop_serving(1)
+
+
+def _leave_behind(exit_code: int) -> NoReturn:
+    """End the process without the threads that still run."""
+    running = [thread.name for thread in threading.enumerate() if thread.daemon]
+    log.info("threads_left_behind", threads=running)
+    _exit_now(exit_code)
+
+
+def _exit_now(exit_code: int) -> NoReturn:
+    """End the process without the interpreter's own end; what was logged is written."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, full, or held by the line it interrupts
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -32,6 +32,8 @@ T = TypeVar("T")
 #: Samples, and bytes, of a request over which what is done with all of it is done in a thread: some
 #: milliseconds.
 MANY, LARGE = 1000, 256 * 1024
+#: Seconds that the model's thread, and the tokeniser's, may take to end: a small batch's.
+JOIN_S = 2.5
 
 
 class ScoringService:
@@ -75,8 +77,9 @@ class ScoringService:
         log.info("ready", service=self.backend.service, model=told.model)
 
     async def close(self) -> None:
-        """Stop the model thread; wait for what is being stored."""
-        self.batcher.stop()
+        """Stop the threads, and wait for what they do and for what is being stored, in bounds."""
+        # A thread that comes back from torch while the interpreter ends takes the process along.
+        await asyncio.to_thread(self.batcher.stop, JOIN_S)
         if self._storing:
             await asyncio.wait(self._storing, timeout=1.0)
         await self.cache.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -117,6 +118,69 @@ def test_a_second_signal_ends_without_waiting():
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 1
         _check_shut_down(answers[0])
+
+
+@pytest.mark.parametrize("name", ["metricx", "xcomet"])
+def test_a_model_that_computes_for_clients_that_have_left_does_not_abort_the_end(name):
+    """A thread that comes back from torch while the interpreter ends calls C++'s terminate."""
+    port = free_port()
+    model = str(ROOT / "demo/models" / name)
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"services.{name}", "--model", model, "--port", str(port),
+         "--cache", "memory", "--threads", "1", "--max-batch-tokens", "8192"],
+        stderr=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_ready(url, 120)
+        leave_work_behind(url, count=1000)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def leave_work_behind(url, count=1):
+    """A client asks for so many long samples, and leaves while the model has some of them."""
+    samples = [{"src": f"{i} and a house on the hill", "mt": "집 " * 40} for i in range(count)]
+    body = json.dumps({"samples": samples}).encode()
+    with _connect(url) as client:
+        client.sendall(
+            b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        client.sendall(body)
+        wait_until(lambda: re.search("scorekit_queue_items [1-9]", _metrics(url)))
+        if count > 1:  # a first batch is done: the model has the next one
+            wait_until(lambda: not re.search("scorekit_tokens_total 0.0", _metrics(url)))
+    wait_until(lambda: 'status="499"' in _metrics(url))
+
+
+def _metrics(url):
+    return httpx.get(f"{url}/metrics", timeout=60).text
+
+
+def test_a_batch_that_hangs_is_left_behind():
+    with fake_service(batch_s=600) as (process, url):
+        wait_ready(url)
+        leave_work_behind(url)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0  # nothing was owed to anybody
+    last = json.loads(stderr.splitlines()[-1])
+    assert (last["event"], last["threads"]) == ("threads_left_behind", ["model"])
+
+
+def test_a_signal_while_threads_are_waited_for_ends_at_once():
+    with fake_service(batch_s=600) as (process, url):
+        wait_ready(url)
+        leave_work_behind(url)
+        process.send_signal(signal.SIGTERM)
+        lines = iter(process.stderr.readline, "")
+        assert any("Waiting for application shutdown" in line for line in lines)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "threads_left_behind" not in process.stderr.read()
 
 
 @contextlib.contextmanager
