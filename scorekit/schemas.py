@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Severity = Literal["MINOR", "MAJOR", "CRITICAL"]
 Priority = Literal["interactive", "bulk"]

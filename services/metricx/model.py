@@ -31,10 +31,10 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
+from scorekit.server.tokeniser import Tokeniser
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerFast
 
     from services.metricx.regression import MT5ForRegression
 
@@ -81,7 +81,7 @@ class MetricXBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: MT5ForRegression
-        self._tokenizer: PreTrainedTokenizerFast
+        self._tokeniser: Tokeniser
 
     def check(self) -> None:
         """Refuse at once what cannot work. Raises UserError; loads nothing."""
@@ -105,12 +105,13 @@ class MetricXBackend:
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
         except Exception as error:
             reason = str(error).split("\n")[0]
             raise UserError(f"--tokenizer {tokenizer_name}: cannot be read: {reason}") from None
-        if not self._tokenizer.is_fast:
+        if not tokenizer.is_fast:
             raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
+        self._tokeniser = Tokeniser(tokenizer.backend_tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
         return Description(
             model=_shown(self._model_name),
@@ -129,22 +130,19 @@ class MetricXBackend:
         self, samples: Sequence[TranslationSample], options: Any
     ) -> list[Encoded | SampleError]:
         """Tokenise, drop the end-of-sentence id, cut at the limit: the end is lost, as upstream."""
-        texts = [format_input(sample) for sample in samples]
-        batch = self._tokenizer(texts, add_special_tokens=True, verbose=False)
         room = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH) - 1
+        refuses = options.overlong == "error"
+        found = self._tokeniser.read([format_input(s) for s in samples], room, count=refuses)
         encoded: list[Encoded | SampleError] = []
-        for index, sample in enumerate(samples):
-            ids = batch["input_ids"][index][:-1]
-            if len(ids) <= room:
-                read = len(texts[index])
-            elif options.overlong == "error":
-                message = f"{len(ids) + 1} tokens, the limit is {room + 1}"
+        for sample, read in zip(samples, found, strict=True):
+            if isinstance(read, Exception):
+                raise read
+            if refuses and read.is_cut:
+                message = f"{read.total + 1} tokens, the limit is {room + 1}"
                 encoded.append(SampleError("overlong", message))
                 continue
-            else:
-                ids = ids[:room]
-                read = batch.encodings[index].offsets[room - 1][1]
-            encoded.append(Encoded(len(ids), _input_fields(sample, len(ids), read), ids))
+            fields = _input_fields(sample, len(read.ids), read.covered)
+            encoded.append(Encoded(len(read.ids), fields, read.ids))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:

@@ -37,6 +37,7 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
+from scorekit.server.tokeniser import Read, Tokeniser
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans
@@ -50,8 +51,9 @@ class _Input:
     """What `encode` leaves for `forward`.
 
     rows: ids of each sequence. offsets [n, 2]: as upstream pairs them with positions.
-    read_offsets [m, 2]: of the positions that hold the translation; differs from `offsets` only
-    where the text itself has padding marks, which upstream removes from the ids but not from these.
+    read_offsets [m, 2]: of the positions that hold the translation; differs from `offsets` where
+    the text itself has padding marks, which upstream removes from the ids but not from these, and
+    where unknown characters are written in bytes.
     """
 
     rows: list[list[int]]
@@ -109,9 +111,7 @@ class XCometBackend:
         metric = _load_metric(checkpoint, self._device, getattr(torch, self._dtype_name))
         encoder = metric.encoder
         self._tokenizer = encoder.tokenizer
-        backend = self._tokenizer.backend_tokenizer
-        backend.no_truncation()  # cut here, to know what was cut
-        backend.no_padding()
+        self._tokeniser = Tokeniser(self._tokenizer.backend_tokenizer)
         self._limit = encoder.max_positions
         self._heads = metric.score_weights  # mt+src, mt+ref, mt+src+ref, spans
         self._span_weights = metric.input_weights_spans.tolist()
@@ -131,16 +131,23 @@ class XCometBackend:
         """Tokenise as upstream does. `tokens` counts the ids of all passes (one, or three)."""
         limit = min(options.max_input_length or self._limit, self._limit)
         texts = [(s.mt, s.src) if s.ref is None else (s.mt, s.src, s.ref) for s in samples]
-        encodings = iter(self._tokenize([text for fields in texts for text in fields]))
+        # Upstream first cuts each text alone, to limit - 2 with an <s> and </s> of its own.
+        found = self._tokeniser.read(
+            [text for fields in texts for text in fields],
+            limit - 4,
+            count=options.overlong == "error",
+        )
         encoded: list[Encoded | SampleError] = []
         for fields in texts:
-            parts = [next(encodings) for _ in fields]
-            named = zip(("mt", "src", "ref"), parts, strict=False)
-            failed = next((f"{n}: {p}" for n, p in named if isinstance(p, Exception)), None)
-            if failed is not None:
-                encoded.append(SampleError("invalid_input", failed))
-                continue
-            encoded.append(self._assemble(fields[0], parts, limit, options))
+            parts: list[Read] = []
+            failed = None
+            for name, part in zip(("mt", "src", "ref")[: len(fields)], found, strict=False):
+                if isinstance(part, Read):
+                    parts.append(part)
+                else:
+                    message = f"{name}: the tokenizer cannot read this text"
+                    failed = failed or SampleError("invalid_input", message)
+            encoded.append(failed or self._assemble(fields[0], parts, limit, options))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
@@ -195,47 +202,34 @@ class XCometBackend:
             },
         )
 
-    def _tokenize(self, texts: list[str]) -> list[Any]:
-        """Encodings without <s> and </s>; in the place of a text that cannot be encoded, why."""
-        encode_batch = self._tokenizer.backend_tokenizer.encode_batch
-        try:
-            return list(encode_batch(texts, add_special_tokens=False))
-        except Exception:
-            if len(texts) == 1:
-                return [ValueError("the tokenizer cannot read this text")]
-            return [part for text in texts for part in self._tokenize([text])]
-
     def _assemble(
-        self, mt: str, parts: list[Any], limit: int, options: XCometOptions
+        self, mt: str, parts: list[Read], limit: int, options: XCometOptions
     ) -> Encoded | SampleError:
-        """Build the rows of a sample from the encodings of mt, src and, if given, ref."""
-        # Upstream first cuts each text alone, to limit - 2 with an <s> and </s> of its own.
-        most = limit - 4
+        """Build the rows of a sample from what was read of mt, src and, if given, ref."""
         pad = self._tokenizer.pad_token_id
-        ids = [[i for i in part.ids[:most] if i != pad] for part in parts]
+        ids = [[i for i in part.ids if i != pad] for part in parts]
         pairs = [(0, 1)] if len(ids) == 2 else [(0, 1), (0, 2), (0, 1, 2)]
         whole = [self._join([ids[k] for k in pair]) for pair in pairs]
         # Beyond the limit a row loses its end: the last text first. Its own </s> is no loss.
-        lost = [len(part.ids) > most for part in parts]
+        lost = [part.is_cut for part in parts]
         for pair, row in zip(pairs, whole, strict=True):
             excess = len(row) - 1 - limit
             for k in reversed(pair):
                 lost[k] = lost[k] or (excess > 0 and bool(ids[k]))
                 excess -= len(ids[k]) + 2
         if options.overlong == "error" and any(lost):
-            longest = sum(len(part.ids) + 2 for part in parts)  # uncut, with its marks
+            longest = sum(part.total + 2 for part in parts)  # uncut, with its marks
             return SampleError("overlong", f"{longest} tokens, limit {limit}")
         rows = [row[:limit] for row in whole]
-        kept = parts[0].offsets[:most]
         edge = [(0, 0)]
-        read = [o for o, i in zip(kept, parts[0].ids, strict=False) if i != pad]
+        read = [o for o, i in zip(parts[0].own_offsets, parts[0].ids, strict=True) if i != pad]
         fields = {
             "tokens": sum(map(len, rows)),
             "truncated": dict(zip(("mt", "src", "ref"), [*lost, False][:3], strict=True)),
-            "mt_covered": max((end for _, end in kept), default=0) if lost[0] else len(mt),
+            "mt_covered": parts[0].covered,
         }
-        offsets = np.array(edge + kept + edge)
-        read_offsets = offsets if len(read) == len(kept) else np.array(edge + read + edge)
+        offsets = np.array(edge + parts[0].offsets + edge)
+        read_offsets = np.array(edge + read + edge)
         payload = _Input(rows, offsets, read_offsets, mt, options.span_offsets)
         return Encoded(max(map(len, rows)), fields, payload, rows=len(rows))
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import MT5Config, MT5ForConditionalGeneration
+from transformers import AutoTokenizer, MT5Config, MT5ForConditionalGeneration
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
@@ -41,9 +41,10 @@ def _encode(backend, sample, **options):
     return encoded
 
 
-def test_the_end_of_sentence_id_is_dropped(backend):
+def test_the_end_of_sentence_id_is_dropped(backend, metricx_folder):
     encoded = _encode(backend, TranslationSample(src="a", mt="b"))
-    assert backend._tokenizer.eos_token_id not in encoded.payload
+    eos = AutoTokenizer.from_pretrained(metricx_folder).eos_token_id
+    assert eos is not None and eos not in encoded.payload
     assert encoded.fields["tokens"] == len(encoded.payload)
 
 
