@@ -35,6 +35,7 @@ from trainer.resume import checkpoint_to_resume
 from trainer.runlog import check_run_dir, open_run_dir
 from trainer.score_batch import ServiceName
 from trainer.services import SERVICES, Rewarder
+from trainer.sources import check_sources
 from trainer.trackers import check_trackers
 from trainer.train import check_trainable
 
@@ -95,8 +96,9 @@ def check_run(cfg: TrainerConfig) -> Findings:
     device = look("device", _device, cfg)
     if model is not None and device is not None:
         look("memory", _memory, cfg, model, longest, device, findings)
-    for name in SERVICES:
-        look(name, _service, cfg, name)
+    answer = [look(name, _service, cfg, name) for name in SERVICES]
+    if all(answer) and train:
+        look("sources", _sources, cfg, train, held_out or [])
     if cfg.generation.engine == "vllm":
         look("vLLM", _vllm, cfg)
     look("misc.trackers", _trackers, cfg)
@@ -205,18 +207,28 @@ def _memory(
     return None, found
 
 
-def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[None, str]:
+def _sources(
+    cfg: TrainerConfig, train: Sequence[Example], held_out: Sequence[Example]
+) -> tuple[None, str]:
+    refuse, bad = cfg.data.bad_sources == "refuse", 0
+    with closing(Rewarder(cfg.reward, offer_unneeded=False)) as rewarder:
+        for key, examples in (("data.train", train), ("data.eval", held_out)):
+            bad += len(check_sources(examples, rewarder, key, refuse=refuse))
+    return None, f"{bad} that no translation helps" if bad else "all can be scored"
+
+
+def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
     """One service by itself, so that a fault of one hides none of the other."""
     others = {"metricx": ("w_xcomet_seq", "w_xcomet_span"), "xcomet": ("w_metricx",)}[name]
     alone = cfg.reward.model_copy(update=dict.fromkeys(others, 0.0))
     with closing(Rewarder(alone, offer_unneeded=False)) as rewarder:
         if not rewarder.needed:
-            return None, "has no weight in the reward"
+            return True, "has no weight in the reward"
         told = [
             f"{url}: {info.model}, {'higher' if info.higher_is_better else 'lower'} is better"
             for url, info in rewarder.infos.items()
         ]
-        return None, "; ".join(told) or "scores in this process"
+        return True, "; ".join(told) or "scores in this process"
 
 
 def _vllm(cfg: TrainerConfig) -> tuple[None, str]:

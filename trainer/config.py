@@ -21,6 +21,11 @@ class DataConfig(Config):
     train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
     eval: str | None = Field(None, description="Held-out prompts, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    bad_sources: Literal["leave_out", "refuse"] = Field(
+        "leave_out",
+        description="Training rows whose source a reward service refuses whatever the translation "
+        "(a NUL, too long): left out, with a warning that names them, or the end of the run.",
+    )
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="Our field name (src_text, src_lang, ...) -> the column that holds it.",

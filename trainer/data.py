@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -29,6 +30,7 @@ class Example:
 
     src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
     ref_text: a true translation where one is known; shown in reports, never part of a reward.
+    where: its row ("train.jsonl line 7"), for messages.
     """
 
     id: str
@@ -38,6 +40,7 @@ class Example:
     src_lang_code: str
     tgt_lang_code: str
     ref_text: str | None = None
+    where: str = dataclasses.field(default="", compare=False)
 
 
 def load_examples(
@@ -229,7 +232,7 @@ def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
             values[f"{side}_lang"] = language.name
             code = name if "-" in name else code
         values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
-    return Example(**values)  # type: ignore[arg-type]
+    return Example(**values, where=where)  # type: ignore[arg-type]
 
 
 def _id(value: Any, where: str, column: str) -> str | None:

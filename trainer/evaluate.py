@@ -63,6 +63,7 @@ class Report:
     spans_MAJOR_mean: float | None
     spans_CRITICAL_mean: float | None
     text_errors: int
+    source_errors: int
     reward_mean: float | None
     reward_coverage: float
     completion_length_mean: float

@@ -160,7 +160,8 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
     (`*_coverage`), for each service; all None of a service that was never asked.
 
     `*_truncated_frac`: share of the scored samples that the model could not read whole.
-    `text_errors`: samples that cannot be scored by their own fault; `overlong_*`: samples over a
+    `text_errors`: samples that cannot be scored by their own fault; `source_errors`: by their
+    source's, which costs nothing; `overlong_*`: samples over a
     model's limit, by what became of them (skipped and penalised ones are text errors, too).
     """
     figures: Figures = {}
@@ -181,6 +182,7 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
         ]
         figures[f"spans_{severity}_mean"] = mean_of(counts)
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
+    figures["source_errors"] = sum(r.source_error is not None for r in rewards)
     for fate in ("truncated", "skipped", "penalised"):
         figures[f"overlong_{fate}"] = sum(r.overlong == fate for r in rewards)
     return figures

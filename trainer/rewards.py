@@ -12,15 +12,15 @@ from trainer.config import RewardConfig
 from trainer.credit import covered_tokens, spans_to_token_rewards
 from trainer.guards import guard_faults, guard_penalty
 from trainer.sampler import Rollout
-from trainer.score_batch import Scores, ServiceName, is_truncated
+from trainer.score_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
 
 
 @dataclass(slots=True)
 class SampleReward:
     """What one completion earned.
 
-    r_seq: sequence reward; None: a service failed, or the text is overlong and skipped: the sample
-    takes no part in the update, nor in its mean and deviation.
+    r_seq: sequence reward; None: a service failed, the source is at fault, or the text is overlong
+    and skipped: the sample takes no part in the update, nor in its mean and deviation.
     token_rewards: span term of each token, already weighted.
     valid: tokens to learn from; False behind what the span model could read, where
     `reward.uncovered` excludes them.
@@ -30,9 +30,9 @@ class SampleReward:
     metricx_truncated, xcomet_truncated: whether the model read less than the whole source and
     translation; None where not asked or failed.
     asked: services that were asked for this sample.
-    text_error: why the text could not be scored by its own fault; service_error: why a service
-    gave no score; shown_error: why one that has no weight in the reward gave none, which costs
-    nothing.
+    text_error: why the text could not be scored by its own fault; source_error: why no translation
+    of its source can be; service_error: why a service gave no score; shown_error: why one that has
+    no weight in the reward gave none, which costs nothing.
     overlong: what became of a text over a model's limit (`reward.overlong`).
     guards: fault of each guard that was asked for (trainer/guards.py), 0 to 1.
     """
@@ -48,6 +48,7 @@ class SampleReward:
     xcomet_truncated: bool | None = None
     asked: tuple[ServiceName, ...] = ()
     text_error: str | None = None
+    source_error: str | None = None
     service_error: str | None = None
     shown_error: str | None = None
     overlong: Literal["truncated", "skipped", "penalised"] | None = None
@@ -61,8 +62,8 @@ def sample_rewards(
 
     r_seq = w_metricx (metricx_offset - metricx_score) + w_xcomet_seq xcomet_seq_scale xcomet_score
             - sum over guards w_guard fault - no_eos_penalty if cut by max_new_tokens,
-    or `text_error_reward` where the text is at fault, or None where a service failed or an overlong
-    text is skipped.
+    or `text_error_reward` where the text is at fault, or None where a service failed, the source is
+    at fault, or an overlong text is skipped.
     """
     return [
         _sample_reward(rollout, {name: scores.results[name][i] for name in scores.results}, cfg)
@@ -81,7 +82,7 @@ def _sample_reward(
     )
     _note_results(reward, results, cfg)
     no_eos = cfg.no_eos_penalty if rollout.finish_reason == "length" else 0.0
-    if reward.overlong == "skipped":
+    if reward.source_error is not None or reward.overlong == "skipped":
         reward.r_seq = None
         return reward
     if reward.text_error is not None:
@@ -116,6 +117,8 @@ def _note_results(
                 reward.error_spans = result.error_spans
         elif not counts[name]:
             reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
+        elif result.error.type == BAD_SOURCE:
+            reward.source_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type in TEXT_ERROR_TYPES:
             faults[result.error.type] = f"{name}: {result.error.type}"
         else:

@@ -26,7 +26,8 @@ was away).
 source or translation the model could not read to its end (`truncated_frac`: completions that
 max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of the section `stop`;
 else null.
-`text_errors` counts the samples that cannot be scored by their own fault; `overlong_truncated`,
+`text_errors` counts the samples that cannot be scored by their own fault, `source_errors` those of
+a source that no translation helps (no reward, no part in the update); `overlong_truncated`,
 `overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
 `uncovered_tokens` counts the tokens behind what the span model read (`reward.uncovered`); `kl_ref`
 and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean token reward together.
@@ -312,7 +313,10 @@ def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
         "xcomet_truncated": reward.xcomet_truncated,
         "error_spans": None if spans is None else [span.model_dump() for span in spans],
         "guards": reward.guards,
-        "error": reward.text_error or reward.service_error or reward.shown_error,
+        "error": reward.source_error
+        or reward.text_error
+        or reward.service_error
+        or reward.shown_error,
     }
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ServiceName = Literal["metricx", "xcomet"]
+#: Type of a failure that is the source's: whatever the translation, it would be refused.
+BAD_SOURCE = "bad_source"
+_OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}
 
 
 class RewardFailure(ScorekitError):
@@ -118,9 +121,12 @@ class Group:
         scores = Scores({name: self.batch.results(name, self) for name in self.batch.asked})
         for name, results in scores.results.items():
             rewarder.tell_truncated(name, results)
-            if rewarder.cfg.on_failure == "fail" and name in rewarder.needed:
+            if name not in rewarder.needed:
+                continue
+            rewarder.sources.attribute(name, self.samples, results)
+            if rewarder.cfg.on_failure == "fail":
                 for result in results:
-                    if isinstance(result, Failed) and result.error.type not in TEXT_ERROR_TYPES:
+                    if isinstance(result, Failed) and result.error.type not in _OF_THE_TEXTS:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
         return scores
 

@@ -23,6 +23,7 @@ from scorekit.scorers import (
 )
 from trainer.config import RewardConfig
 from trainer.score_batch import Batch, Scores, ServiceName, is_truncated
+from trainer.sources import SourceCheck
 
 log = logging.getLogger(__name__)
 SERVICES: tuple[ServiceName, ...] = ("metricx", "xcomet")
@@ -61,6 +62,8 @@ class Rewarder:
         self.infos: dict[str, Info] = {}
         self._scorers: dict[ServiceName, RemoteScorer | LocalScorer] = {}
         self._told_truncated: set[ServiceName] = set()
+        #: Whose fault a text is that cannot be scored.
+        self.sources = SourceCheck(self.ask)
         try:
             for name in self.available:
                 self._open(name)
@@ -103,6 +106,12 @@ class Rewarder:
         """Seconds that one request to a service may take with its retries. One without weight,
         which may have died, is not tried for longer than one attempt may take."""
         return self.cfg.deadline_s if name in self.needed else self.cfg.timeout_s
+
+    def max_input_length(self, name: ServiceName) -> int | None:
+        """The most tokens that a service is asked to read; None where it does not say."""
+        own = [info.max_input_length for info in self.infos.values() if info.service == name]
+        limit = self.cfg.max_input_length
+        return min([*own, *([limit] if limit else [])], default=None)
 
     def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         """Warn once where a model does not read much of what it scores."""

@@ -61,6 +61,7 @@ from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, str
 from trainer.saver import Saver
 from trainer.score_batch import Group
 from trainer.services import Rewarder
+from trainer.sources import screen
 from trainer.stops import StopRules
 from trainer.trackers import check_trackers, track, tracking
 from trainer.update import (
@@ -118,6 +119,8 @@ def run_toy_rl(
     world.on_main(lambda: open_run_dir(cfg))
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
         held_out = eval_examples[: cfg.eval.eval_limit]
+        refuse = cfg.data.bad_sources == "refuse"
+        train_examples = screen(train_examples, held_out, rewarder, world, refuse=refuse)
         trainer = Trainer(
             cfg, rewarder, train_examples, held_out, world,
             checkpoint=checkpoint, overwrite=resume or None,

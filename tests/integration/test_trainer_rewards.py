@@ -224,9 +224,10 @@ def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(
     class Refusing(Recorder):
         def encode(self, samples: Any, options: Any) -> Any:
             encoded = super().encode(samples, options)
-            if samples[0].src.startswith("word "):
-                return encoded
-            return [SampleError("invalid_input", "no") for _ in samples]
+            for place, sample in enumerate(samples):
+                if "long" in sample.mt:
+                    encoded[place] = SampleError("invalid_input", "no")
+            return encoded
 
     with running_service(Refusing("metricx")) as url:
         (both,) = rewards_of(services.config(metricx_urls=url, overlong="skip"), "long")
