@@ -88,6 +88,9 @@ def evaluate(
             "(the folder that holds its evaluation.jsonl)."
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an evaluation that stands in misc.run_dir.")
+    ] = False,
 ) -> None:
     """Translate the held-out examples with the policy and score them."""
     with _clean_exit():
@@ -105,19 +108,18 @@ def evaluate(
         from rich.console import Console
 
         from trainer.console import paired_table, report_table
-        from trainer.evaluate_run import run_evaluation
+        from trainer.evaluate_run import THE_SET, run_evaluation
 
-        evaluation, compared = run_evaluation(cfg, examples, against)
-        folder = Path(cfg.misc.run_dir)
-        Console().print(report_table(evaluation.figures))
-        typer.echo(f"report: {folder / 'evaluation.html'}")
-        if compared is not None:
-            first, second = compared.first.policy, compared.second.policy
-            typer.echo(f"A: {first}\nB: {second}")
-            for name, figures in compared.groups.items():
+        for of in run_evaluation(cfg, {THE_SET: examples}, against, overwrite=overwrite):
+            Console().print(report_table(of.evaluation.figures))
+            typer.echo(f"report: {of.page}")
+            if of.earlier is None or of.groups is None:
+                continue
+            typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
+            for name, figures in of.groups.items():
                 typer.echo("all sources" if name == "all" else name)
                 Console().print(paired_table(figures))
-            typer.echo(f"comparison: {folder / 'comparison.html'}")
+            typer.echo(f"comparison: {of.comparison}")
 
 
 @app.command()

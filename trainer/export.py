@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from scorekit.errors import UserError
+from trainer.adapted import load_on_base, on_its_base
 from trainer.checkpoint import (
     State,
     best_checkpoint,
@@ -20,9 +21,7 @@ from trainer.checkpoint import (
     sync,
 )
 from trainer.compat import save_tokenizer
-from trainer.config import PolicyConfig, TrainerConfig
-from trainer.policy import load_policy
-from trainer.resume import check_origin, weight_origin
+from trainer.config import PolicyConfig
 
 
 def export_policy(
@@ -64,19 +63,10 @@ def _choose(folder: Path, best: bool) -> Path:
 
 def _load(checkpoint: Path, state: State) -> tuple[Any, Any]:
     """The policy in float32 on the CPU, and its tokenizer as it was saved."""
-    trained = TrainerConfig.model_validate(state.config).policy
-    has_adapters = (checkpoint / "adapter_config.json").exists()
     told = PolicyConfig(path=str(checkpoint), tokenizer=str(checkpoint))
-    if has_adapters:
-        told = told.model_copy(update={"path": trained.path, "revision": trained.revision})
-        base = {"policy.path": weight_origin(trained)["policy.path"]}
-        check_origin(base, state)
+    base, adapters = on_its_base(told)
     try:
-        model, tokenizer = load_policy(told, torch.device("cpu"))
-        if has_adapters:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, str(checkpoint)).merge_and_unload()
-    except Exception as error:  # transformers and peft raise half a dozen kinds
+        model, tokenizer = load_on_base(base, adapters, torch.device("cpu"))
+    except UserError as error:
         raise UserError(f"{checkpoint}: {cannot_load(state, error)}") from None
-    return model, tokenizer
+    return model if adapters is None else model.merge_and_unload(), tokenizer

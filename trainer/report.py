@@ -41,6 +41,7 @@ def write_report(
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
     return _write(
         folder / "report.html",
+        "report",
         title=title,
         notes=notes,
         stopped=updates[-1].get("stopped") if updates else None,
@@ -55,10 +56,10 @@ def write_report(
 
 
 def write_evaluation(
-    folder: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[dict[str, Any]],
+    path: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[dict[str, Any]],
     config: str = "",
 ) -> Path:  # fmt: skip
-    """Write `evaluation.html`: the figures of a report, its worst translations and its first."""
+    """Write a page of the figures of a report, its worst translations and its first."""
     scored = [line for line in lines if line["metricx_score"] is not None]
     worst = sorted(scored, key=lambda line: -line["metricx_score"])[:_SHOWN]
     failed = [line for line in lines if line["error"]][:_SHOWN]
@@ -68,7 +69,8 @@ def write_evaluation(
         ("The first of the set", lines[:_SHOWN]),
     )
     return _write(
-        folder / "evaluation.html",
+        path,
+        "evaluation",
         policy=policy,
         figures=figures,
         rows=compare(figures, {}),
@@ -80,12 +82,13 @@ def write_evaluation(
 
 
 def write_comparison(
-    folder: Path, names: tuple[str, str], groups: Mapping[str, Sequence[PairedFigure]],
+    path: Path, names: tuple[str, str], groups: Mapping[str, Sequence[PairedFigure]],
     first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]],
 ) -> Path:  # fmt: skip
-    """Write `comparison.html`: intervals of the differences, and what changed most."""
+    """Write a page of the intervals of the differences, and of what changed most."""
     return _write(
-        folder / "comparison.html",
+        path,
+        "comparison",
         first=names[0],
         second=names[1],
         groups=[
@@ -98,13 +101,13 @@ def write_comparison(
     )
 
 
-def _write(path: Path, **values: Any) -> Path:
-    """Fill the template that has the page's name."""
+def _write(path: Path, template: str, **values: Any) -> Path:
+    """Fill a template of this folder."""
     environment = Environment(
         loader=PackageLoader("trainer", "."), autoescape=select_autoescape(["html"])
     )
     environment.filters |= {"segments": _segments, "visible": visible}
-    page = environment.get_template(path.name).render(style=Markup(STYLE), **values)
+    page = environment.get_template(f"{template}.html").render(style=Markup(STYLE), **values)
     write_text(path, page)
     return path
 

@@ -10,7 +10,8 @@ runs/<name>/
     trackers/               files of TensorBoard and other trackers (misc.trackers)
     report.html             all this, for eyes
     evaluation.json, .jsonl, .html
-                            the report and the dump of `python -m trainer evaluate`
+                            the report and the dump of `python -m trainer evaluate`; of a set with
+                            a name, evaluation-NAME.json and so on
     comparison.json, .html  the same against another policy, whose evaluation stands in against/
 
 **log.jsonl.** `update` (from 1), `skipped` (true: nothing was learned, since no sample was scored

@@ -24,7 +24,7 @@ from tests.trainer_kit import (
 from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
 from trainer.data import Example
 from trainer.evaluate import _figures, evaluate_on_dataset
-from trainer.evaluate_run import run_evaluation
+from trainer.evaluate_run import THE_SET, run_evaluation
 from trainer.figures import compare
 from trainer.rewards import SampleReward
 from trainer.runlog import read_jsonl
@@ -136,8 +136,12 @@ def test_two_policies_stand_side_by_side(
     """Figures as JSON and as pages, for all sources and for each language pair; and an earlier
     evaluation is taken as it is."""
     cfg = config(policies[0], tmp_path / "a", services)
-    _, compared = run_evaluation(cfg, SOURCES, str(policies[1]))
-    assert compared is not None and set(compared.groups) == {"all", "en-US>ko-KR", "en-US>de-DE"}
+    (compared,) = run_evaluation(cfg, {THE_SET: SOURCES}, str(policies[1]))
+    assert compared.groups is not None and set(compared.groups) == {
+        "all",
+        "en-US>ko-KR",
+        "en-US>de-DE",
+    }
     folder = tmp_path / "a"
     figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert figures["samples"] == 23 and figures["bleu"] is None
@@ -167,8 +171,8 @@ def test_two_policies_stand_side_by_side(
     assert all("Save <3>" not in page and "<script" not in page for page in pages)
 
     earlier = config(policies[1], tmp_path / "b", services)
-    _, again = run_evaluation(earlier, SOURCES, str(folder))
-    assert again is not None and again.first.lines == lines
+    (again,) = run_evaluation(earlier, {THE_SET: SOURCES}, str(folder))
+    assert again.groups is not None and again.earlier is not None and again.earlier.lines == lines
     assert not (tmp_path / "b/against").exists()
     turned = {found.key: found for found in again.groups["all"]}
     assert turned["metricx_score"].difference == pytest.approx(-row["difference"])
@@ -177,15 +181,15 @@ def test_two_policies_stand_side_by_side(
 def test_an_evaluation_that_cannot_be_compared_is_told_before_weights_load(
     policies: list[Path], services: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    run_evaluation(config(policies[0], tmp_path / "a", services), SOURCES[:2])
+    run_evaluation(config(policies[0], tmp_path / "a", services), {THE_SET: SOURCES[:2]})
     cfg = config(tmp_path / "gone", tmp_path / "b", services)
     with pytest.raises(UserError, match="that are not these 3 in this order"):
-        run_evaluation(cfg, SOURCES[:3], str(tmp_path / "a"))
+        run_evaluation(cfg, {THE_SET: SOURCES[:3]}, str(tmp_path / "a"))
     with pytest.raises(UserError, match=r"neither evaluation.jsonl .* nor config.json"):
-        run_evaluation(cfg, SOURCES[:2], str(tmp_path))
+        run_evaluation(cfg, {THE_SET: SOURCES[:2]}, str(tmp_path))
     written = tmp_path / "a/evaluation.json"
     figures = json.loads(written.read_text(encoding="utf-8"))
     figures["scored_by"]["metricx"] = "another"
     written.write_text(json.dumps(figures), encoding="utf-8")
     with pytest.raises(UserError, match="scored by the metricx model 'another'"):
-        run_evaluation(cfg, SOURCES[:2], str(tmp_path / "a"))
+        run_evaluation(cfg, {THE_SET: SOURCES[:2]}, str(tmp_path / "a"))
