@@ -1,9 +1,13 @@
-"""Named prompt templates. A template is filled once: text in a source is never expanded again."""
+"""Named prompt templates, and what is done to a completion before it is scored.
+
+A template is filled once: text in a source is never expanded again.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scorekit.errors import UserError
@@ -68,3 +72,27 @@ def fill(template: str, fields: Mapping[str, str]) -> str:
         lambda match: fields[match.group(1)] if match.group(1) in FIELDS else match.group(),
         template,
     )
+
+
+def postprocess_translation(raw_text: str) -> str:
+    """A decoded completion -> the translation that is scored: white space at its ends goes."""
+    return raw_text.strip()
+
+
+#: What the trainer and the adapters may do to a completion, by name.
+POSTPROCESS: dict[str, Callable[[str], str]] = {"strip": postprocess_translation, "none": str}
+
+
+def load_postprocess(name: str) -> Callable[[str], str]:
+    """A function by its name in POSTPROCESS, or by `module:function`. Raises UserError."""
+    if name in POSTPROCESS:
+        return POSTPROCESS[name]
+    module_name, _, function = name.partition(":")
+    if not module_name or not function:
+        known = ", ".join(POSTPROCESS)
+        raise UserError(f"postprocess {name!r}: neither one of {known} nor module:function")
+    try:
+        found: Callable[[str], str] = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"postprocess {name!r} cannot be loaded: {error}") from None
+    return found

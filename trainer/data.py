@@ -16,6 +16,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.languages import find_language
 from scorekit.prompts import fill, load_template
+from scorekit.prompts import postprocess_translation as postprocess_translation
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +108,6 @@ def format_translation_prompt(example: Example, template: str = "translategemma"
             "text": example.src_text,
         },
     )
-
-
-def postprocess_translation(raw_text: str) -> str:
-    """A decoded completion -> the translation that is scored: white space at its ends goes."""
-    return raw_text.strip()
 
 
 def _rows(source: str, split: str | None) -> Iterator[tuple[str, Any]]:

@@ -1,18 +1,20 @@
-"""OpenRLHF's remote reward model: POST /get_reward in front of a scoring service.
+"""Remote reward models of OpenRLHF (POST /get_reward) and slime (POST /remote_rm).
 
 python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000
-... --remote_rm_url http://127.0.0.1:5000/get_reward --label_key src     (of OpenRLHF's trainer)
+... --remote_rm_url http://127.0.0.1:5000/get_reward --label_key src       (of OpenRLHF's trainer)
+... --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm           (of slime's)
 
-OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}. A label may
-be a plain text (its field is called `label`) or a JSON object with fields. Any failure fails the
-request with a 5xx: OpenRLHF tries again, then goes on without a reward for the sample.
+OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}, slime one
+{"prompt", "response", "label"}, whose answer is the number alone. A label may be a plain text (its
+field is called `label`) or a JSON object with fields. Any failure fails the request with a 5xx:
+both try again; then OpenRLHF goes on without a reward for the sample, and slime ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -23,12 +25,14 @@ from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
     Samples,
+    message_text,
     reward_of,
     reward_settings,
 )
 from scorekit.async_client import ScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import ScorekitError, UserError
+from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 
 #: What models put at the end of a turn; it is no part of the translation.
@@ -41,6 +45,24 @@ class RewardRequest(BaseModel):
     query: list[str]
     prompts: list[str]
     labels: list[Any] | None = None
+
+
+class SlimeRequest(BaseModel):
+    """What slime sends; the prompt may be chat messages, the label null."""
+
+    prompt: str | list[dict[str, Any]]
+    response: str
+    label: Any = None
+
+
+def without_end_marks(text: str, end_marks: Sequence[str]) -> str:
+    """The text without the marks at its end, and the white space between and behind them."""
+    while True:
+        bare = text.rstrip()
+        mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
+        if mark is None:
+            return text
+        text = bare.removesuffix(mark)
 
 
 def completion_of(
@@ -66,12 +88,7 @@ def completion_of(
             "the prompt does not stand in the query letter by letter (cut, or changed by the "
             "tokenizer): say --turn-mark"
         )
-    while True:
-        bare = text.rstrip()
-        mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
-        if mark is None:
-            return text
-        text = bare.removesuffix(mark)
+    return without_end_marks(text, end_marks)
 
 
 def fields_of(label: Any) -> dict[str, Any]:
@@ -88,7 +105,7 @@ def fields_of(label: Any) -> dict[str, Any]:
 
 
 class RewardServer:
-    """Answers OpenRLHF's requests out of a scoring service."""
+    """Answers the requests of OpenRLHF and slime out of a scoring service."""
 
     def __init__(
         self,
@@ -104,15 +121,30 @@ class RewardServer:
         self._turn_mark = turn_mark
 
     async def get_reward(self, body: bytes) -> dict[str, Any]:
-        """The answer to one request. Raises UserError for a request of another shape, SampleError
+        """The answer to OpenRLHF. Raises UserError for a request of another shape, SampleError
         where a sample failed, and what the client raises."""
-        samples = self._wanted(body)
-        info = await self._client.limits()
-        results = await self._client.score(samples, {"overlong": self._settings.overlong})
-        good = raise_for_failures(results)
+        good, info = await self._scored(self._wanted(body))
         rewards = [reward_of(result, info, self._settings.offset) for result in good]
         scores = {f"{info.service}_score": [result.score for result in good]}
         return {"rewards": rewards, "scores": rewards, "extra_logs": scores}
+
+    async def remote_rm(self, body: bytes) -> float:
+        """The answer to slime, which uses it as it is. Raises as `get_reward`."""
+        try:
+            asked = SlimeRequest.model_validate_json(body)
+        except ValidationError as error:
+            raise UserError(describe_faults(error, "body")) from None
+        mt = without_end_marks(asked.response, self._end_marks)
+        sample = self._samples.sample(fields_of(asked.label), message_text(asked.prompt), mt)
+        (good,), info = await self._scored([sample])
+        return reward_of(good, info, self._settings.offset)
+
+    async def _scored(
+        self, samples: list[dict[str, str]]
+    ) -> tuple[list[Scored | JudgeScored], Info]:
+        info = await self._client.limits()
+        results = await self._client.score(samples, {"overlong": self._settings.overlong})
+        return raise_for_failures(results), info
 
     def _wanted(self, body: bytes) -> list[dict[str, str]]:
         try:
@@ -134,7 +166,7 @@ class RewardServer:
 
 
 def create_app(server: RewardServer) -> Any:
-    """The ASGI application: POST /get_reward, GET /health."""
+    """The ASGI application: POST /get_reward, POST /remote_rm, GET /health."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -143,18 +175,26 @@ def create_app(server: RewardServer) -> Any:
     def answer(content: Any, status: int = 200) -> Response:
         return Response(to_json(content), status, media_type="application/json")
 
-    async def get_reward(request: Request) -> Response:
-        try:
-            return answer(await server.get_reward(await request.body()))
-        except ScorekitError as error:
-            status = 422 if isinstance(error, UserError) else 502
-            return answer({"error": {"type": type(error).__name__, "message": str(error)}}, status)
+    def route(path: str, reward: Callable[[bytes], Awaitable[Any]]) -> Route:
+        async def asked(request: Request) -> Response:
+            try:
+                return answer(await reward(await request.body()))
+            except ScorekitError as error:
+                status = 422 if isinstance(error, UserError) else 502
+                kind = type(error).__name__
+                return answer({"error": {"type": kind, "message": str(error)}}, status)
+
+        return Route(path, asked, methods=["POST"])
 
     async def health(request: Request) -> Response:
         return answer({"live": True})
 
     return Starlette(
-        routes=[Route("/get_reward", get_reward, methods=["POST"]), Route("/health", health)]
+        routes=[
+            route("/get_reward", server.get_reward),
+            route("/remote_rm", server.remote_rm),
+            Route("/health", health),
+        ]
     )
 
 
@@ -170,8 +210,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Allow an address that others can reach: OpenRLHF "
-                           "sends no key, so anyone there can ask for rewards.")
+        bool, typer.Option("--no-auth", help="Allow an address that others can reach: the trainers "
+                           "send no key, so anyone there can ask for rewards.")
     ] = False,
     src_key: Annotated[
         str, typer.Option(help="Field of the label that is the source; `label`: all of it.")
@@ -192,23 +232,27 @@ def serve(
         str | None,
         typer.Option(help="What begins the model's turn, where decoding changes the prompt."),
     ] = None,
+    postprocess: Annotated[
+        str, typer.Option(help="Of a completion, before it is scored: strip (as the trainer), "
+                          "none, or module:function.")
+    ] = "strip",
     offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
     overlong: Annotated[
         Literal["truncate", "error"], typer.Option(help="Inputs over the limit: cut, or failed.")
     ] = "truncate",
     deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180.")
+        float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180, slime 120.")
     ] = 170.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
 ) -> None:  # fmt: skip
-    """Serve rewards to OpenRLHF."""
+    """Serve rewards to OpenRLHF and slime."""
     try:
         if not no_auth and not _is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
         settings = reward_settings(
             url=url, src_key=src_key, src_pattern=src_pattern, src_template=src_template,
-            ref_key=ref_key, offset=offset, overlong=overlong, timeout_s=deadline,
-            deadline_s=deadline,
+            ref_key=ref_key, postprocess=postprocess, offset=offset, overlong=overlong,
+            timeout_s=deadline, deadline_s=deadline,
         )  # fmt: skip
         marks = (tuple(end_mark or END_MARKS), turn_mark)
         asyncio.run(_serve(host, port, settings, service, marks, wait))
@@ -237,7 +281,9 @@ async def _serve(
         if service is not None and info.service != service:
             raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
         server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
-        typer.echo(f"rewards of {info.model}: http://{host}:{port}/get_reward", err=True)
+        typer.echo(
+            f"rewards of {info.model}: http://{host}:{port}/get_reward, /remote_rm", err=True
+        )
         await server.serve()
 
 

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from scorekit.client import SyncScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import UserError
-from scorekit.prompts import FIELDS, load_template
+from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.schemas import Info, JudgeScored, Result, Scored
 
 #: Trainers that ask for one completion at a time do so from many threads.
@@ -47,6 +47,11 @@ class RewardSettings(BaseSettings):
     ref_key: str | None = Field(
         None, description="Field that is the reference; null: quality estimation."
     )
+    postprocess: str = Field(
+        "strip",
+        description="What is done to a completion before it is scored: strip (white space at its "
+        "ends goes, as in the trainer), none, or module:function.",
+    )
     offset: float = Field(
         5.0, description="Reward of a score where lower is better: offset - score."
     )
@@ -75,12 +80,14 @@ def reward_settings(**given: Any) -> RewardSettings:
 class Samples:
     """Finds source and reference of a sample in what a trainer passes along.
 
-    Raises UserError for a pattern without a group `src`, or two ways to find the source.
+    Raises UserError for a pattern without a group `src`, two ways to find the source, or a
+    `postprocess` that is not there.
     """
 
     def __init__(self, settings: RewardSettings) -> None:
         if settings.src_pattern is not None and settings.src_template is not None:
             raise UserError("src_pattern and src_template: give one of them")
+        self._postprocess = load_postprocess(settings.postprocess)
         self._src_key = settings.src_key
         self._ref_key = settings.ref_key
         self._pattern: re.Pattern[str] | None = None
@@ -90,7 +97,10 @@ class Samples:
             self._pattern = _compiled(settings.src_pattern)
 
     def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, str]:
-        """fields: what the dataset's row holds. Raises UserError that says what is missing."""
+        """fields: what the dataset's row holds. mt: the completion as it was decoded.
+
+        Raises UserError that says what is missing.
+        """
         if self._pattern is None:
             src = _text(fields, self._src_key)
         else:
@@ -100,7 +110,7 @@ class Samples:
             if found is None or found["src"] is None:
                 raise UserError("the source cannot be found in the prompt: check the pattern")
             src = found["src"]
-        sample = {"src": src, "mt": mt}
+        sample = {"src": src, "mt": self._postprocess(mt)}
         if self._ref_key is not None:
             sample["ref"] = _text(fields, self._ref_key)
         return sample

@@ -56,14 +56,16 @@ def test_verl_s_settings(url):
     assert isinstance(compute_score("d", "b", "", {"src": "a"}, **given), float)
 
 
-def test_openrlhf_s_flags():
-    (command,) = (code for code in SHELL if "openrlhf" in code)
+def test_the_flags_of_the_adapter_s_server():
+    commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
     shown = subprocess.run(
         [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
         capture_output=True, text=True, check=True, env=_here() | {"COLUMNS": "200"},
     )  # fmt: skip
-    for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
-        assert flag in shown.stdout
+    assert len(commands) == 2  # OpenRLHF's and slime's
+    for command in commands:
+        for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
+            assert flag in shown.stdout
 
 
 def _here():

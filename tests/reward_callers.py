@@ -1,0 +1,87 @@
+"""How other trainers ask for rewards over HTTP, in our own words: what is sent, how often it is
+tried, and what becomes of an answer. Pauses between tries are left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+OPENRLHF_TRIES, OPENRLHF_TIMEOUT_S = 5, 180.0
+SLIME_TRIES, SLIME_TIMEOUT_S = 10, 120.0
+
+
+def openrlhf_reward(urls: Sequence[str], query: str, prompt: str, label: Any) -> dict[str, Any]:
+    """The reward fields of a rollout of OpenRLHF 0.11, one sample a call.
+
+    The batch of one is cut over all URLs: the first gets the sample, each other one empty lists,
+    and all must answer. The first answer counts. After a failure the fields stay as they were.
+    """
+    fields: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {}}
+    size = -(-1 // len(urls))
+    payloads = []
+    for place in range(len(urls)):
+        part = slice(place * size, (place + 1) * size)
+        payloads.append(
+            {"query": [query][part], "prompts": [prompt][part], "labels": [label][part]}
+        )
+
+    async def post(url: str, payload: dict[str, Any]) -> Any:
+        for _ in range(OPENRLHF_TRIES):
+            try:
+                async with httpx.AsyncClient(timeout=OPENRLHF_TIMEOUT_S) as client:
+                    response = await client.post(url, json=payload)
+                    return response.raise_for_status().json()
+            except (httpx.HTTPError, ValueError):
+                continue
+        raise RuntimeError("no answer of the remote reward model")
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*map(post, urls, payloads))
+
+    try:
+        (answer, *_) = asyncio.run(all_of_them())
+    except RuntimeError:
+        return fields
+    return {
+        "reward": answer.get("rewards"),
+        "scores": answer.get("scores") or answer.get("rewards"),
+        "extra_logs": answer.get("extra_logs") or {},
+    }
+
+
+def slime_remote_rm(url: str, prompt: Any, response: str, label: Any) -> Any:
+    """The reward of a sample of slime: the JSON of the answer, whatever it is.
+
+    Any fault is tried again, a 4xx too; the last one is raised.
+    """
+    payload = {"prompt": prompt, "response": response, "label": label}
+    with httpx.Client(timeout=SLIME_TIMEOUT_S) as client:
+        for left in reversed(range(SLIME_TRIES)):
+            try:
+                return client.post(url, json=payload).raise_for_status().json()
+            except (httpx.HTTPError, ValueError):
+                if not left:
+                    raise
+    raise AssertionError
+
+
+async def verl_run_single(compute_score: Callable[..., float], **sample: Any) -> float:
+    """The reward of a sample in verl's reward loop: in a thread, without a time limit; what the
+    function raises ends the run."""
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: compute_score(**sample))
+
+
+async def verl_rate_limited(
+    compute_score: Callable[..., float], timeout_s: float, **sample: Any
+) -> dict[str, Any]:
+    """The same in its rate-limited manager: what takes too long, or raises, is reward 0."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return {"score": await verl_run_single(compute_score, **sample)}
+    except TimeoutError:
+        return {"score": 0.0, "timeout": True}
+    except Exception:
+        return {"score": 0.0, "error": True}
