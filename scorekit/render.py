@@ -12,16 +12,18 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from scorekit.schemas import ErrorSpan, Severity
+from scorekit.schemas import ErrorSpan
 
-#: Severity -> style in the terminal.
-STYLES: dict[Severity, str] = {
+#: Severity -> style in the terminal, and that of any other word.
+STYLES = {
     "MINOR": "black on yellow",
     "MAJOR": "black on dark_orange",
     "CRITICAL": "bright_white on red3",
 }
-#: Severity -> colour of the ground in HTML.
-COLOURS: dict[Severity, str] = {"MINOR": "#ffe9a8", "MAJOR": "#ffc38f", "CRITICAL": "#ff9f9a"}
+OTHER_STYLE = "black on grey70"
+#: Severity -> colour of the ground in HTML, and that of any other word.
+COLOURS = {"MINOR": "#ffe9a8", "MAJOR": "#ffc38f", "CRITICAL": "#ff9f9a"}
+OTHER_COLOUR = "#d5d5dc"
 #: Control characters and marks that reorder text -> one visible character each, so that offsets
 #: still hold.
 _REORDERING = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -42,6 +44,12 @@ class Segment(NamedTuple):
 def visible(text: str) -> str:
     """The text with control characters made visible; as long as before."""
     return text.translate(_VISIBLE)
+
+
+def hint(span: ErrorSpan) -> str:
+    """Severity and, where it is known, confidence, as plain text."""
+    confidence = "" if span.confidence is None else f" {span.confidence:.2f}"
+    return visible(span.severity) + confidence
 
 
 def cut_segments(mt: str, spans: Iterable[ErrorSpan]) -> list[Segment]:
@@ -67,7 +75,7 @@ def as_rich_text(mt: str, spans: Iterable[ErrorSpan]) -> Text:
     """The translation for the terminal, its errors on coloured ground."""
     text = Text()
     for part, span in cut_segments(mt, spans):
-        text.append(part, STYLES[span.severity] if span else "")
+        text.append(part, STYLES.get(span.severity, OTHER_STYLE) if span else "")
     return text
 
 
@@ -75,8 +83,8 @@ def as_html(mt: str, spans: Iterable[ErrorSpan]) -> str:
     """The translation as HTML that needs no style sheet, such as a notebook's: each error is a
     `<mark>` whose title says severity and confidence."""
     return "".join(
-        f'<mark style="background:{COLOURS[span.severity]};color:#1b1b1f" '
-        f'title="{span.severity} {span.confidence:.2f}">{escape(part)}</mark>'
+        f'<mark style="background:{COLOURS.get(span.severity, OTHER_COLOUR)};color:#1b1b1f" '
+        f'title="{escape(hint(span))}">{escape(part)}</mark>'
         if span
         else escape(part)
         for part, span in cut_segments(mt, spans)

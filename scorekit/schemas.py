@@ -23,6 +23,7 @@ from pydantic import (
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
 SCHEMA_VERSION = 2
 
+#: The severities of our own services. Another service may have other words.
 Severity = Literal["MINOR", "MAJOR", "CRITICAL"]
 Priority = Literal["interactive", "bulk"]
 
@@ -41,6 +42,10 @@ class Answer(Wire):
 
 def _empty_is_absent(value: Any) -> Any:
     return None if value == "" else value
+
+
+def _capitals(value: Any) -> Any:
+    return value.strip().upper() if isinstance(value, str) else value
 
 
 def _whole(value: Any) -> Any:
@@ -120,9 +125,16 @@ class ErrorSpan(Answer):
 
     start: int = Field(description="First character, in Unicode code points of `mt`.")
     end: int = Field(description="One past the last character.")
-    severity: Severity
-    confidence: float = Field(description="Mean probability of the predicted labels, 0..1.")
-    text: str = Field(description="With exact offsets, `mt[start:end]`.")
+    severity: Annotated[str, BeforeValidator(_capitals)] = Field(
+        min_length=1, max_length=40,
+        description="MINOR, MAJOR or CRITICAL, or another word of another service, in capitals.",
+    )  # fmt: skip
+    confidence: float | None = Field(
+        None, description="Mean probability of the predicted labels, 0..1; null: not known."
+    )
+    text: str | None = Field(
+        None, description="With exact offsets, `mt[start:end]`; null: not given."
+    )
 
 
 class WireError(Answer):

@@ -116,7 +116,9 @@ class RewardConfig(Config):
         description="Tokens behind what the span model could read: none of the policy gradient, or "
         "the sequence reward alone. The KL holds them in both; docs/training.md says which when.",
     )
-    use_confidence: bool = Field(False, description="Multiply a penalty by its span's confidence.")
+    use_confidence: bool = Field(
+        False, description="Multiply a penalty by its span's confidence, if it has one."
+    )
     overlong: Literal["truncate", "skip", "penalty"] = Field(
         "truncate",
         description="Source and completion over the reward model's limit: score what it can read, "

@@ -41,6 +41,7 @@ def spans_to_token_rewards(
     severity_weights: severity in any case -> weight; UNKNOWN: of every other severity.
     overlap_threshold: for `majority_overlap`, the share of the token's characters to be covered.
     combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one.
+    use_confidence: multiply a penalty by its span's confidence, where the span has one.
     `spread` shares a span's weight equally among the tokens that it hits, then sums.
     Returns one number a token. Raises ValueError on a span outside `mt_text`, and UserError on a
     severity without a weight.
@@ -51,7 +52,9 @@ def spans_to_token_rewards(
     for span in error_spans:
         if not 0 <= span.start <= span.end <= len(mt_text):
             raise ValueError(f"span {span.start}-{span.end} in a text of {len(mt_text)} characters")
-        penalty = _weight(span.severity, weights) * (span.confidence if use_confidence else 1.0)
+        penalty = _weight(span.severity, weights)
+        if use_confidence and span.confidence is not None:
+            penalty *= span.confidence
         least = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
         tokens = _tokens_hit(span, token_char_offsets, ends, least)
         if combine == "spread" and tokens:

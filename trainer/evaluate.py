@@ -62,6 +62,7 @@ class Report:
     spans_MINOR_mean: float | None
     spans_MAJOR_mean: float | None
     spans_CRITICAL_mean: float | None
+    spans_UNKNOWN_mean: float | None
     text_errors: int
     source_errors: int
     reward_mean: float | None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 
-from scorekit.schemas import Severity
+from scorekit.schemas import ErrorSpan, Severity
 from trainer.advantage import TokenAdvantages
 from trainer.config import RewardConfig, RLConfig
 from trainer.guards import GUARDS
@@ -19,6 +19,8 @@ from trainer.sampler import Rollout
 from trainer.score_batch import ServiceName
 
 Figures = dict[str, float | int | None]
+#: Severities that have a figure each; all other words are counted together, as UNKNOWN.
+SEVERITIES = get_args(Severity)
 
 
 #: Rows of a comparison: title, field of `Report`, digits, whether higher is better (None: neither).
@@ -34,6 +36,7 @@ REPORT_ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
     ("· minor", "spans_MINOR_mean", 2, False),
     ("· major", "spans_MAJOR_mean", 2, False),
     ("· critical", "spans_CRITICAL_mean", 2, False),
+    ("· other", "spans_UNKNOWN_mean", 2, False),
     ("chrF (never a reward)", "chrf", 2, True),
     ("BLEU (never a reward)", "bleu", 2, True),
     ("completion length (tokens)", "completion_length_mean", 1, None),
@@ -63,6 +66,8 @@ def compare(
         if only not in (None, key):
             continue
         old, new = before.get(key), after.get(key)
+        if key == "spans_UNKNOWN_mean" and not (old or new):  # our services know no others
+            continue
         if old is None or new is None:
             change, verdict = "–", ""
         else:
@@ -94,13 +99,14 @@ class SeverityCount(NamedTuple):
 
 def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     """Of the segments of a completions dump whose spans are known; [] where none are."""
-    found = [[span["severity"] for span in line["error_spans"]]
+    found = [[span["severity"].upper() for span in line["error_spans"]]
              for line in lines if line["error_spans"] is not None]  # fmt: skip
     if not found:
         return []
     every = sum(map(len, found))
     counts = []
-    for severity in get_args(Severity):
+    others = {severity for of_segment in found for severity in of_segment}.difference(SEVERITIES)
+    for severity in (*SEVERITIES, *sorted(others)):
         spans = sum(of_segment.count(severity) for of_segment in found)
         segments = sum(severity in of_segment for of_segment in found)
         share = spans / every if every else None
@@ -176,16 +182,20 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
     figures |= _reading_figures("xcomet", rewards)
     spans = [r.error_spans for r in rewards if r.error_spans is not None]
     figures["spans_mean"] = mean_of([len(of_sample) for of_sample in spans])
-    for severity in get_args(Severity):
-        counts = [
-            sum(span.severity.upper() == severity for span in of_sample) for of_sample in spans
-        ]
-        figures[f"spans_{severity}_mean"] = mean_of(counts)
+    named = [[_severity(span) for span in of_sample] for of_sample in spans]
+    for severity in (*SEVERITIES, "UNKNOWN"):
+        figures[f"spans_{severity}_mean"] = mean_of([row.count(severity) for row in named])
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
     figures["source_errors"] = sum(r.source_error is not None for r in rewards)
     for fate in ("truncated", "skipped", "penalised"):
         figures[f"overlong_{fate}"] = sum(r.overlong == fate for r in rewards)
     return figures
+
+
+def _severity(span: ErrorSpan) -> str:
+    """As the weights of `severity_weights` are named."""
+    severity = span.severity.upper()
+    return severity if severity in SEVERITIES else "UNKNOWN"
 
 
 def _reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> Figures:

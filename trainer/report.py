@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from scorekit.errors import UserError
 from scorekit.page import STYLE
-from scorekit.render import cut_segments, visible
+from scorekit.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
 from trainer.compare import FEWEST, RESAMPLES, PairedFigure, as_row, changed_most
 from trainer.curves import draw_run
@@ -155,13 +155,16 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "text": segment.text,
-            "kind": segment.span.severity.lower() if segment.span else "",
-            "hint": f"{segment.span.severity} {segment.span.confidence:.2f}"
-            if segment.span
-            else "",
+            "kind": _kind(segment.span) if segment.span else "",
+            "hint": hint(segment.span) if segment.span else "",
         }
         for segment in cut_segments(line["mt"], spans)
     ]
+
+
+def _kind(span: ErrorSpan) -> str:
+    """The class of a mark in trainer/macros.html."""
+    return span.severity.lower() if span.severity in COLOURS else "other"
 
 
 def _read_text(path: Path) -> str:

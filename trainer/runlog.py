@@ -42,9 +42,9 @@ where there are several.
 without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
 `xcomet_truncated` (whether the model read less than the whole source and translation), `chrf` (of
 the segment; null where there is none), `error_spans` (list of `start`, `end`, `severity`,
-`confidence`, `text`; null if not asked), `guards` (guard -> fault), `error` (why it has no score,
-else null). The order is that of the examples in every dump of a run, so that line k before and
-line k after translate the same source.
+`confidence` (null: unknown), `text`; null if not asked), `guards` (guard -> fault), `error` (why it
+has no score, else null). The order is that of the examples in every dump of a run, so that line k
+before and line k after translate the same source.
 
 **completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
 `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
