@@ -47,17 +47,9 @@ def train(
     """
     with _clean_exit():
         cfg = _load(config, set_, limit)
-        from trainer.data import load_examples
+        from trainer.data import load_held_out, load_train
 
-        data = cfg.data
-        if data.train is None:
-            raise UserError("data.train is not set: give the prompts to learn from")
-        examples = load_examples(
-            data.train, split=data.train_split, limit=data.train_limit, columns=data.columns
-        )
-        held_out = [] if data.eval is None else load_examples(
-            data.eval, split=data.eval_split, limit=cfg.eval.eval_limit, columns=data.columns
-        )  # fmt: skip
+        examples, held_out = load_train(cfg), load_held_out(cfg)
         from rich.console import Console
 
         from trainer.console import comparison_table
@@ -95,16 +87,11 @@ def evaluate(
     """Translate the held-out examples with the policy and score them."""
     with _clean_exit():
         cfg = _load(config, set_, limit)
-        from trainer.data import load_examples
+        from trainer.data import load_held_out
 
-        if cfg.data.eval is None:
+        examples = load_held_out(cfg)
+        if not examples:
             raise UserError("data.eval is not set: give the examples to translate")
-        examples = load_examples(
-            cfg.data.eval,
-            split=cfg.data.eval_split,
-            limit=cfg.eval.eval_limit,
-            columns=cfg.data.columns,
-        )
         from rich.console import Console
 
         from trainer.console import paired_table, report_table

@@ -15,7 +15,7 @@ from torch import nn
 from scorekit.errors import ScorekitError, UserError
 from trainer.checkpoint import model_folder, read_state
 from trainer.config import PolicyConfig, TrainerConfig
-from trainer.data import Example, load_examples
+from trainer.data import Example, load_held_out, load_train
 from trainer.engine_vllm import probe_server
 from trainer.guards import check_guards
 from trainer.headers import count_weights
@@ -113,14 +113,7 @@ def _config(cfg: TrainerConfig) -> tuple[None, str]:
 
 
 def _examples(cfg: TrainerConfig, part: str) -> tuple[list[Example], str]:
-    data = cfg.data
-    source = getattr(data, part)
-    if source is None:
-        raise UserError(f"data.{part} is not set: give the prompts to learn from")
-    limit = data.train_limit if part == "train" else cfg.eval.eval_limit
-    examples = load_examples(
-        source, split=getattr(data, f"{part}_split"), limit=limit, columns=data.columns
-    )
+    examples = load_train(cfg) if part == "train" else load_held_out(cfg)
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
     if part == "train":
         check_guards(pairs, cfg.reward.guards)

@@ -15,12 +15,18 @@ class DataConfig(Config):
     """Where prompts come from."""
 
     train: str | None = Field(
-        None, description="Prompts to learn from: a JSONL or Parquet file, a folder, or a hub id."
+        None,
+        description="Prompts to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        "Parquet), a folder of them or of shards, or a hub id.",
     )
     train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
+    train_name: str | None = Field(None, description="Configuration of `train`, for a hub id.")
     train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
     eval: str | None = Field(None, description="Held-out prompts, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    eval_name: str | None = Field(None, description="Configuration of `eval`, for a hub id.")
+    src_lang: str | None = Field(None, description="Language of sources whose row names none.")
+    tgt_lang: str | None = Field(None, description="Target language where a row names none.")
     bad_sources: Literal["leave_out", "refuse"] = Field(
         "leave_out",
         description="Training rows whose source a reward service refuses whatever the translation "
@@ -28,7 +34,8 @@ class DataConfig(Config):
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Our field name (src_text, src_lang, ...) -> the column that holds it.",
+        description="Our field name (src_text, src_lang, ...) -> the column that holds it; "
+        "`translation.en`: the field `en` within the column `translation`.",
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,12 +16,13 @@ from scorekit.errors import UserError
 from scorekit.languages import find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
+from trainer.config import TrainerConfig
+from trainer.readers import read_rows
 
 log = logging.getLogger(__name__)
 
 REQUIRED = ("src_text", "src_lang", "tgt_lang")
 OPTIONAL = ("id", "src_lang_code", "tgt_lang_code", "ref_text")
-FILE_TYPES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,21 @@ def load_examples(
     split: str | None = None,
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
+    name: str | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> list[Example]:
     """Read examples.
 
-    source: a JSONL or Parquet file; a folder with `<split>.jsonl` or `<split>.parquet`, or one
-        written by `datasets`; else a hub id.
+    source: a file, a folder (trainer/readers.py says in which forms), or a hub id.
     split: names a part of a folder or hub dataset (there: default "train").
     limit: read this many rows at most.
-    columns: our field name -> the column that holds it.
+    columns: our field name -> the column that holds it; `a.b` is `b` within the column `a`.
+    name: configuration of a hub dataset.
+    src_lang, tgt_lang: of rows that name none.
 
+    Of a row with a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
+    its two languages are source and reference.
     A missing id becomes a hash of the row's source and languages; a missing language code is that
     of the language's name, else the name itself. Raises UserError that names file, row and field.
     """
@@ -67,8 +73,9 @@ def load_examples(
     if unknown:
         known = ", ".join((*REQUIRED, *OPTIONAL))
         raise UserError(f"data.columns: unknown field {unknown[0]!r}; known: {known}")
-    rows = islice(_rows(str(source), split), limit)
-    examples = [_example(row, where, columns) for where, row in rows]
+    rows = islice(read_rows(str(source), split, name), limit)
+    constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+    examples = [_example(row, where, columns, constant) for where, row in rows]
     if not examples:
         raise UserError(f"{source}: no rows")
     again = [
@@ -96,6 +103,28 @@ def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> lis
     return indices
 
 
+def load_train(cfg: TrainerConfig) -> list[Example]:
+    """The prompts to learn from. Raises UserError."""
+    data = cfg.data
+    if data.train is None:
+        raise UserError("data.train is not set: give the prompts to learn from")
+    return load_examples(
+        data.train, split=data.train_split, limit=data.train_limit, columns=data.columns,
+        name=data.train_name, src_lang=data.src_lang, tgt_lang=data.tgt_lang,
+    )  # fmt: skip
+
+
+def load_held_out(cfg: TrainerConfig) -> list[Example]:
+    """The examples to evaluate on; none where none are named. Raises UserError."""
+    data = cfg.data
+    if data.eval is None:
+        return []
+    return load_examples(
+        data.eval, split=data.eval_split, limit=cfg.eval.eval_limit, columns=data.columns,
+        name=data.eval_name, src_lang=data.src_lang, tgt_lang=data.tgt_lang,
+    )  # fmt: skip
+
+
 def format_translation_prompt(example: Example, template: str = "translategemma") -> str:
     """The prompt of an example. `template`: a name of scorekit.prompts or a path."""
     return fill(
@@ -110,115 +139,26 @@ def format_translation_prompt(example: Example, template: str = "translategemma"
     )
 
 
-def _rows(source: str, split: str | None) -> Iterator[tuple[str, Any]]:
-    """Rows with a name for error messages."""
-    path = Path(source)
-    if path.is_dir():
-        yield from _folder_rows(path, split)
-    elif path.is_file() or path.suffix in FILE_TYPES:
-        if split is not None:
-            raise UserError(f"{source}: a single file has no split {split!r}; name a folder")
-        yield from _file_rows(path)
-    elif source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise UserError(f"{source}: no such file or folder")
-    else:
-        yield from _dataset_rows(source, split, on_disk=False)
-
-
-def _folder_rows(path: Path, split: str | None) -> Iterator[tuple[str, Any]]:
-    if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-        yield from _dataset_rows(str(path), split, on_disk=True)
-        return
-    if split is None:
-        raise UserError(f"{path}: name the split of this folder (a file <split>.jsonl)")
-    for suffix in FILE_TYPES:
-        if (path / f"{split}{suffix}").is_file():
-            yield from _file_rows(path / f"{split}{suffix}")
-            return
-    raise UserError(f"{path}: has no {split}.jsonl, {split}.json or {split}.parquet")
-
-
-def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield f"{path} line {number}", _parse(line, f"{path} line {number}")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8: {error.reason}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _parse(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        fault = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(f"{where}: not JSON, one object a line: {fault}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        number = 0
-        for batch in batches:
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not Parquet that can be read: {error}") from None
-
-
-def _dataset_rows(source: str, split: str | None, *, on_disk: bool) -> Iterator[tuple[str, Any]]:
-    import datasets
-    import pyarrow
-
-    try:
-        if on_disk:
-            data = datasets.load_from_disk(source)
-            if isinstance(data, datasets.DatasetDict):
-                data = data[split or "train"]
-            elif split is not None:
-                raise UserError(f"{source}: a dataset without splits; leave the split out")
-        else:
-            data = datasets.load_dataset(source, split=split or "train")
-    except KeyError:
-        raise UserError(f"{source}: has no split {split or 'train'!r}") from None
-    # the hub's many ways to say no
-    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{source}: neither a file, a folder nor a dataset: {reason}") from None
-    rows: Iterable[Any] = data
-    try:
-        for number, row in enumerate(rows, 1):
-            yield f"{source} row {number}", row
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{source}: cannot be read: {' '.join(str(error).split())}") from None
-
-
-def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
+def _example(
+    row: Any, where: str, columns: Mapping[str, str], constant: Mapping[str, str | None]
+) -> Example:
     if not isinstance(row, dict):
         kind = "an array" if isinstance(row, list) else type(row).__name__
         raise UserError(f"{where}: a row is an object of fields, one a line, not {kind}")
-    values = {
-        field: _text(row.get(columns.get(field, field)), where, columns.get(field, field))
-        for field in (*REQUIRED, *OPTIONAL)
-        if field != "id"
-    }
+    values = {}
+    for field in (*REQUIRED, *OPTIONAL):
+        column = columns.get(field, field)
+        if field != "id":
+            values[field] = _text(_cell(row, column), where, column) or constant.get(field)
+    if not values["src_text"] and isinstance(row.get("translation"), dict):
+        values |= _translation(row["translation"], values, where)
     column = columns.get("id", "id")
-    values["id"] = _id(row.get(column), where, column) or _hash(values)
+    values["id"] = _id(_cell(row, column), where, column) or _hash(values)
     for field in REQUIRED:
         if not (values[field] or "").strip():
-            raise UserError(f"{where}: {columns.get(field, field)}: missing or empty")
+            column = columns.get(field, field)
+            there = "" if column in row else f" (the row has {', '.join(map(str, row))})"
+            raise UserError(f"{where}: {column}: missing or empty{there}")
     for side in ("src", "tgt"):
         name = values[f"{side}_lang"] or ""
         language = find_language(name)
@@ -229,6 +169,39 @@ def _example(row: Any, where: str, columns: dict[str, str]) -> Example:
             code = name if "-" in name else code
         values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
     return Example(**values, where=where)  # type: ignore[arg-type]
+
+
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    """What stands in a column, or within one ("translation.en"); None where nothing does."""
+    if column in row:
+        return row[column]
+    outer, dot, inner = column.partition(".")
+    within = row.get(outer)
+    return _cell(within, inner) if dot and isinstance(within, dict) else None
+
+
+def _translation(
+    texts: Mapping[str, Any], values: Mapping[str, str | None], where: str
+) -> dict[str, str | None]:
+    """Source and reference of {language: text}, by the row's languages or the config's."""
+    keys = {}
+    for side in ("src", "tgt"):
+        wanted = values[f"{side}_lang"] or ""
+        language = find_language(wanted)
+        alike = [key for key in texts if language and find_language(key) == language]
+        alike = [wanted] if wanted in texts else alike
+        keys[side] = alike[0] if alike else None
+        if not wanted or len(alike) > 1 or (side == "src" and not alike):
+            raise UserError(
+                f"{where}: translation: has {', '.join(map(str, texts))}: say in data.src_lang "
+                "and data.tgt_lang which is which, or name the columns (data.columns: "
+                "{src_text: translation.en, ...})"
+            )
+    read = {
+        side: _text(texts[key], where, f"translation.{key}") if key else None
+        for side, key in keys.items()
+    }
+    return {"src_text": read["src"], "ref_text": values["ref_text"] or read["tgt"]}
 
 
 def _id(value: Any, where: str, column: str) -> str | None:
