@@ -98,6 +98,10 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
         else:
             reason = f"HTTP {response.status_code}: not a scoring service?"
             raise ServiceUnreachable(url, reason, retryable=False)
+    if response.status_code == 401:
+        had_key = "authorization" in response.request.headers
+        what = "the key was refused: check" if had_key else "no key was sent: set"
+        message = f"{message}; {what} SCOREKIT_API_KEY (or api_key= in Python)"
     try:
         retry_after = float(response.headers.get("retry-after", ""))
     except ValueError:

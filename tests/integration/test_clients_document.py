@@ -13,6 +13,7 @@ import pytest
 
 from scorekit.adapters.verl import compute_score
 from scorekit.server.fake import FakeBackend
+from tests.judge_kit import running_judge
 from tests.servers import running_service
 
 TEXT = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
@@ -40,11 +41,23 @@ def test_the_comment_on_the_error_is_true(url, capsys):
 
 
 def test_the_command(url, tmp_path):
-    (command,) = (code for code in SHELL if "scorekit score" in code)
+    (command,) = (code for code in SHELL if "scorekit score" in code and "--task" not in code)
     (tmp_path / "in.jsonl").write_text('{"src": "a", "mt": "b"}\n')
-    words = [sys.executable, *shlex.split(command.replace(OURS, url))[1:]]
-    subprocess.run(words, cwd=tmp_path, check=True, env=_here(), capture_output=True)
+    _run(command.replace(OURS, url), tmp_path)
     assert '"line":1,' in (tmp_path / "out.jsonl").read_text()
+
+
+def test_the_command_with_a_judge(tmp_path):
+    (command,) = (code for code in SHELL if "--task" in code)
+    (tmp_path / "in.jsonl").write_text('{"src": "The house is red.", "mt": "집은 빨간색이다."}\n')
+    with running_judge() as url:
+        _run(command.replace("http://127.0.0.1:8003", url), tmp_path)
+    assert '"pass":true' in (tmp_path / "verdicts.jsonl").read_text()
+
+
+def _run(command, folder):
+    words = [sys.executable, *shlex.split(command)[1:]]
+    subprocess.run(words, cwd=folder, check=True, env=_here(), capture_output=True)
 
 
 def test_verl_s_settings(url):

@@ -112,7 +112,7 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
         ("a.tsv", b"src\tmt\na\tb\tc\n", "line 2: 3 columns, the header has 2"),
         ("a.tsv", b"source\tmt\na\tb\n", "line 1: the header has 0 columns 'src', not one"),
         ("a.tsv", b"src\tmt\n\xe4\tb\n", "line 2: 'utf-8' codec"),
-        ("a.txt", b"src\tmt\n", "neither .jsonl nor .tsv: say which it is with --format"),
+        ("a.txt", b"src\tmt\n", "its ending is none of .jsonl, .tsv, .csv, .parquet: say --format"),
         ("none.jsonl", None, "No such file"),
     ],
 )
