@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bench.chaos_models import models_terminated
 from bench.common import Figure, on_core, quiet_logs, run, service
 from bench.load import (
     Answer,
@@ -42,7 +43,8 @@ CACHED: int = ServiceSettings.model_fields["cache_memory_items"].default
 
 def questions(quick: bool) -> Iterator[Figure]:
     """All proofs."""
-    yield from services_killed(*((6, 3) if quick else (1000, 100)))
+    yield from models_terminated(4 if quick else 200)
+    yield from services_killed(*((6, 3) if quick else (800, 100)))
     for module, how in ((FAKE, "sleeps"), ("bench.busy", "burns Python")):
         yield from queue_full(module, how, refusals=50 if quick else 2000)
     yield from one_poison_sample()

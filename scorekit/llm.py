@@ -80,7 +80,9 @@ class LLMClient:
         try:
             from openai import AsyncOpenAI, Omit
         except ImportError:
-            raise UserError("the LLM client needs `pip install scorekit[synth]`") from None
+            raise UserError(
+                'the LLM client needs `pip install -e ".[synth]"` in the checkout'
+            ) from None
         sequences = max_concurrency * _PART if max_sequences is None else max_sequences
         if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
             raise ValueError("max_concurrency, max_sequences, max_attempts, backoff_s: at least 1")

@@ -283,7 +283,7 @@ class Exporter:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
-            raise UserError("run.prometheus_port: install prometheus-client") from None
+            raise UserError("run.prometheus_port: needs `pip install prometheus-client`") from None
         self._watched: tuple[str, StageStats] | None = None
         registry = CollectorRegistry()
         registry.register(self)

@@ -27,7 +27,9 @@ def check_trackers(names: Sequence[str]) -> None:
             known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
             raise UserError(f"misc.trackers: {name!r} is unknown; known: {known}")
         if name not in installed:
-            package = "'scorekit[tensorboard]'" if name == "tensorboard" else name.replace("_", "-")
+            package = name.replace("_", "-")
+            if name == "tensorboard":
+                package = '-e ".[tensorboard]" in the checkout'
             raise UserError(
                 f"misc.trackers: {name} is not installed: pip install {package}, or leave it out"
             )

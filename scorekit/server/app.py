@@ -49,8 +49,15 @@ def create_app(
         app.state.loading.cancel()
         await service.close()
 
-    app = FastAPI(title=f"scorekit {backend.service}", version=str(SCHEMA_VERSION),
-                  lifespan=lifespan)  # fmt: skip
+    app = FastAPI(
+        title=f"scorekit {backend.service}",
+        version=str(SCHEMA_VERSION),
+        lifespan=lifespan,
+        # A redirect would name an address and a scheme, which behind a proxy are not the client's.
+        redirect_slashes=False,
+        docs_url=None,  # these pages are empty without a script from elsewhere; /openapi.json stays
+        redoc_url=None,
+    )
     app.state.service = service
     app.add_middleware(Gate, keys=load_api_keys(settings, secrets), metrics=service.metrics)
     app.add_exception_handler(RequestError, _answer_request_error)
@@ -82,12 +89,18 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     response_type = score_response(service.backend.sample_type)
     router = APIRouter(route_class=DirectRoute)
 
-    @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
-    async def score(request: Request) -> Response:
-        """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+    async def open_job(request: Request) -> tuple[Any, Job]:
         service.refuse_if_unavailable()  # before the body is read
         asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
         job = await service.open(asked, size)
+        if (key := request.scope.get("key_id")) is not None:
+            service.metrics.key_samples.labels(key).inc(len(job.ids))
+        return asked, job
+
+    @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
+    async def score(request: Request) -> Response:
+        """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+        asked, job = await open_job(request)
         watch = _Watch(request, job)
         try:
             await service.finish(job, asked.timeout_s)
@@ -112,9 +125,7 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
-        service.refuse_if_unavailable()  # before the body is read
-        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked, size)
+        asked, job = await open_job(request)
         watch = _Watch(request, job)
         indexes = service.stream(job, asked.timeout_s)
         try:
@@ -181,6 +192,7 @@ class _Watch:
 
 
 def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
+    @app.head("/v1/info", include_in_schema=False)
     @app.get("/v1/info", responses={503: {"model": ErrorResponse}})
     async def info() -> Info:
         """What the model is, what it can take, and which code runs it."""
@@ -188,11 +200,13 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
         return _info(service)
 
+    @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live")
     async def live() -> dict[str, bool]:
         """The process answers."""
         return {"live": True}
 
+    @app.head("/health/ready", include_in_schema=False)
     @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, bool]:
         """The model answers, and new work is taken."""
@@ -200,6 +214,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
             raise RequestError("unavailable", reason, retry_after=5.0)
         return {"ready": True}
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Figures in Prometheus' text format."""

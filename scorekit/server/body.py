@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -53,7 +53,34 @@ def _parse(body: bytes, request_type: type[BaseModel]) -> BaseModel:
     if in_samples:
         others = [f for f in faults if f not in in_samples]
         faults = _all_sample_faults(body, request_type) + others
+    for fault in faults:
+        _say_no_foreign_name(fault, request_type)
     raise RequestError("invalid_request", describe_errors(faults, "body", MOST_FAULTS))
+
+
+def _say_no_foreign_name(fault: ErrorDetails, request_type: type[BaseModel]) -> None:
+    """Whose name is not ours is text of the sender, as a value is: say what there is instead."""
+    model, place = request_type, fault["loc"]
+    for depth, part in enumerate(place):
+        if isinstance(part, int):
+            continue
+        if part not in model.model_fields:
+            fault["loc"] = place[:depth]
+            if fault["type"] == "extra_forbidden":
+                known = ", ".join(model.model_fields)
+                fault["msg"] = f"a field that is not known; there are {known}"
+            else:
+                fault["msg"] = f"one of its further fields: {fault['msg']}"
+            return
+        model = _model_in(model.model_fields[part].annotation) or model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The type of what a field holds, or its list; None for a plain value."""
+    for found in (annotation, *get_args(annotation)):
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            return found
+    return None
 
 
 def _all_sample_faults(body: bytes, request_type: type[BaseModel]) -> list[ErrorDetails]:

@@ -12,18 +12,17 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
 import structlog
 from pydantic import SecretStr
-from pydantic_core import from_json
 
 from scorekit.server.metrics import Metrics
+from scorekit.server.stored import read_value
 from scorekit.server.tiers import Tier
 
 log = structlog.get_logger()
@@ -45,7 +44,8 @@ REST_S = 3.0
 ITEM_BYTES = 512
 #: About what a value costs besides its own bytes while it waits: its key and the objects.
 _OVERHEAD = 200
-_RESERVED = ("id", "ok", "cached")  # fields that the service adds to each answer
+#: Whether a value could be the answer to what stands under its key.
+Fits = Callable[[bytes, bytes], bool]
 
 
 class Cache:
@@ -103,15 +103,19 @@ class Cache:
         while len(memory) > self._memory_items or self._memory_bytes > most_bytes:
             self._memory_bytes -= len(memory.popitem(last=False)[1])
 
-    async def fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """What the second tier holds of those keys; memory has it from then on."""
+    async def fetch(
+        self, keys: Sequence[bytes], fits: Fits = lambda key, value: True
+    ) -> dict[bytes, bytes]:
+        """What the second tier holds of those keys, and fits; memory has it from then on."""
         found: dict[bytes, bytes] = {}
         if self._tier is None:
             return found
         with contextlib.suppress(TimeoutError), self._metrics.cache_seconds.time():
             async with asyncio.timeout(FETCH_S):
                 for start in range(0, len(keys), CHUNK):
-                    if not await self._fetch_part(self._tier, keys[start : start + CHUNK], found):
+                    if not await self._fetch_part(
+                        self._tier, keys[start : start + CHUNK], fits, found
+                    ):
                         break
         if found:
             self.remember(found)
@@ -154,22 +158,22 @@ class Cache:
             await self._tier.close()
 
     async def _fetch_part(
-        self, tier: Tier, keys: Sequence[bytes], found: dict[bytes, bytes]
+        self, tier: Tier, keys: Sequence[bytes], fits: Fits, found: dict[bytes, bytes]
     ) -> bool:
         """Add what the tier holds to `found`; False where it is, or has just been, left alone."""
         async with self._readers:
             # Asked here, for it may open while a call waits for its turn.
             if self._breaker.state != "closed":
-                self._probe_when_due(tier, keys)
+                self._probe_when_due(tier, keys, fits)
                 return False
             try:
-                found |= await self._read(tier, keys)
+                found |= await self._read(tier, keys, fits)
             except Exception as error:
                 self._breaker.failed(error)
                 return False
         return True
 
-    async def _read(self, tier: Tier, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+    async def _read(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> dict[bytes, bytes]:
         async with self._breaker.limit(tier.timeout_s):
             values = await tier.get(keys)
         found = {}
@@ -177,20 +181,20 @@ class Cache:
             if sealed is None:
                 continue
             value = self._seal.open(key, sealed)
-            if value is None:
+            if value is None or not fits(key, value):
                 self._metrics.cache_damaged.inc()
             else:
                 found[key] = value
         return found
 
-    def _probe_when_due(self, tier: Tier, keys: Sequence[bytes]) -> None:
+    def _probe_when_due(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> None:
         """After the rest, one read of these keys tries the tier; no request waits for it."""
         if self._breaker.begin_probe():
-            self._probe = asyncio.create_task(self._try_tier(tier, keys))
+            self._probe = asyncio.create_task(self._try_tier(tier, keys, fits))
 
-    async def _try_tier(self, tier: Tier, keys: Sequence[bytes]) -> None:
+    async def _try_tier(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> None:
         try:
-            self.remember(await self._read(tier, keys))
+            self.remember(await self._read(tier, keys, fits))
         except Exception as error:
             self._breaker.failed(error)
         else:
@@ -279,21 +283,7 @@ class Seal:
         tag, value = sealed[start : start + self._TAG], sealed[start + self._TAG :]
         if sealed[:start] != key or not hmac.compare_digest(tag, self._tag(key, value)):
             return None
-        return value if _is_good_result(value) else None
+        return value if read_value(value) is not None else None
 
     def _tag(self, key: bytes, value: bytes) -> bytes:
         return hashlib.blake2b(key + value, digest_size=self._TAG, key=self._mac_key).digest()
-
-
-def _is_good_result(value: bytes) -> bool:
-    """A JSON object on one line (it is spliced into answers as it is) with a finite score and
-    none of the fields that the service adds."""
-    if not (value.startswith(b"{") and value.endswith(b"}")) or len(value.splitlines()) > 1:
-        return False
-    try:
-        result = from_json(value, allow_inf_nan=False)
-        score = result.get("score")
-        finite = type(score) in (int, float) and math.isfinite(score)
-    except (ValueError, OverflowError):
-        return False
-    return finite and not any(name in result for name in _RESERVED)

@@ -22,10 +22,11 @@ def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
     if sample.model_extra:  # texts that only a rubric knows
         values = values | sample.model_extra
         names += tuple(sample.model_extra)
-    for name in names:
-        value = values[name]
+    for field in names:
+        value = values[field]
         if not value:
             continue
+        name = field if field in type(sample).model_fields else "a text"  # its name is a text, too
         if len(value) > max_chars:
             message = f"{name}: {len(value):,} characters, at most {max_chars:,}"
             return SampleError("invalid_input", message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import re
 import time
@@ -23,6 +24,10 @@ log = structlog.get_logger()
 request_id_now: ContextVar[str] = ContextVar("request_id_now")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_NOT_PLAIN = re.compile(rb"[^A-Za-z0-9/._-]")
+_HOW_TO_GIVE_ONE = (
+    "send Authorization: Bearer KEY (scorekit's clients take it from SCOREKIT_API_KEY)"
+)
 
 
 class Gate:
@@ -30,8 +35,11 @@ class Gate:
 
     def __init__(self, app: ASGIApp, keys: tuple[bytes, ...], metrics: Metrics) -> None:
         self.app = app
-        self.keys = keys
+        self.keys = {key: key_id(key) for key in keys}
         self.metrics = metrics
+        for name in self.keys.values():  # as many as are configured; a wrong key has no series
+            metrics.key_requests.labels(name)
+            metrics.key_samples.labels(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -44,6 +52,8 @@ class Gate:
         request_id_now.set(request_id)
         started = time.perf_counter()
         status = 0
+        token = _token_in(headers) if self.keys else b""
+        scope["key_id"] = self._known(token)
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -62,10 +72,11 @@ class Gate:
         try:
             # Behind a proxy with a prefix (Ray Serve), the path begins with it.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if self._allowed(path, headers):
+            if not self.keys or scope["key_id"] or path.startswith("/health/"):
                 await self.app(scope, receive, send_marked)
             else:
-                error = RequestError("unauthorized", "give a key: Authorization: Bearer ...")
+                what = "not a key of this service" if token else "this service wants a key"
+                error = RequestError("unauthorized", f"{what}: {_HOW_TO_GIVE_ONE}")
                 await _refuse(send_marked, error, [(b"www-authenticate", b"Bearer")])
         except ClientDisconnect:
             # Nobody reads an answer any more: the client left, or connection.py sent it away.
@@ -79,24 +90,52 @@ class Gate:
                 message = f"a bug; see the log for request {request_id}"
                 await _refuse(send_marked, RequestError("internal", message), [])
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            self._note(scope, token, status, time.perf_counter() - started)
 
-    def _allowed(self, path: str, headers: dict[bytes, bytes]) -> bool:
-        if not self.keys or path.startswith("/health/"):
-            return True
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    def _known(self, token: bytes) -> str | None:
+        """The id of a configured key; None for any other token."""
         # All keys are compared, each in constant time: timing tells nothing about them.
-        matches = [hmac.compare_digest(token.strip(), key) for key in self.keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [name for key, name in self.keys.items() if hmac.compare_digest(token, key)]
+        return matches[0] if matches else None
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, token: bytes, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
+        if scope["key_id"] is not None:
+            self.metrics.key_requests.labels(scope["key_id"]).inc()
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.request_seconds.labels(route).observe(seconds)
         quiet = route.startswith("/health/") or route == "/metrics"
         (log.debug if quiet else log.info)(
-            "request", route=route, status=status, ms=round(seconds * 1000, 2)
+            "request",
+            route=route,
+            status=status,
+            ms=round(seconds * 1000, 2),
+            **_origin(scope, token, route),
         )
+
+
+def key_id(key: bytes) -> str:
+    """How a key is named in the log and the figures: the first 8 hex digits of its SHA-256."""
+    return hashlib.sha256(key).hexdigest()[:8]
+
+
+def _token_in(headers: dict[bytes, bytes]) -> bytes:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _origin(scope: Scope, token: bytes, route: str) -> dict[str, str]:
+    """Who asked: the peer's address, the id of the key that it gave, a wrong one's too, and where
+    no route fits, the path, in so far as it is plain."""
+    origin = {}
+    if scope.get("client"):
+        origin["peer"] = scope["client"][0]
+    if token:
+        origin["key"] = key_id(token)
+    if route == "other":
+        path = scope.get("raw_path", b"")[:100]
+        origin["path"] = _NOT_PLAIN.sub(b"?", path).decode()
+    return origin
 
 
 def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:

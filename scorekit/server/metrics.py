@@ -35,6 +35,12 @@ class Metrics:
         self.samples = counter(
             "samples", "Samples by outcome: ok, cached, or the type of the failure.", "outcome"
         )
+        self.key_requests = counter(
+            "key_requests", "Requests that came with a configured key, by its id.", "key"
+        )
+        self.key_samples = counter(
+            "key_samples", "Samples that were accepted with a configured key, by its id.", "key"
+        )
         self._begin_at_zero()
         # cache
         self.cache_hits = counter("cache_hits", "Samples found in the cache, by tier.", "tier")

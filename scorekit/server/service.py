@@ -24,6 +24,7 @@ from scorekit.server.checks import resolve_options, text_fault
 from scorekit.server.job import Job
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.stored import could_be_answer
 from scorekit.server.tiers import open_tier
 
 log = structlog.get_logger()
@@ -120,7 +121,7 @@ class ScoringService:
         for index, fault in faults:
             job.answers[index] = fault
         if options.cache:
-            wanted = await self._take_known(job, wanted)
+            wanted = await self._take_known(job, wanted, options)
         if wanted:
             self.batcher.submit(job, wanted, options, request.priority)
         else:
@@ -182,12 +183,18 @@ class ScoringService:
             if index not in sent:
                 yield index
 
-    async def _take_known(self, job: Job, wanted: list[Wanted]) -> list[Wanted]:
+    async def _take_known(self, job: Job, wanted: list[Wanted], options: Any) -> list[Wanted]:
         """Answer what the cache knows; the others."""
         missing = self._answer_from(self.cache.recall([w.key for w in wanted]), job, wanted)
         if missing and self.cache.has_tier:
-            keys = list(dict.fromkeys(w.key for w in missing))
-            missing = self._answer_from(await self.cache.fetch(keys), job, missing)
+            samples = {w.key: w.sample for w in missing}
+            scores = self.description.score_range
+
+            def fits(key: bytes, value: bytes) -> bool:
+                return could_be_answer(value, samples[key], options, scores)
+
+            known = await self.cache.fetch(list(samples), fits)
+            missing = self._answer_from(known, job, missing)
             # While the second tier was asked, an equal sample in flight may have been scored.
             missing = self._answer_from(self.cache.recall([w.key for w in missing]), job, missing)
         return missing

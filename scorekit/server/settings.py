@@ -92,8 +92,8 @@ class ServiceSettings(BaseSettings):
     )
     cache: str = Field(
         "sqlite",
-        description="memory; sqlite (a file in the user's cache folder); sqlite:///PATH; "
-        "redis://HOST:PORT/DB.",
+        description="memory; sqlite (a file in the user's cache folder); sqlite:///PATH (from the "
+        "root), sqlite://PATH (from here); redis://HOST:PORT/DB.",
     )
     cache_memory_items: int = Field(
         100_000, ge=0, description="Most scores kept in this process, before the second tier."

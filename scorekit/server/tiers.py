@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,15 +58,28 @@ class SQLiteTier:
         self._max_bytes = max_bytes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write_db = self._connect(path)
-            self._prepare(self._write_db)
-            self._read_db = self._connect(path)
+            try:
+                self._open(path)
+            except sqlite3.DatabaseError as error:
+                if not _is_damaged_cache(path, error):
+                    raise
+                _move_aside(path)
+                self._open(path)
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"--cache {path}: {error}; name another file or delete this one"
             ) from None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="sqlite-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="sqlite-read")
+
+    def _open(self, path: Path) -> None:
+        self._write_db = self._connect(path)
+        try:
+            self._prepare(self._write_db)
+            self._read_db = self._connect(path)
+        except sqlite3.Error:
+            self._write_db.close()
+            raise
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=self._BUSY_S, check_same_thread=False)
@@ -75,6 +89,8 @@ class SQLiteTier:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute(f"PRAGMA journal_size_limit={16 * 2**20}")
         db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+        for order in ("key ASC", "rowid ASC", "rowid DESC"):  # a damaged file fails here, mostly
+            db.execute(f"SELECT key, value FROM scores ORDER BY {order} LIMIT 1").fetchall()
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of the keys."""
@@ -120,6 +136,25 @@ class SQLiteTier:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
+
+
+def _is_damaged_cache(path: Path, error: sqlite3.DatabaseError) -> bool:
+    """Whether a file that SQLite cannot read was one of its own, by its first bytes or its name:
+    somebody's notes are left where they are."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    with path.open("rb") as file:
+        began_well = file.read(16) == b"SQLite format 3\0"
+    named_so = path.suffix in (".sqlite", ".sqlite3", ".db")
+    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) and (began_well or named_so)
+
+
+def _move_aside(path: Path) -> None:
+    """Scores can be computed anew: a damaged file must not keep the service from starting."""
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):  # of the old file: they would damage the new one
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    log.warning("cache_file_damaged", path=f"{path}", moved_to=f"{aside}")
 
 
 class RedisTier:
@@ -206,6 +241,19 @@ def _refuse_password(url: str) -> None:
         )
 
 
+def _file_in(rest: str) -> Path:
+    """What follows `sqlite://`. Raises UserError where it begins with a folder that is not there:
+    others read three slashes as a path in the current folder, and here it would be the root."""
+    path = Path(rest)
+    if path.is_absolute() and not (len(path.parts) > 2 and Path(*path.parts[:2]).is_dir()):
+        relative = path.relative_to(path.anchor)
+        raise UserError(
+            f"--cache sqlite://{rest}: this is {path}, under the root, where no such folder is; "
+            f"in the current folder it is sqlite://{relative}"
+        )
+    return path
+
+
 def open_tier(
     target: str, *, name: str, max_bytes: int, redis_password: SecretStr | None
 ) -> Tier | None:
@@ -215,8 +263,10 @@ def open_tier(
         case "memory":
             return None
         case "sqlite":
-            path = Path(rest) if rest else user_cache_path("scorekit") / f"{name}.sqlite"
+            path = _file_in(rest) if rest else user_cache_path("scorekit") / f"{name}.sqlite"
             return SQLiteTier(path, max_bytes)
         case "redis" | "rediss" | "unix":
             return RedisTier(target, redis_password)
-    raise UserError(f"--cache {scheme!r}: give memory, sqlite, sqlite:///PATH or redis://HOST:PORT")
+    raise UserError(
+        f"--cache {scheme!r}: give memory, sqlite, sqlite:///PATH, sqlite://RELATIVE or redis://HOST:PORT"
+    )

@@ -100,7 +100,7 @@ class RulesBackend(_Judge):
         try:
             textchecks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
-            raise UserError("the judge needs `pip install scorekit[judge]`") from None
+            raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         code = [Path(str(module.__file__)) for module in (rules, textchecks)]
         return self._describe(
             model="rules",

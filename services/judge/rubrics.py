@@ -71,9 +71,9 @@ class Rubric(Config):
         """The sample's texts, languages by name. Raises SampleError where they do not fit."""
         if missing := sorted(self.variables.keys() - texts.keys()):
             raise SampleError("invalid_input", f"{missing[0]}: the rubric wants it")
-        if unknown := sorted(texts.keys() - self.variables.keys()):
+        if texts.keys() - self.variables.keys():
             known = ", ".join(self.variables)
-            raise SampleError("invalid_input", f"{unknown[0][:64]!r}: unknown; there are {known}")
+            raise SampleError("invalid_input", f"a text that the rubric has not; it has {known}")
         return {
             name: texts[name] if kind == "text" else _language_name(name, texts[name])
             for name, kind in self.variables.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import threading
 
 import httpx
@@ -112,10 +114,10 @@ def test_failed_samples_stand_beside_good_ones(url):
         (b'{"samples": [{"src": "a"}]}', "samples.0.mt: Field required"),
         (b'{"samples": [{"src": 1, "mt": "b"}]}', "samples.0.src: Input should be a valid string"),
         (b'{"samples": [{"src": "a", "mt": null}]}', "samples.0.mt: Input should be a valid"),
-        (b'{"samples": [{"src": "a", "mt": "b", "x": 1}]}', "samples.0.x: Extra inputs"),
+        (b'{"samples": [{"src": "a", "mt": "b", "x": 1}]}', "samples.0: a field that is not known"),
         (b'{"samples": [{"src": "a", "mt": "b", "id": 3}]}', "samples.0.id: "),
-        (b'{"samples": [{"src": "a", "mt": "b"}], "batch_size": 3}', "batch_size: Extra inputs"),
-        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"x": 1}}', "options.x: Extra"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "batch_size": 3}', "body: a field that is not"),
+        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"x": 1}}', "there are cache, overl"),
         (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 9999}}',
          "options.max_input_length: 9999, the model reads 512"),
         (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 99.5}}',
@@ -217,7 +219,7 @@ def test_with_keys_everything_but_health_is_closed():
 
     with running_service(FakeBackend(), Secrets(api_keys=SecretStr("one, two"))) as url:
         assert httpx.get(f"{url}/health/live").status_code == 200
-        for path in ("/v1/info", "/metrics", "/docs", "/openapi.json"):
+        for path in ("/v1/info", "/metrics", "/openapi.json"):
             refused = httpx.get(url + path)
             assert refused.status_code == 401
             assert refused.json()["error"]["type"] == "unauthorized"
@@ -226,6 +228,64 @@ def test_with_keys_everything_but_health_is_closed():
             for key in ("one", "two"):
                 open_ = httpx.get(url + path, headers={"Authorization": f"Bearer {key}"})
                 assert open_.status_code == 200
+
+
+def test_a_401_says_how_to_give_a_key_and_no_figure_counts_a_wrong_one(capsys):
+    from pydantic import SecretStr
+
+    one, three = (hashlib.sha256(key).hexdigest()[:8] for key in (b"one", b"three"))
+    with running_service(FakeBackend(), Secrets(api_keys=SecretStr("one, two"))) as url:
+        for header, what in (("", "wants a key"), ("Bearer three", "not a key of this service")):
+            refused = httpx.get(f"{url}/v1/info", headers={"Authorization": header})
+            message = refused.json()["error"]["message"]
+            assert what in message and "three" not in message
+            assert "Authorization: Bearer" in message and "SCOREKIT_API_KEY" in message
+        key = {"Authorization": "Bearer one"}
+        asked = {"samples": [{"src": "a", "mt": "b"}, {"src": "a", "mt": "c"}]}
+        httpx.post(f"{url}/v1/score", json=asked, headers=key)
+        httpx.post(f"{url}/v1/score/stream", json=asked, headers=key)
+        figures = httpx.get(f"{url}/metrics", headers=key).text
+    told = re.findall(r"^scorekit_key_(\w+)_total{key=\"(\w+)\"} (\d+)", figures, re.MULTILINE)
+    assert {k for _, k, _ in told} == {one, hashlib.sha256(b"two").hexdigest()[:8]}
+    assert ("requests", one, "2") in told and ("samples", one, "4") in told
+    log = capsys.readouterr().out
+    assert three in log and one in log and "peer=127.0.0.1" in log and "path=/v1/info" in log
+    assert "three" not in log
+
+
+def test_a_path_that_is_no_route_is_told_in_the_log_without_what_is_not_plain(url, capsys):
+    httpx.get(f"{url}/v2/sc%C3%A9ne%0A/x?secret=1")
+    log = capsys.readouterr().out
+    assert "path=/v2/sc?C3?A9ne?0A/x" in log and "secret" not in log
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/score/", "/v1/score/stream/", "/v1/info/", "/docs", "/redoc"]
+)
+def test_a_path_beside_a_route_is_404_and_no_redirect(url, path):
+    for method in ("GET", "POST"):
+        answer = httpx.request(method, url + path, headers={"Host": "scores.example.org"})
+        assert answer.status_code == 404 and "location" not in answer.headers
+        assert answer.json()["error"]["type"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/v1/info", "/metrics"])
+def test_whatever_can_be_read_can_be_asked_for_its_head(url, path):
+    answer = httpx.head(url + path)
+    assert answer.status_code == 200 and not answer.content
+    assert httpx.get(url + path).status_code == 200
+
+
+def test_no_name_of_an_unknown_field_comes_back(url):
+    good = {"src": "a", "mt": "b"}
+    for body in (
+        {"samples": [good | {"SECRET": 1}]},
+        {"samples": [good], "SECRET": 1},
+        {"samples": [good], "options": {"SECRET": 1}},
+        {"samples": [good], "options": {"SECRET": {"deep": 1}}},
+    ):
+        refused = httpx.post(f"{url}/v1/score", json=body)
+        assert refused.status_code == 422 and "SECRET" not in refused.text
 
 
 def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():

@@ -46,3 +46,16 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
     for model in models:
         for name in model.model_fields:
             assert f"`{name}" in text or f'"{name}"' in text, f"{model.__name__}.{name}"
+
+
+def test_nobody_is_told_to_install_what_is_not_published():
+    """`pip install scorekit[...]` asks the registry; the extras are those of the checkout."""
+    text = {".py", ".md", ".sh", ".yaml", ".yml", ".toml", ".ipynb"}
+    rooms = ("scorekit", "services", "trainer", "synth", "tools", "deploy", "docs", "examples",
+             "demo", "bench", "README.md", "CHANGELOG.md")  # fmt: skip
+    files = [p for room in rooms for p in [ROOT / room, *(ROOT / room).rglob("*")] if p.is_file()]
+    for path in files:
+        if path.suffix in text:
+            told = path.read_text(encoding="utf-8")
+            assert not re.search(r"pip install [^\n`]*scorekit(\[|`|\"|')", told), path
+            assert not re.search(r"[\"'`]scorekit\[[a-z]+\]", told), path

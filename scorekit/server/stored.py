@@ -1,0 +1,77 @@
+"""What a value of the second cache tier must be to stand in an answer.
+
+Without a secret, whoever can write there can write anything. A score that is merely wrong cannot
+be told; but nothing that no model of this service could have answered goes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreRange
+
+#: Many times the largest answer: a hundred spans that quote a long text.
+MAX_VALUE_BYTES = 2**20
+_OF_THE_SERVICE = {"id": None, "ok": True, "cached": False}  # what it adds to each answer
+
+
+def read_value(value: bytes) -> dict[str, Any] | None:
+    """The fields of a stored result; None unless it is a JSON object with a finite score, written
+    as we write it (it is spliced into answers as it is: no second value of a name, no line end),
+    and has none of the fields that the service adds."""
+    if len(value) > MAX_VALUE_BYTES or not value.startswith(b"{"):
+        return None
+    try:
+        fields: dict[str, Any] = from_json(value, allow_inf_nan=False)
+        score: Any = fields.get("score")
+        good = type(score) in (int, float) and math.isfinite(score)
+        if not good or _OF_THE_SERVICE.keys() & fields.keys() or to_json(fields) != value:
+            return None
+    except (ValueError, OverflowError):
+        return None
+    return fields
+
+
+def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange) -> bool:
+    """Whether a service could have given this value for this sample: types, fields, the range of
+    the score, and spans that lie in `mt`."""
+    fields = read_value(value)
+    if fields is None:
+        return False
+    answer_type = JudgeScored if isinstance(sample, JudgeSample) else Scored
+    try:
+        answer = answer_type.model_validate(fields | _OF_THE_SERVICE)
+    except ValidationError:
+        return False
+    low = -math.inf if scores.min is None else scores.min
+    high = math.inf if scores.max is None else scores.max
+    if fields.keys() - answer_type.model_fields.keys() or not low <= answer.score <= high:
+        return False
+    if isinstance(answer, JudgeScored):
+        return True
+    mt: str = sample.mt
+    exact = getattr(options, "span_offsets", "exact") == "exact"
+    return (
+        answer.tokens >= 0
+        and 0 <= answer.mt_covered <= len(mt)
+        and _lie_in(mt, answer.error_spans or (), exact)
+    )
+
+
+def _lie_in(mt: str, spans: Sequence[ErrorSpan], exact: bool) -> bool:
+    """Whether spans are within a text; exact ones are ordered, disjoint and quote it."""
+    end = 0
+    for span in spans:
+        if not (0 <= span.start <= len(mt) and 0 <= span.end <= len(mt)):
+            return False
+        if exact and not (end <= span.start < span.end and mt[span.start : span.end] == span.text):
+            return False
+        if span.confidence is not None and not 0.0 <= span.confidence <= 1.0:
+            return False
+        end = span.end
+    return True

@@ -1,0 +1,57 @@
+"""The SQLite file of the second cache tier: damaged, and where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from scorekit.errors import UserError
+from scorekit.server.cache import Cache
+from scorekit.server.metrics import Metrics
+from scorekit.server.tiers import open_tier
+
+
+@pytest.mark.parametrize(
+    "damage", ["first bytes", "a page", "half is missing", "nothing but noise"]
+)
+def test_a_damaged_file_is_moved_aside_and_the_service_starts_anew(tmp_path, damage, capsys):
+    path = tmp_path / "c.sqlite"
+    values = {b"%016d" % i: b'{"score":%d.0,"tokens":3}' % i for i in range(300)}
+
+    async def store_and_fetch(store):
+        tier = open_tier(f"sqlite:///{path}", name="x", max_bytes=2**20, redis_password=None)
+        cache = Cache(0, tier, Metrics(), None)
+        if store:
+            await cache.store(values)
+        found = await cache.fetch(list(values))
+        await cache.close()
+        return found
+
+    assert asyncio.run(store_and_fetch(store=True)) == values
+    whole = path.read_bytes()
+    path.write_bytes({
+        "first bytes": b"\0" * 100 + whole[100:],
+        "a page": whole[:4096] + os.urandom(len(whole) - 4096),
+        "half is missing": whole[: len(whole) // 2],
+        "nothing but noise": os.urandom(5000),
+    }[damage])  # fmt: skip
+    damaged = path.read_bytes()
+    assert asyncio.run(store_and_fetch(store=False)) == {}
+    assert asyncio.run(store_and_fetch(store=True)) == values
+    (aside,) = tmp_path.glob("c.sqlite.damaged-*")
+    assert aside.read_bytes() == damaged
+    assert "cache_file_damaged" in capsys.readouterr().out
+
+
+def test_a_cache_file_is_never_put_into_a_folder_of_the_root_that_is_not_there(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for target in ("sqlite:///rel.sqlite", "sqlite:///no-such-folder/c.sqlite"):
+        with pytest.raises(UserError, match=r"sqlite://(rel|no-such)"):
+            open_tier(target, name="x", max_bytes=2**20, redis_password=None)
+    tier = open_tier("sqlite://runs/c.sqlite", name="x", max_bytes=2**20, redis_password=None)
+    asyncio.run(tier.close())
+    assert (tmp_path / "runs/c.sqlite").exists()
