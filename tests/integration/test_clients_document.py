@@ -56,7 +56,7 @@ def test_the_command_with_a_judge(tmp_path):
 
 
 def _run(command, folder):
-    words = [sys.executable, *shlex.split(command)[1:]]
+    words = [sys.executable, *shlex.split(command.replace("\\\n", " "))[1:]]
     subprocess.run(words, cwd=folder, check=True, env=_here(), capture_output=True)
 
 
