@@ -204,7 +204,7 @@ def _sources(
     cfg: TrainerConfig, train: Sequence[Example], held_out: Sequence[Example]
 ) -> tuple[None, str]:
     refuse, bad = cfg.data.bad_sources == "refuse", 0
-    with closing(Rewarder(cfg.reward, offer_unneeded=False)) as rewarder:
+    with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         for key, examples in (("data.train", train), ("data.eval", held_out)):
             bad += len(check_sources(examples, rewarder, key, refuse=refuse))
     return None, f"{bad} that no translation helps" if bad else "all can be scored"
@@ -214,7 +214,7 @@ def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
     """One service by itself, so that a fault of one hides none of the other."""
     others = {"metricx": ("w_xcomet_seq", "w_xcomet_span"), "xcomet": ("w_metricx",)}[name]
     alone = cfg.reward.model_copy(update=dict.fromkeys(others, 0.0))
-    with closing(Rewarder(alone, offer_unneeded=False)) as rewarder:
+    with closing(Rewarder(alone, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"
         told = [

@@ -70,7 +70,10 @@ class RewardConfig(Config):
         "environment. A `module:Class` instead of a URL scores in this process.",
     )
     metricx_scorer_args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of a `module:Class` in metricx_urls."
+        default_factory=dict,
+        description="Arguments of a `module:Class` in metricx_urls (dtype, max_batch_tokens, ...). "
+        "Those of the same name in this config are its own where it takes them: "
+        "metricx_model_name, metricx_tokenizer_name, and device and threads of misc.",
     )
     metricx_model_name: str | None = Field(
         None, description="The model that the service must run; null: any."
@@ -85,7 +88,8 @@ class RewardConfig(Config):
         description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
     )
     xcomet_scorer_args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of a `module:Class` in xcomet_urls."
+        default_factory=dict,
+        description="Arguments of a `module:Class` in xcomet_urls, as metricx_scorer_args.",
     )
     xcomet_model_name: str | None = Field(
         None, description="The model that the service must run; null: any."

@@ -152,7 +152,7 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candid
 
 def _open_services(cfg: TrainerConfig, earlier: Mapping[str, Evaluation]) -> Rewarder:
     """Raises UserError also where another model scored what the scores are to be held against."""
-    rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching)
+    rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
     try:
         for evaluation in earlier.values():
             _check_scorers(evaluation, _scorers(rewarder))

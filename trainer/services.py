@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from scorekit.client import RemoteScorer
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
-from scorekit.scorers import (
-    RewardOutput,
-    SampleForScoring,
-    Scorer,
-    ScoringConfig,
-    resolve_scorer,
-)
-from trainer.config import RewardConfig
+from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
+from trainer.config import MiscConfig, RewardConfig
+from trainer.in_process import LocalScorer, load_scorer
 from trainer.score_batch import Batch, Scores, ServiceName, is_truncated
 from trainer.sources import SourceCheck
 
@@ -31,6 +24,8 @@ SERVICES: tuple[ServiceName, ...] = ("metricx", "xcomet")
 HIGHER_IS_BETTER = {"metricx": False, "xcomet": True}
 #: Seconds in which a service without weight says that it is there, before an evaluation asks it.
 _PROBE_S = 10.0
+#: What a config may say of a service's model.
+_NAMES = ("model_name", "tokenizer_name")
 #: Samples of an evaluation that are put to a service at once: what is lost where that fails.
 _PIECE = 16
 #: Share of samples that a model may fail to read whole before it is told.
@@ -45,8 +40,17 @@ class Rewarder:
     only in evaluations, and may fail: each evaluation tries it again.
     """
 
-    def __init__(self, cfg: RewardConfig, *, caching: bool = True, offer_unneeded: bool = True):
+    def __init__(
+        self,
+        cfg: RewardConfig,
+        *,
+        caching: bool = True,
+        offer_unneeded: bool = True,
+        misc: MiscConfig | None = None,
+    ) -> None:
+        """misc: where scorers of this process compute: device and threads, unless they are told."""
         self.cfg = cfg
+        self._place = {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         self.scoring = ScoringConfig(
             batch_size=cfg.batch_size,
             overlong="truncate" if cfg.overlong == "truncate" else "error",
@@ -162,10 +166,15 @@ class Rewarder:
 
     def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | LocalScorer:
         local = [url for url in urls if not _is_url(url)]
+        if getattr(self.cfg, f"{name}_scorer_args") and not local:
+            raise UserError(
+                f"reward.{name}_scorer_args are of a module:Class: the service behind "
+                f"{urls[0]} has its own settings; leave them out"
+            )
         if local:
             if len(urls) > 1:
                 raise UserError(f"reward.{name}_urls: {local[0]!r} cannot stand beside another")
-            return LocalScorer(self._in_process(name, local[0]))
+            return self._in_process(name, local[0])
         infos = {url: self._check(name, url) for url in urls}
         _check_agreement(name, infos)
         self.infos |= infos
@@ -184,26 +193,25 @@ class Rewarder:
             deadline_s=min(self.cfg.deadline_s, most),
         )
 
-    def _in_process(self, name: ServiceName, target: str) -> Scorer:
+    def _in_process(self, name: ServiceName, target: str) -> LocalScorer:
         """A `module:Class`, held against the config's expectations if it describes itself."""
-        module, colon, class_name = target.partition(":")
-        names = [*module.split("."), class_name]
-        if not colon or not all(part.isidentifier() for part in names):
-            raise UserError(
-                f"reward.{name}_urls: {target!r}: a URL begins with http://, and a scorer in this "
-                "process is written module:Class"
-            )
-        scorer = resolve_scorer(target, **getattr(self.cfg, f"{name}_scorer_args"))
+        names = {key: self._expected(name, key) for key in _NAMES}
+        offered = {f"{name}_{key}": value for key, value in names.items()} | self._place
+        scorer, taken = load_scorer(
+            f"reward.{name}", target, offered, getattr(self.cfg, f"{name}_scorer_args")
+        )
+        expected = {key for key, value in names.items() if value and f"{name}_{key}" not in taken}
         description = getattr(scorer, "description", None)
-        faults = []
         if description is not None:
-            faults = self._mismatches(name, description)
+            faults = self._mismatches(name, description, expected)
         else:
-            keys = [key for key in ("model_name", "tokenizer_name") if self._expected(name, key)]
-            faults = [f"does not say what it runs: set reward.{name}_{key} to null" for key in keys]
+            faults = [
+                f"neither takes {name}_{key} nor says what it runs: set reward.{name}_{key} to null"
+                for key in sorted(expected)
+            ]
         if faults:
             raise UserError(f"reward.{name}_urls: {target} {'; '.join(faults)}")
-        return scorer
+        return LocalScorer(scorer)
 
     def _check(self, name: ServiceName, url: str) -> Info:
         """`/v1/info` of one URL, held against the config's expectations."""
@@ -222,14 +230,17 @@ class Rewarder:
     def _expected(self, name: ServiceName, key: str) -> str | None:
         return getattr(self.cfg, f"{name}_{key}", None)
 
-    def _mismatches(self, name: ServiceName, described: Any) -> list[str]:
-        """What an Info, or a scorer's description with such fields, says against the config."""
+    def _mismatches(
+        self, name: ServiceName, described: Any, keys: Collection[str] = _NAMES
+    ) -> list[str]:
+        """What an Info, or a scorer's description with such fields, says against the config, of
+        whose names of model and tokenizer `keys` count."""
         faults = []
         if described.higher_is_better != HIGHER_IS_BETTER[name]:
             faults.append(f"says higher_is_better={described.higher_is_better}")
         for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):
             expected, actual = self._expected(name, key), getattr(described, field_name)
-            if expected is not None and expected != actual:
+            if key in keys and expected is not None and expected != actual:
                 faults.append(f"runs {actual!r}, but reward.{name}_{key} is {expected!r}")
         limit = self.cfg.max_input_length
         if limit is not None and limit > described.max_input_length:
@@ -239,35 +250,11 @@ class Rewarder:
         return faults
 
 
-class LocalScorer:
-    """A scorer in this process, asked in a thread of its own: one group after another, since a
-    model need not bear two callers, and a daemon, so that it does not hold up a Ctrl-C."""
+def _threads(misc: MiscConfig) -> int:
+    """Those of torch, which a scorer that is told none would set anew, for the policy, too."""
+    import torch
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self._work: SimpleQueue[Any] = SimpleQueue()
-        threading.Thread(target=self._run, name="trainer-scorer", daemon=True).start()
-
-    def submit_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig
-    ) -> Future[RewardOutput]:
-        """`score_batch`, begun behind what was submitted before."""
-        future: Future[RewardOutput] = Future()
-        self._work.put((future, samples, cfg))
-        return future
-
-    def close(self) -> None:
-        """End the thread behind what was submitted."""
-        self._work.put(None)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            future, samples, cfg = work
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(self._scorer.score_batch(samples, cfg))
-                except BaseException as error:
-                    future.set_exception(error)
+    return misc.threads or torch.get_num_threads()
 
 
 def _is_url(target: str) -> bool:

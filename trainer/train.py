@@ -117,7 +117,7 @@ def run_toy_rl(
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg))
-    with closing(Rewarder(cfg.reward, caching=cfg.misc.caching)) as rewarder:
+    with closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)) as rewarder:
         held_out = eval_examples[: cfg.eval.eval_limit]
         refuse = cfg.data.bad_sources == "refuse"
         train_examples = screen(train_examples, held_out, rewarder, world, refuse=refuse)

@@ -36,6 +36,12 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
     return device
 
 
+def check_dtype(name: str) -> None:
+    """Raise UserError for what is no dtype of weights."""
+    if name not in ("float32", "bfloat16", "float16"):
+        raise UserError(f"--dtype {name}: give float32, bfloat16 or float16")
+
+
 def _keep_freed_memory() -> None:
     """Let glibc keep what a batch frees for the next one, where it would give it back to the
     system and pay for each page anew."""

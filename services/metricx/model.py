@@ -29,7 +29,7 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import device_memory_bytes, prepare_device
+from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.tokeniser import Tokeniser
 
@@ -87,6 +87,7 @@ class MetricXBackend:
         """Refuse at once what cannot work. Raises UserError; loads nothing."""
         if self._dtype_name == "float16":
             raise UserError(f"--dtype float16: {_FP16}")
+        check_dtype(self._dtype_name)
         if looks_local(self._model_name):
             check_folder(fetch_model(self._model_name, None, [], "--model"))
         if self._tokenizer_name and looks_local(self._tokenizer_name):
@@ -182,6 +183,7 @@ class MetricXQEScorer(LocalScorer):
     """MetricX in the caller's own process, behind the scorer protocol.
 
     As in a service, a sample with a reference is scored against it, one without is estimated.
+    max_batch_tokens: see `LocalScorer`. Raises UserError as the backend does.
     """
 
     def __init__(
@@ -192,6 +194,7 @@ class MetricXQEScorer(LocalScorer):
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        max_batch_tokens: int | None = None,
     ) -> None:
         super().__init__(
             MetricXBackend(
@@ -200,7 +203,8 @@ class MetricXQEScorer(LocalScorer):
                 device=device,
                 dtype=dtype,
                 threads=threads,
-            )
+            ),
+            max_batch_tokens=max_batch_tokens,
         )
 
 

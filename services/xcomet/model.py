@@ -35,7 +35,7 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import device_memory_bytes, prepare_device
+from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.tokeniser import Read, Tokeniser
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
@@ -98,6 +98,7 @@ class XCometBackend:
 
         A model of the hub is checked by `load`, once it has been fetched.
         """
+        check_dtype(self._dtype_name)
         if looks_local(self._model_name):
             self._find()
 
@@ -105,6 +106,7 @@ class XCometBackend:
         """Load tokenizer and weights. Raises UserError where the files are not xCOMET's."""
         import torch
 
+        check_dtype(self._dtype_name)
         self._torch = torch
         self._device = prepare_device(self._device_name, self._threads)
         checkpoint = self._find()
@@ -310,7 +312,10 @@ class XCometBackend:
 
 
 class XCometXLScorer(LocalScorer):
-    """xCOMET in this process: `score_batch(samples, cfg) -> RewardOutput`."""
+    """xCOMET in this process: `score_batch(samples, cfg) -> RewardOutput`.
+
+    max_batch_tokens: see `LocalScorer`. Raises UserError as the backend does.
+    """
 
     def __init__(
         self,
@@ -320,9 +325,11 @@ class XCometXLScorer(LocalScorer):
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        max_batch_tokens: int | None = None,
     ) -> None:
         super().__init__(
-            XCometBackend(xcomet_model_name, encoder, device=device, dtype=dtype, threads=threads)
+            XCometBackend(xcomet_model_name, encoder, device=device, dtype=dtype, threads=threads),
+            max_batch_tokens=max_batch_tokens,
         )
 
 

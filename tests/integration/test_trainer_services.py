@@ -51,6 +51,7 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
         ({"metricx_urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
         ({"metricx_urls": "no_such_module:Scorer"}, "cannot be loaded"),
         ({"metricx_urls": "localhost:8001"}, "'localhost:8001': a URL begins with http://"),
+        ({"metricx_scorer_args": {"device": "cpu"}}, "metricx_scorer_args are of a module:Class"),
         ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
     ],
 )
@@ -124,7 +125,7 @@ def test_a_service_that_is_only_shown_never_ends_a_run(
 
 def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
     shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
-    with pytest.raises(TypeError):
+    with pytest.raises(UserError, match=r"metricx_scorer_args: .*'wrong'; its arguments: factor"):
         Rewarder(services.config(**shown))
     rewarder = Rewarder(services.config(w_metricx=0, **shown))
     results = rewarder.score(TEXTS, rewarder.available).results
@@ -190,7 +191,7 @@ def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
     opened("DescribedScorer", metricx_model_name="fake-metricx")
     with pytest.raises(UserError, match=r"runs 'fake-metricx', but reward.metricx_model_name"):
         opened("DescribedScorer", metricx_model_name="google/other")
-    with pytest.raises(UserError, match=r"set reward.metricx_model_name to null"):
+    with pytest.raises(UserError, match=r"takes metricx_model_name nor says .* to null"):
         opened("LengthScorer", metricx_model_name="fake-metricx")
 
 
