@@ -52,7 +52,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def metricx_golden() -> dict:
-    """Scores by upstream's code; see tests/golden/metricx_tiny/README.md."""
+    """Scores by upstream's code in float64; see tests/golden/metricx_tiny/README.md."""
     return json.loads((TESTS / "golden/metricx_tiny/golden.json").read_text(encoding="utf-8"))
 
 

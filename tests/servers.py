@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -20,10 +21,15 @@ from scorekit.server.settings import Secrets, ServiceSettings
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port that was free a moment ago.
+
+    Not one of those that the kernel gives out by itself (32768 and up on Linux): any connection
+    of any process might get it before the caller does.
+    """
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
+            return int(s.getsockname()[1])
 
 
 @contextlib.contextmanager

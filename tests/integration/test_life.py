@@ -373,7 +373,7 @@ def test_settings_from_flags_environment_and_their_faults(tmp_path):
     assert "overflow float16" in _refusal("services.metricx", "--dtype", "float16")
     golden = str(ROOT / "tests/golden/metricx_tiny")
     assert "can be reached by others" in _refusal(
-        "services.metricx", "--host", "0.0.0.0", "--model", golden
+        "services.metricx", "--host", "0.0.0.0", "--port", str(free_port()), "--model", golden
     )
 
 
