@@ -7,6 +7,7 @@ with SyncScoringClient("http://127.0.0.1:8001") as client:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["RemoteScorer", "Sample", "ScoringClient", "SyncScoringClient", "raise_for_failures"]
 
 T = TypeVar("T")
+
+#: What a forked child has of its parent: kept, since to collect it could close what is not its own.
+_INHERITED: list[Any] = []
 
 
 class _LoopThread:
@@ -84,41 +88,68 @@ async def _end(close: Callable[[], Awaitable[None]] | None) -> None:
 
 
 class SyncScoringClient:
-    """ScoringClient for code that is not async. The arguments are the same."""
+    """ScoringClient for code that is not async. The arguments are the same.
+
+    In a forked child it makes its connections, its thread and its cache anew.
+    """
 
     def __init__(self, urls: str | Iterable[str], **kwargs: Any) -> None:
-        self._thread = _LoopThread()
+        self._urls = [urls] if isinstance(urls, str) else list(urls)
+        self._kwargs = kwargs
+        self._forked = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        thread = _LoopThread()
 
         async def make() -> ScoringClient:
-            return ScoringClient(urls, **kwargs)
+            return ScoringClient(self._urls, **self._kwargs)
 
         try:
-            self._client = self._thread.run(make())
+            client = thread.run(make())
         except BaseException:
-            self._thread.stop()
+            thread.stop()
             raise
+        self._thread, self._client = thread, client
+        self._pid = os.getpid()
+
+    def _own(self) -> tuple[_LoopThread, ScoringClient]:
+        """Thread and client of this process: threads do not live on in a forked child, and its
+        parent's connections are not its to use, nor to close."""
+        if self._pid != os.getpid():
+            with self._forked:
+                if self._pid != os.getpid():
+                    if self._thread.stopped:
+                        raise RuntimeError("the client is closed")
+                    _INHERITED.append((self._thread, self._client))
+                    self._start()
+        return self._thread, self._client
 
     def info(self) -> Info:
         """See ScoringClient.info."""
-        return self._thread.run(self._client.info())
+        thread, client = self._own()
+        return thread.run(client.info())
 
     def limits(self) -> Info:
         """See ScoringClient.limits."""
-        return self._thread.run(self._client.limits())
+        thread, client = self._own()
+        return thread.run(client.limits())
 
     def wait_ready(self, timeout_s: float = 600.0) -> None:
         """See ScoringClient.wait_ready."""
-        self._thread.run(self._client.wait_ready(timeout_s))
+        thread, client = self._own()
+        thread.run(client.wait_ready(timeout_s))
 
     def score(
         self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and time left."""
+        thread, client = self._own()
         if not progress:
-            return self._thread.run(self._client.score(samples, *args, **kwargs))
+            return thread.run(client.score(samples, *args, **kwargs))
         with progress_bar(len(samples)) as advance:
-            work = self._client.score(samples, *args, on_progress=advance, **kwargs)
-            return self._thread.run(work)
+            work = client.score(samples, *args, on_progress=advance, **kwargs)
+            return thread.run(work)
 
     def score_frame(self, frame: DataFrame, **kwargs: Any) -> DataFrame:
         """A copy of a pandas data frame with the columns `score` (NaN where it failed), `ok`,
@@ -133,7 +164,8 @@ class SyncScoringClient:
     def close(self) -> None:
         """Close the connections and end the thread; a second call does nothing. A call that
         another thread waits in raises RuntimeError."""
-        self._thread.stop(self._client.close)
+        if self._pid == os.getpid():  # a child leaves its parent's open
+            self._thread.stop(self._client.close)
 
     def __enter__(self) -> SyncScoringClient:
         return self
@@ -149,21 +181,25 @@ class RemoteScorer(SyncScoringClient):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
-        return self._thread.run(self._score(samples, cfg or ScoringConfig()))
+        thread, client = self._own()
+        return thread.run(_scored(client, samples, cfg or ScoringConfig()))
 
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> Future[RewardOutput]:
         """The same, begun and not waited for; to cancel the future ends its requests."""
-        return self._thread.submit(self._score(samples, cfg or ScoringConfig()))
+        thread, client = self._own()
+        return thread.submit(_scored(client, samples, cfg or ScoringConfig()))
 
     async def score_batch_async(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """The same, awaited on any event loop."""
-        work = self._thread.submit(self._score(samples, cfg or ScoringConfig()))
-        return await asyncio.wrap_future(work)
+        return await asyncio.wrap_future(self.submit_batch(samples, cfg))
 
-    async def _score(self, samples: Sequence[SampleForScoring], cfg: ScoringConfig) -> RewardOutput:
-        results = await self._client.score(samples, cfg.options(), batch_size=cfg.batch_size)
-        return reward_output(results)
+
+async def _scored(
+    client: ScoringClient, samples: Sequence[SampleForScoring], cfg: ScoringConfig
+) -> RewardOutput:
+    results = await client.score(samples, cfg.options(), batch_size=cfg.batch_size)
+    return reward_output(results)

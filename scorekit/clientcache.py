@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from scorekit.damaged import is_damaged_cache, move_aside, read_ends
 from scorekit.errors import UserError
 from scorekit.schemas import SCHEMA_VERSION, Info, Scored
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _CHECKSUM = 8  # bytes
 _LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
+#: Errors that pass: another process has the file.
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: Seconds to wait for another process that writes, and to leave the file alone after a failure.
 _BUSY_S = 1.0
 _REST_S = 5.0
@@ -51,16 +54,21 @@ def score_keys(info: Info, options: Mapping[str, Any], bodies: Sequence[bytes]) 
 class ClientCache:
     """Scores by key in a SQLite file, which one thread of this process touches.
 
-    Raises UserError where the file cannot be opened.
+    A damaged file is put aside, and one that another process locks is tried again later. Raises
+    UserError where the file cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._resting_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
+        self._db: sqlite3.Connection | None = None
         try:
-            self._db = self._thread.submit(self._open).result()
+            self._thread.submit(self._opened).result()
         except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+                self._rest(error)
+                return
             self._thread.shutdown()
             raise UserError(f"cache_db {self._path}: {error}; name another file") from None
 
@@ -75,7 +83,8 @@ class ClientCache:
 
     def close(self) -> None:
         """Close the file."""
-        self._thread.submit(self._db.close).result()
+        if self._db is not None:
+            self._thread.submit(self._db.close).result()
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[Any], Any], argument: Any) -> Any:
@@ -85,25 +94,48 @@ class ClientCache:
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, work, argument)
-        except sqlite3.Error as error:
-            self._resting_until = time.monotonic() + _REST_S
-            log.warning("cache_db %s rests for %g s: %s", self._path, _REST_S, error)
+        except (sqlite3.Error, OSError) as error:
+            self._rest(error)
             return None
+
+    def _rest(self, error: Exception) -> None:
+        self._resting_until = time.monotonic() + _REST_S
+        log.warning("cache_db %s rests for %g s: %s", self._path, _REST_S, error)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            try:
+                self._db = self._open()
+            except sqlite3.DatabaseError as error:
+                if not is_damaged_cache(self._path, error):
+                    raise
+                aside = move_aside(self._path)
+                log.warning("cache_db %s is damaged: now %s, and begun anew", self._path, aside)
+                self._db = self._open()
+        return self._db
 
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)"
+            )
+            read_ends(db)
+        except sqlite3.Error:
+            db.close()
+            raise
         return db
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
+        db = self._opened()
         found: dict[bytes, Scored] = {}
         for start in range(0, len(keys), _LOOKUP):
             some = keys[start : start + _LOOKUP]
             marks = ",".join("?" * len(some))
-            rows = self._db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
+            rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
             for key, value in rows:
                 result = _unpack(key, value)
                 if result is not None:
@@ -111,13 +143,14 @@ class ClientCache:
         return found
 
     def _set(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
+        db = self._opened()
+        db.execute("BEGIN IMMEDIATE")
         try:
-            self._db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
-            self._db.execute("COMMIT")
+            db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
+            db.execute("COMMIT")
         finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            if db.in_transaction:
+                db.execute("ROLLBACK")
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:

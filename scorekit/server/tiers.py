@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import random
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ import structlog
 from platformdirs import user_cache_path
 from pydantic import SecretStr
 
+from scorekit.damaged import is_damaged_cache, move_aside, read_ends
 from scorekit.errors import UserError
 
 log = structlog.get_logger()
@@ -61,9 +61,10 @@ class SQLiteTier:
             try:
                 self._open(path)
             except sqlite3.DatabaseError as error:
-                if not _is_damaged_cache(path, error):
+                if not is_damaged_cache(path, error):
                     raise
-                _move_aside(path)
+                aside = move_aside(path)
+                log.warning("cache_file_damaged", path=f"{path}", moved_to=f"{aside}")
                 self._open(path)
         except (sqlite3.Error, OSError) as error:
             raise UserError(
@@ -89,8 +90,7 @@ class SQLiteTier:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute(f"PRAGMA journal_size_limit={16 * 2**20}")
         db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
-        for order in ("key ASC", "rowid ASC", "rowid DESC"):  # a damaged file fails here, mostly
-            db.execute(f"SELECT key, value FROM scores ORDER BY {order} LIMIT 1").fetchall()
+        read_ends(db)
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of the keys."""
@@ -136,25 +136,6 @@ class SQLiteTier:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
-
-
-def _is_damaged_cache(path: Path, error: sqlite3.DatabaseError) -> bool:
-    """Whether a file that SQLite cannot read was one of its own, by its first bytes or its name:
-    somebody's notes are left where they are."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    with path.open("rb") as file:
-        began_well = file.read(16) == b"SQLite format 3\0"
-    named_so = path.suffix in (".sqlite", ".sqlite3", ".db")
-    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) and (began_well or named_so)
-
-
-def _move_aside(path: Path) -> None:
-    """Scores can be computed anew: a damaged file must not keep the service from starting."""
-    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):  # of the old file: they would damage the new one
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    log.warning("cache_file_damaged", path=f"{path}", moved_to=f"{aside}")
 
 
 class RedisTier:

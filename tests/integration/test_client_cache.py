@@ -160,6 +160,47 @@ def test_a_file_that_is_no_database_is_told_at_once(tmp_path):
         SyncScoringClient("http://127.0.0.1:1", cache_db=path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"\0" * 4096 + content[4096:],  # a first page that was never written
+        lambda content: content[:4096] + b"\xff" * (len(content) - 4096),
+        lambda content: content[: len(content) // 3],
+    ],
+    ids=["no header", "pages", "cut"],
+)
+def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
+    recorder = _recorder()
+    with running_app(recorder) as url:
+        with SyncScoringClient(url, cache_db=path) as client:
+            first = client.score(SAMPLES)
+        damaged = damage(path.read_bytes())
+        path.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING), SyncScoringClient(url, cache_db=path) as client:
+            again = client.score(SAMPLES)
+            asked = len(recorder.samples)
+            assert all(result.cached for result in client.score(SAMPLES))
+    assert [r.score for r in again] == [r.score for r in first]
+    assert asked == len(recorder.samples) == 2 * len(SAMPLES)
+    (aside,) = path.parent.glob("scores.sqlite.damaged-*")
+    assert aside.read_bytes() == damaged and "is damaged: now" in caplog.text
+
+
+def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monkeypatch):
+    monkeypatch.setattr("scorekit.clientcache._BUSY_S", 0.05)
+    monkeypatch.setattr("scorekit.clientcache._REST_S", 0.0)
+    path.parent.mkdir()
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    recorder = _recorder()
+    with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
+        assert all(r.ok for r in client.score(SAMPLES[:3]))
+        holder.close()
+        for _ in range(3):  # the first time nothing is in it
+            assert all(r.ok for r in client.score(SAMPLES[:3]))
+    assert len(recorder.samples) == 6
+
+
 def test_several_processes_share_a_file(path):
     code = (
         "import sys\nfrom scorekit.client import SyncScoringClient\n"
