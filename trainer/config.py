@@ -103,6 +103,11 @@ class GenerationConfig(Config):
         description="A template's name (scorekit.prompts) or a file's path; not used where the "
         "chat template takes the source text and language codes instead (TranslateGemma's).",
     )
+    postprocess: str = Field(
+        "strip",
+        description="What becomes of a decoded completion before it is scored: strip (white space "
+        "at its ends goes), none, or module:function, a text to a text.",
+    )
     max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
     temperature: float = Field(
         1.0, ge=0.0, description="Sampling temperature; 0: greedy (evaluation only)."

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import yaml
 
 from scorekit.errors import UserError
+from scorekit.prompts import load_postprocess
 from trainer.adapted import load_on_base, on_its_base
 from trainer.compare import RESAMPLES, SEED, PairedFigure, compare_policies
 from trainer.config import PolicyConfig, TrainerConfig
@@ -93,6 +94,7 @@ def run_evaluation(
     """
     world = World(prepare_torch(cfg.misc))
     folder = Path(cfg.misc.run_dir)
+    world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
     earlier = {} if against is None else _main_first(world, lambda: _earlier(against, sets))
     policies = {folder: cfg.policy}

@@ -19,6 +19,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from scorekit.errors import UserError
 from trainer.data import postprocess_translation
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ def align_completion(
         method, (kept_offsets, lost) = "search", _by_search(tokenizer, kept_ids, raw)
     offsets = _spread(kept_offsets, kept, len(ids)) if len(kept) < len(ids) else kept_offsets
     text = (decode_cfg or DecodeConfig()).postprocess(raw)
+    if not isinstance(text, str):
+        raise UserError(f"generation.postprocess gave {type(text).__name__}, a text is wanted")
     offsets, removed = _after_postprocess(raw, text, offsets)
     return Alignment(text, offsets, lost + removed, method)
 

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.prompts import load_postprocess
 from trainer.config import GenerationConfig
-from trainer.data import Example, postprocess_translation
+from trainer.data import Example
 from trainer.forward import completion_logprobs, micro_batches
 from trainer.offsets import DecodeConfig, align_completion
 from trainer.policy import pad_token_id, stop_token_ids, unwrapped
@@ -132,16 +133,17 @@ def stream_rollouts(
     seed: int | None = None,
     with_logprobs: bool = True,
     groups: Sequence[int] | None = None,
-    postprocess: Callable[[str], str] = postprocess_translation,
+    postprocess: Callable[[str], str] | None = None,
 ) -> Iterator[list[Rollout]]:
     """The samples of one prompt after another, each as soon as it is generated.
 
     groups: `group` of each example; default: its place.
+    postprocess: default: the config's.
     Raises UserError on a prompt that cannot be.
     """
     prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
     stops = stop_token_ids(unwrapped(policy_model), tokenizer)
-    decode_cfg = DecodeConfig(postprocess)
+    decode_cfg = DecodeConfig(postprocess or load_postprocess(gen_cfg.postprocess))
     ids = [prompt_ids for _, prompt_ids in prompts]
     group_of = range(len(examples)) if groups is None else groups
     for i, completions in sampler.sample(ids, gen_cfg, seed=seed, with_logprobs=with_logprobs):
@@ -162,13 +164,14 @@ def generate_rollouts(
     reference_model: nn.Module | None = None,
     with_logprobs: bool = True,
     micro_batch_tokens: int = 4096,
-    postprocess: Callable[[str], str] = postprocess_translation,
+    postprocess: Callable[[str], str] | None = None,
 ) -> list[Rollout]:
     """Sample `gen_cfg.num_samples_per_prompt` completions of each example, in order.
 
     `old_logprobs` are those of the distribution that the sampler drew from, noted while it drew;
     `ref_logprobs` come from a forward pass at the same temperature.
-    sampler: default: this process. with_logprobs: off for an evaluation.
+    sampler: default: this process. with_logprobs: off for an evaluation. postprocess: default: the
+    config's.
     Raises UserError on settings or a prompt that cannot be.
     """
     from trainer.engine_generate import GenerateSampler

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
-from scorekit.prompts import load_template
+from scorekit.prompts import load_postprocess, load_template
 from trainer.advantage import TokenAdvantages
 from trainer.checkpoint import read_state
 from trainer.config import TrainerConfig
@@ -150,6 +150,7 @@ def check_trainable(cfg: TrainerConfig) -> None:
             "guards.w_*): there is nothing to learn; give one of them a weight"
         )
     load_template(cfg.generation.prompt_template)
+    load_postprocess(cfg.generation.postprocess)
     check_trackers(cfg.misc.trackers)
 
 

@@ -128,6 +128,11 @@ def test_a_prompt_template_that_is_not_there_is_told_first() -> None:
         check_trainable(load_config(TrainerConfig, None, ["generation.prompt_template=gone.txt"]))
 
 
+def test_a_postprocess_that_is_not_there_is_told_first() -> None:
+    with pytest.raises(UserError, match="postprocess 'gone': neither one of"):
+        check_trainable(load_config(TrainerConfig, None, ["generation.postprocess=gone"]))
+
+
 def test_an_error_of_the_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as left, _clean_exit():
         raise OSError(28, "No space left on device", "/runs/model.safetensors")

@@ -48,6 +48,28 @@ def logprobs_alone(model: Any, made: Rollout, temperature: float) -> torch.Tenso
     return token_logprobs(logits, torch.tensor([made.completion_token_ids]), temperature)[0][0]
 
 
+def without_a(text: str) -> str:
+    return text.replace("a", "")
+
+
+def counted(text: str) -> int:
+    return len(text)
+
+
+def test_the_config_says_what_becomes_of_a_completion() -> None:
+    """The text that is scored, and the tokens' places in it; the ids stay as they were."""
+    plain = sample(postprocess="none")
+    cut = sample(postprocess=f"{__name__}:without_a")
+    assert any("a" in one.completion_text for one in plain)
+    for before, after in zip(plain, cut, strict=True):
+        assert after.completion_token_ids == before.completion_token_ids
+        assert after.completion_text == without_a(before.completion_text)
+        letters = [after.completion_text[start:end] for start, end in after.token_char_offsets]
+        assert "".join(letters) == after.completion_text
+    with pytest.raises(UserError, match=r"generation\.postprocess gave int"):
+        sample(postprocess=f"{__name__}:counted")
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @torch.no_grad()
 def test_logprobs_are_those_of_the_distribution_sampled_from(temperature: float) -> None:
