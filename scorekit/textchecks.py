@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from typing import Any
 
 from scorekit.languages import Language, find_language
+from scorekit.markup import PLACEHOLDER, TAG, URL, mask, normalised
 from scorekit.scripts import LETTERS, scripts_of
 
 # -- scripts ---------------------------------------------------------------------------------------
@@ -151,21 +151,6 @@ def _usual_bytes(language: str) -> float:
 
 # -- what is copied, and what repeats --------------------------------------------------------------
 
-_CODE = r"```.*?(?:```|\Z)|``[^`]+``|`[^`\n]+`"
-_URL = r"\b(?:https?|ftp)://[^\s<>\"'）」]+|\bwww\.[^\s<>\"']+|\b[\w.+-]+@[\w-]+\.[\w.-]+"
-_TAG = r"</?[A-Za-z][A-Za-z0-9:_-]*(?:\s[^<>=]*=[^<>]*)?\s?/?>"
-_PLACEHOLDER = (
-    r"\{\{\s*[\w.:@!\[\]-]+\s*\}\}|\$?\{\s*[\w.:@!\[\]-]*\s*\}|%(?:\([\w.-]+\))?(?:\d+\$)?[#+-]?\d*(?:\.\d+)?[sdifgxXrc@]"
-    r"(?![A-Za-z])|%[A-Za-z_]\w*%|\$t?\([\w.:]+\)"
-)
-_ROLE = r":[a-z][\w+.:-]*:(?=`)"  # reStructuredText's, before its code
-_MASKED = re.compile("|".join((_CODE, _URL, _TAG, _PLACEHOLDER, _ROLE, r"\d+(?:[.,:]\d+)*")), re.S)
-
-
-def mask(text: str) -> str:
-    """The text without what no translator translates: code, links, tags, placeholders, numbers."""
-    return _MASKED.sub(" ", text)
-
 
 def copied_share(src: str, mt: str, *, run: int = 12) -> float:
     """Share of the translation's letters and digits in runs of `run` or more that the source has
@@ -194,6 +179,8 @@ def _folded(text: str) -> str:
 
 #: Something of 3 to 100 characters, three times or more in a row.
 _LOOP = re.compile(r"(.{3,100}?)\1{2,}", re.S)
+#: Characters in which loops are looked for at once: other threads have to wait meanwhile.
+_LOOP_PIECE = 2000
 
 
 def looped_share(text: str) -> float:
@@ -203,10 +190,21 @@ def looped_share(text: str) -> float:
         return 0.0
     looped = sum(
         len(match.group())
-        for match in _LOOP.finditer(text)
+        for match in _loops(text)
         if any(char.isalnum() for char in match.group(1))
     )
     return looped / len(text) if text else 0.0
+
+
+def _loops(text: str) -> Iterator[re.Match[str]]:
+    """What `_LOOP.finditer` finds. One that begins in a piece shows within 300 characters more."""
+    position = 0
+    while position < len(text):
+        found = _LOOP.search(text, position, position + _LOOP_PIECE + 300)
+        whole = _LOOP.match(text, found.start()) if found else None
+        if whole:
+            yield whole
+        position = whole.end() if whole else position + _LOOP_PIECE
 
 
 def _has_loop(text: str) -> bool:
@@ -234,9 +232,9 @@ _EDGE = r"[\s\"'“”‘’「『\[【*_#>-]{0,9}"
 _NAME = r"[^\s:：\n]{2,20}"
 _OPENER = (
     r"(?:(?:sure|certainly|of course|okay|ok|absolutely|네|물론입니다|물론이죠|알겠습니다)"
-    r"[!,.]+\s*|"
-    r"(?:好的|当然|當然)[!！,，。]+\s*|(?:はい|もちろん(?:です)?|承知しました|かしこまりました)"
-    r"[!！、。,]+\s*)?"
+    r"[!,.]+\s*+|"
+    r"(?:好的|当然|當然)[!！,，。]+\s*+|(?:はい|もちろん(?:です)?|承知しました|かしこまりました)"
+    r"[!！、。,]+\s*+)?"
 )
 #: A label: nothing but the word, a language beside it, then a colon or a line of its own.
 _LABELS = (
@@ -305,7 +303,7 @@ def role_token(src: str, mt: str) -> str | None:
     return None
 
 
-_MARKER = re.compile(rf"```|~~~|{_TAG}|</?think(?:ing)?>?", re.I)
+_MARKER = re.compile(rf"```|~~~|{TAG}|</?think(?:ing)?>?", re.I)
 
 
 def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
@@ -338,7 +336,7 @@ def truncation_sign(src: str, mt: str) -> str | None:
 
     Korean, Thai and captions often end without a mark where English has one: no proof by itself.
     """
-    folded, own = unicodedata.normalize("NFKC", mt), unicodedata.normalize("NFKC", src)
+    folded, own = normalised("NFKC", mt), normalised("NFKC", src)
     if own.count("```") % 2 == 0 and folded.count("```") % 2:
         return "```"
     for opening, closing in _PAIRS:
@@ -359,7 +357,7 @@ def _ends(text: str) -> bool:
 
 _NUMBER = re.compile(r"\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
 _DIGITS = re.compile(r"\d+")
-_LEFT_OUT = re.compile("|".join((_URL, _TAG, _PLACEHOLDER)))
+_LEFT_OUT = re.compile("|".join((URL, TAG, PLACEHOLDER)))
 
 
 def missing_numbers(src: str, mt: str) -> list[str]:
@@ -375,26 +373,9 @@ def missing_numbers(src: str, mt: str) -> list[str]:
 
 def _numbers(text: str, pattern: re.Pattern[str]) -> list[str]:
     """Numbers in order, as plain ASCII digits."""
-    bare = _LEFT_OUT.sub(" ", unicodedata.normalize("NFKC", text))
+    bare = _LEFT_OUT.sub(" ", normalised("NFKC", text))
     digits = (
         "".join(str(unicodedata.decimal(c)) for c in match if c.isdecimal())
         for match in pattern.findall(bare)
     )
     return [found.lstrip("0") or "0" for found in digits]
-
-
-_KEPT = re.compile(f"{_TAG}|{_PLACEHOLDER}")
-
-
-def placeholder_difference(src: str, mt: str) -> dict[str, int]:
-    """Placeholders and tags (`{x}`, `%s`, `<b>`) whose counts differ: how many more the translation
-    has; negative where some are missing. Attributes of a tag are not compared."""
-    ours, theirs = _placeholders(mt), _placeholders(src)
-    return {key: ours[key] - theirs[key] for key in ours | theirs if ours[key] != theirs[key]}
-
-
-def _placeholders(text: str) -> Counter[str]:
-    return Counter(
-        re.sub(r"\s[^>]*?(/?>)$", r"\1", found) if found.startswith("<") else "".join(found.split())
-        for found in _KEPT.findall(text)
-    )

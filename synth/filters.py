@@ -15,6 +15,7 @@ from pydantic import Field
 
 from scorekit import textchecks
 from scorekit.config import Config
+from scorekit.markup import mask, placeholder_difference
 
 Code = Literal[
     "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "tag",
@@ -212,7 +213,7 @@ def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
     """
     if _PLURAL.search(pair.src):
         return None
-    difference = textchecks.placeholder_difference(pair.src, pair.mt)
+    difference = placeholder_difference(pair.src, pair.mt)
     wrong = {k: n for k, n in difference.items() if n < 0 or not k.startswith("<")}
     return ", ".join(f"{key} {count:+d}" for key, count in sorted(wrong.items())) or None
 
@@ -222,7 +223,7 @@ _PLURAL = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 
 
 def _letters(text: str) -> int:
-    return sum(char.isalpha() for char in textchecks.mask(text))
+    return sum(char.isalpha() for char in mask(text))
 
 
 def _same_language(pair: Pair) -> bool:

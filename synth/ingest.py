@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import structlog
 
 from scorekit.languages import find_language
+from scorekit.markup import normalised
 from synth.config import SynthConfig
 from synth.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.measure import make_measure
@@ -113,7 +113,7 @@ class Ingest:
         """Sources with their id and length. Equal ids have equal lengths, and so one bucket: the
         length is that of the text as the id has it."""
         held = list(sources)
-        texts = [" ".join(unicodedata.normalize("NFC", source.text).split()) for source in held]
+        texts = [" ".join(normalised("NFC", source.text).split()) for source in held]
         for source, text, length in zip(held, texts, self._measure(texts), strict=True):
             yield source, source_id(text), length
 

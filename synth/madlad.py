@@ -31,7 +31,7 @@ REVISION = "ecd71297d60c1eb996cd3d7c44c60ad5b55adfc6"
 #: The name under which the hub keeps it; the lower-case one is a redirect.
 DATASET = "allenai/MADLAD-400"
 _LAYOUTS = {
-    "v1": re.compile(r"(?P<lang>[A-Za-z_]+)_(?P<split>clean|noisy)_\d{4}\.jsonl(\.gz)?"),
+    "v1": re.compile(r"(?P<lang>[A-Za-z_]{1,32})_(?P<split>clean|noisy)_\d{4}\.jsonl(\.gz)?"),
     "v1.5": re.compile(r"(?P<split>clean|noisy)_docs_v2-\d{5}-of-\d{5}\.jsonl(\.gz)?"),
 }
 #: Documents by which a file's line ends are told.

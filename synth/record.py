@@ -14,10 +14,10 @@ rejected            stage, reason_code, reason; and what the record had
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
+from scorekit.markup import normalised
 from synth.store import Record
 
 
@@ -45,7 +45,7 @@ class Rejected:
 
 def source_id(text: str) -> str:
     """The name of a source: 128 bits over its normalised text, so that equal texts are one."""
-    normal = " ".join(unicodedata.normalize("NFC", text).split())
+    normal = " ".join(normalised("NFC", text).split())
     return hashlib.blake2b(normal.encode(), digest_size=16).hexdigest()
 
 

@@ -44,15 +44,18 @@ class Blob(NamedTuple):
 
 
 _LINE_END = {"real": re.compile(r"\n"), "escaped": re.compile(r"(?:\\r)?\\n|\n")}
-#: Marks that end a sentence where white space follows, and those that need none.
+#: Marks that end a sentence where white space follows, and those that need none. Only a run's first
+#: mark begins a search: what does not follow the run does not follow its rest.
 _SENTENCE_END = re.compile(
-    r"[.!?…‥।॥؟۔]+[\"'”’»)\]]*(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
+    r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’»)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
 )
 _ABBREVIATIONS = frozenset(
     {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "cf", "ca", "approx", "dept", "est",
      "inc", "ltd", "co", "corp", "gen", "col", "lt", "sgt", "rep", "sen", "gov", "rev", "hon",
      "eds", "etc", "bzw", "usw"}
 )  # fmt: skip
+#: Characters before a mark among which its word is looked for.
+_LONGEST_WORD = 100
 #: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
 _BEFORE_FIGURES = frozenset({"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp"})
 _INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
@@ -60,6 +63,7 @@ _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _NO_SPACES = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 #: White space between Thai phrases, but not between figures.
 _PHRASE_END = re.compile(r"(?<![0-9๐-๙])\s+|\s+(?![0-9๐-๙])")
+_SPACE = re.compile(r"\s*")
 
 _TAG = re.compile(
     r"</?(?:a|abbr|b|blockquote|body|br|button|center|code|div|em|font|form|h[1-6]|head|hr|html|i|"
@@ -167,19 +171,21 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int] | None:
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     if match.group()[0] in "。！？｡．":
         return True
-    following = text[match.end() :][:40].lstrip()[:1]
+    following = text[match.end() : match.end() + 40].lstrip()[:1]
     if following.islower():
         return False
     if match.group()[0] != "." or match.group().startswith(".."):
         return True
-    begin = text.rfind(" ", 0, match.start()) + 1
-    word = text[begin : match.start()].lstrip("(\"'“‘[")
+    before = text[max(0, match.start() - _LONGEST_WORD) : match.start()]
+    word = before.rpartition(" ")[2]
+    begins = len(word) == match.start()
+    word = word.lstrip("(\"'“‘[")
     if word.lower() in _ABBREVIATIONS or _INITIALS.fullmatch(word):  # "e.g.", "J.", "U.S."
         return False
     if word.lower() in _BEFORE_FIGURES and following.isdigit():
         return False
     if word.replace(".", "").isdigit():  # "2023. 5. 1.", "1. First"; but "in 2023. The"
-        return begin > 0 and following.isupper()
+        return not begins and following.isupper()
     return True
 
 
@@ -189,11 +195,11 @@ def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[t
     for match in _PHRASE_END.finditer(text, start, end):
         if match.start() - begin > max_chars and good > begin:
             yield begin, good
-            begin = good + len(text[good:end]) - len(text[good:end].lstrip())
+            begin = _SPACE.match(text, good, end).end()  # type: ignore[union-attr]
         good = match.start()
     if end - begin > max_chars and good > begin:
         yield begin, good
-        begin = good + len(text[good:end]) - len(text[good:end].lstrip())
+        begin = _SPACE.match(text, good, end).end()  # type: ignore[union-attr]
     yield begin, end
 
 

@@ -137,7 +137,9 @@ def template_pattern(template: str) -> re.Pattern[str]:
             continue
         group = "src" if name == "text" else name
         repeated = f"(?P={group})"
-        pattern += repeated if group in seen else f"(?P<{group}>.*{'' if name == 'text' else '?'})"
+        # a language's name or code is short: several that may run on would cost a power of the text
+        some = ".*" if name == "text" else ".{0,60}?"
+        pattern += repeated if group in seen else f"(?P<{group}>{some})"
         seen.add(group)
     return re.compile(rf"\A{pattern}\Z", re.DOTALL)
 

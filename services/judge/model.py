@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from scorekit import textchecks
+from scorekit import markup, scripts, textchecks
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
@@ -101,10 +101,10 @@ class RulesBackend(_Judge):
             textchecks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        code = [Path(str(module.__file__)) for module in (rules, textchecks)]
+        code = [Path(str(module.__file__)) for module in (rules, textchecks, markup, scripts)]
         return self._describe(
             model="rules",
-            revision=digest_files([*code, Path(textchecks.__file__).with_name("scripts.py")]),
+            revision=digest_files(code),
             tokenizer="none",
             dtype="none",
             device="cpu",

@@ -11,6 +11,7 @@ from typing import Any
 from scorekit import textchecks
 from scorekit.errors import SampleError
 from scorekit.languages import Language, find_language
+from scorekit.markup import mask
 
 #: Least share of letters in the target's script, asked from so many letters on; from few letters
 #: on at least one.
@@ -87,7 +88,7 @@ def _length(src: str, mt: str, source: Language, target: Language) -> str | None
 
 
 def _letters(text: str) -> int:
-    return sum(char.isalpha() for char in textchecks.mask(text))
+    return sum(char.isalpha() for char in mask(text))
 
 
 #: Reason code -> rule, which gives the notes of a failed translation. The first one counts.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit import textchecks
 from scorekit.languages import LANGUAGES
+from scorekit.markup import mask, placeholder_difference
 from scorekit.textchecks import (
     copied_share,
     language_id,
@@ -19,10 +20,8 @@ from scorekit.textchecks import (
     length_ratio,
     looped_share,
     marker,
-    mask,
     meta_phrase,
     missing_numbers,
-    placeholder_difference,
     repetition,
     role_token,
     script_share,
