@@ -24,7 +24,6 @@ log = structlog.get_logger()
 request_id_now: ContextVar[str] = ContextVar("request_id_now")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_NOT_PLAIN = re.compile(rb"[^A-Za-z0-9/._-]")
 _HOW_TO_GIVE_ONE = (
     "send Authorization: Bearer KEY (scorekit's clients take it from SCOREKIT_API_KEY)"
 )
@@ -70,9 +69,7 @@ class Gate:
             await send(message)
 
         try:
-            # Behind a proxy with a prefix (Ray Serve), the path begins with it.
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if not self.keys or scope["key_id"] or path.startswith("/health/"):
+            if not self.keys or scope["key_id"] or _path(scope).startswith("/health/"):
                 await self.app(scope, receive, send_marked)
             else:
                 what = "not a key of this service" if token else "this service wants a key"
@@ -125,17 +122,24 @@ def _token_in(headers: dict[bytes, bytes]) -> bytes:
 
 
 def _origin(scope: Scope, token: bytes, route: str) -> dict[str, str]:
-    """Who asked: the peer's address, the id of the key that it gave, a wrong one's too, and where
-    no route fits, the path, in so far as it is plain."""
+    """Who asked: the peer's address, the id of the key that it gave, a wrong one's too, and of a
+    request that was refused before a route had it, the path. A path that we do not have is text
+    of the sender."""
     origin = {}
     if scope.get("client"):
         origin["peer"] = scope["client"][0]
     if token:
         origin["key"] = key_id(token)
     if route == "other":
-        path = scope.get("raw_path", b"")[:100]
-        origin["path"] = _NOT_PLAIN.sub(b"?", path).decode()
+        path = _path(scope)
+        if any(path == getattr(known, "path", "") for known in scope["app"].routes):
+            origin["path"] = path
     return origin
+
+
+def _path(scope: Scope) -> str:
+    # Behind a proxy with a prefix (Ray Serve), the path begins with it.
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
