@@ -5,10 +5,10 @@ An unknown key is an error; the resolved copy is saved beside every run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -77,30 +77,43 @@ def _with_nearest(config_type: type[BaseModel], error: ValidationError) -> str:
     known = list(_paths(config_type))
     for fault in errors:
         if fault["type"] == "extra_forbidden":
-            found = nearest_path([str(part) for part in fault["loc"]], known)
+            *section, key = map(str, fault["loc"])
+            here = {name: ".".join([*section, name]) for name in _section(config_type, section)}
+            elsewhere = {name.rpartition(".")[2]: name for name in known}
+            found = nearest(key, here) or nearest(key, elsewhere)
             fault["msg"] += f" (did you mean {found}?)" if found else ""
     return describe_errors(errors, "config", 10)
 
 
-def nearest_path(path: Sequence[str], known: Iterable[str]) -> str | None:
-    """Of dotted keys, that in the same section which is spelt most like `path`; else one that ends
-    like it in another section; None where none is like it."""
-    *section, key = path or ("",)
-    names = {name: name.rpartition(".") for name in known}
-    here = {last: name for name, (front, _, last) in names.items() if front == ".".join(section)}
-    for places in (here, {last: name for name, (_, _, last) in names.items()}):
-        close = get_close_matches(key, places, n=1, cutoff=0.7)
-        if close:
-            return places[close[0]]
-    return None
+def nearest(key: str, names: Mapping[str, str]) -> str | None:
+    """What `names` has for the name that is spelt most like `key`; None where none is like it."""
+    close = get_close_matches(key, names, n=1, cutoff=0.7)
+    return names[close[0]] if close else None
+
+
+def _section(config_type: type[BaseModel], parts: Iterable[str]) -> Iterable[str]:
+    """The keys of a section; also of one in a list, or under a name of the user's."""
+    for part in parts:
+        field = config_type.model_fields.get(part)
+        if field is not None:
+            config_type = next(_sections_in(field.annotation), BaseModel)
+    return config_type.model_fields
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
 
 
 def _paths(config_type: type[BaseModel], front: str = "") -> Iterator[str]:
     """The dotted keys of a config, sections among them."""
     for name, field in config_type.model_fields.items():
         yield front + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _paths(field.annotation, f"{front}{name}.")
+        if isinstance(field.annotation, type):
+            for section in _sections_in(field.annotation):
+                yield from _paths(section, f"{front}{name}.")
 
 
 class _UniqueKeys(yaml.SafeLoader):

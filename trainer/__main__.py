@@ -59,8 +59,11 @@ def train(
         artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
         if not artifacts.is_main:
             return
-        if artifacts.reports:
-            Console().print(comparison_table(artifacts.reports[0][1], artifacts.reports[-1][1]))
+        for name, reports in artifacts.sets.items():
+            if len(artifacts.sets) > 1:
+                best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
+                typer.echo(f"set: {name}{best}")
+            Console().print(comparison_table(reports[0][1], reports[-1][1]))
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
         typer.echo(f"policy: {artifacts.checkpoint}")
         if artifacts.stopped:
@@ -89,15 +92,17 @@ def evaluate(
         cfg = _load(config, set_, limit)
         from trainer.data import load_held_out
 
-        examples = load_held_out(cfg)
-        if not examples:
+        sets = load_held_out(cfg)
+        if not sets:
             raise UserError("data.eval is not set: give the examples to translate")
         from rich.console import Console
 
         from trainer.console import paired_table, report_table
-        from trainer.evaluate_run import THE_SET, run_evaluation
+        from trainer.evaluate_run import run_evaluation
 
-        for of in run_evaluation(cfg, {THE_SET: examples}, against, overwrite=overwrite):
+        for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
+            if len(sets) > 1:
+                typer.echo(f"set: {of.name}")
             Console().print(report_table(of.evaluation.figures))
             typer.echo(f"report: {of.page}")
             if of.earlier is None or of.groups is None:
@@ -144,11 +149,13 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder, adapters merged."""
     with _clean_exit():
+        from trainer.checkpoint import read_state
         from trainer.export import export_policy
 
         checkpoint = export_policy(run_dir, to, best=best, dtype=dtype)
+        chosen = f", best by reward_mean of {read_state(checkpoint).rated_by}" if best else ""
         size = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
-        typer.echo(f"policy: {to} ({checkpoint.name}, {dtype}, {size / 2**20:.1f} MiB)")
+        typer.echo(f"policy: {to} ({checkpoint.name}{chosen}, {dtype}, {size / 2**20:.1f} MiB)")
 
 
 @app.command()

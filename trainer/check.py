@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import nn
 from scorekit.errors import ScorekitError, UserError
 from trainer.checkpoint import model_folder, read_state
 from trainer.config import PolicyConfig, TrainerConfig
-from trainer.data import Example, load_held_out, load_train
+from trainer.data import Example, load_set, load_train, set_key
 from trainer.engine_vllm import probe_server
 from trainer.guards import check_guards
 from trainer.headers import count_weights
@@ -80,8 +80,8 @@ def check_run(cfg: TrainerConfig) -> Findings:
     findings = Findings()
     look = findings.look
     look("config", _config, cfg)
-    train = look("data.train", _examples, cfg, "train")
-    held_out = None if cfg.data.eval is None else look("data.eval", _examples, cfg, "eval")
+    train = look("data.train", _examples, cfg, None)
+    sets = {name: look(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
     model = look("policy.path", _model, cfg.policy, cfg.policy.path, "policy.path")
     if cfg.policy.reference_path is not None:
         look("policy.reference_path", _reference, cfg.policy, model)
@@ -89,7 +89,10 @@ def check_run(cfg: TrainerConfig) -> Findings:
     longest = 0
     for key, examples, gen_cfg in (
         ("prompts of data.train", train, cfg.generation),
-        ("prompts of data.eval", held_out, cfg.eval_generation()),
+        *(
+            (f"prompts of {set_key(name)}", held_out, cfg.eval_generation())
+            for name, held_out in sets.items()
+        ),
     ):
         if examples and tokenizer is not None:
             longest = max(longest, look(key, _prompts, examples, model, tokenizer, gen_cfg) or 0)
@@ -98,7 +101,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
         look("memory", _memory, cfg, model, longest, device, findings)
     answer = [look(name, _service, cfg, name) for name in SERVICES]
     if all(answer) and train:
-        look("sources", _sources, cfg, train, held_out or [])
+        look("sources", _sources, cfg, train, sets)
     if cfg.generation.engine == "vllm":
         look("vLLM", _vllm, cfg)
     look("misc.trackers", _trackers, cfg)
@@ -112,10 +115,10 @@ def _config(cfg: TrainerConfig) -> tuple[None, str]:
     return None, ", ".join(f"{name} {value:g}" for name, value in weights.items())
 
 
-def _examples(cfg: TrainerConfig, part: str) -> tuple[list[Example], str]:
-    examples = load_train(cfg) if part == "train" else load_held_out(cfg)
+def _examples(cfg: TrainerConfig, part: str | None) -> tuple[list[Example], str]:
+    examples = load_train(cfg) if part is None else load_set(cfg, part)
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
-    if part == "train":
+    if part is None:
         check_guards(pairs, cfg.reward.guards)
     counted = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
     return examples, f"{len(examples)} rows ({counted}); the first: {examples[0].src_text[:40]!r}"
@@ -201,11 +204,12 @@ def _memory(
 
 
 def _sources(
-    cfg: TrainerConfig, train: Sequence[Example], held_out: Sequence[Example]
+    cfg: TrainerConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
 ) -> tuple[None, str]:
     refuse, bad = cfg.data.bad_sources == "refuse", 0
     with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
-        for key, examples in (("data.train", train), ("data.eval", held_out)):
+        named = {set_key(name): held_out or [] for name, held_out in sets.items()}
+        for key, examples in ({"data.train": train} | named).items():
             bad += len(check_sources(examples, rewarder, key, refuse=refuse))
     return None, f"{bad} that no translation helps" if bad else "all can be scored"
 

@@ -29,6 +29,7 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from trainer.compat import save_tokenizer
+from trainer.config_data import THE_SET
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ class State:
 
     prompts_seen: position in the shuffled passes over the training prompts. learning_rate: of the
     last update. reward: mean reward on the held-out examples after this update (None: there was no
-    evaluation). origin: paths and digests of what the run is made of, the reference policy among it
-    (trainer/resume.py). versions: of transformers and torch. files: name -> [bytes, digest].
+    evaluation). rated_by: the evaluation set that it is of. origin: paths and digests of what the
+    run is made of, the reference policy among it (trainer/resume.py). versions: of transformers
+    and torch. files: name -> [bytes, digest].
     """
 
     update: int
@@ -50,6 +52,7 @@ class State:
     prompts_seen: int = 0
     learning_rate: float | None = None
     reward: float | None = None
+    rated_by: str = THE_SET
     origin: dict[str, dict[str, str | None]] = field(default_factory=dict)
     processes: int = 1
     versions: dict[str, str] = field(default_factory=dict)
@@ -135,16 +138,19 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """That with the highest held-out reward (the newest of equals); None where none has one."""
+    """That with the highest held-out reward (the newest of equals), of those rated by the set that
+    the newest is rated by; None where none has one."""
     return max(_rated(folder), key=lambda pair: (pair[0], pair[1].name), default=(0, None))[1]
 
 
 def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
+    rated_by = None
     for path in checkpoints(folder):
         if fault_of(path, read=False) is None:
-            reward = read_state(path).reward
-            if reward is not None:
-                yield reward, path
+            state = read_state(path)
+            if state.reward is not None and rated_by in (None, state.rated_by):
+                rated_by = state.rated_by
+                yield state.reward, path
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:

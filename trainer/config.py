@@ -7,36 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
+from trainer.config_data import THE_SET, DataConfig
 from trainer.config_reward import RewardConfig
 from trainer.config_rl import RLConfig
-
-
-class DataConfig(Config):
-    """Where prompts come from."""
-
-    train: str | None = Field(
-        None,
-        description="Prompts to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
-        "Parquet), a folder of them or of shards, or a hub id.",
-    )
-    train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
-    train_name: str | None = Field(None, description="Configuration of `train`, for a hub id.")
-    train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
-    eval: str | None = Field(None, description="Held-out prompts, in the same forms as `train`.")
-    eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
-    eval_name: str | None = Field(None, description="Configuration of `eval`, for a hub id.")
-    src_lang: str | None = Field(None, description="Language of sources whose row names none.")
-    tgt_lang: str | None = Field(None, description="Target language where a row names none.")
-    bad_sources: Literal["leave_out", "refuse"] = Field(
-        "leave_out",
-        description="Training rows whose source a reward service refuses whatever the translation "
-        "(a NUL, too long): left out, with a warning that names them, or the end of the run.",
-    )
-    columns: dict[str, str] = Field(
-        default_factory=dict,
-        description="Our field name (src_text, src_lang, ...) -> the column that holds it; "
-        "`translation.en`: the field `en` within the column `translation`.",
-    )
 
 
 class LoraConfig(Config):
@@ -137,6 +110,11 @@ class EvalConfig(Config):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     max_new_tokens: int | None = Field(None, ge=1, description="Null: generation's.")
+    best_by: str | None = Field(
+        None,
+        description="Name of the evaluation set by whose reward_mean the best checkpoint is "
+        "chosen; null: the first (`data.eval`, then those of `data.eval_sets` in their order).",
+    )
 
 
 class StopConfig(Config):
@@ -198,6 +176,19 @@ class TrainerConfig(Config):
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
     stop: StopConfig = Field(default_factory=StopConfig, description="Early ends.")
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
+
+    @model_validator(mode="after")
+    def _best_by_is_a_set(self) -> TrainerConfig:
+        sets = list(self.data.held_out)
+        if self.eval.best_by is not None and self.eval.best_by not in sets:
+            known = ", ".join(sets) or "none"
+            raise ValueError(f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({known})")
+        return self
+
+    @property
+    def best_by(self) -> str:
+        """Name of the evaluation set that the best checkpoint is chosen by."""
+        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
 
     @property
     def corrects_importance(self) -> bool:

@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trainer.compare import PairedFigure, as_row
+from trainer.config_data import THE_SET
 from trainer.evaluate import Report
 from trainer.figures import compare
 
@@ -84,14 +85,15 @@ class Console:
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
 
-    def evaluation(self, update: int, report: Report) -> None:
-        """An evaluation is done."""
+    def evaluation(self, update: int, report: Report, name: str = THE_SET) -> None:
+        """An evaluation of a set is done."""
         shown = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
         values = (
             f"{key.removesuffix('_mean')} {_number(getattr(report, key))}{_share(report, key)}"
             for key in shown
         )
-        self._say(f"held out, after update {update}: {', '.join(values)}")
+        of = "" if name == THE_SET else f" ({name})"
+        self._say(f"held out{of}, after update {update}: {', '.join(values)}")
 
     def _say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)

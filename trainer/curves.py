@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from scorekit.page import picture
+from trainer.config_data import THE_SET
 from trainer.runlog import read_jsonl
 
 Lines = Sequence[Mapping[str, Any]]
@@ -48,10 +50,12 @@ CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
 )
 _SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
 _BINS = 40
+_DASHES = ("-", "--", "-.", ":")  # of the held-out sets
 
 
-def draw_run(folder: Path, updates: Lines, evals: Lines) -> list[str]:
-    """One picture for each curve that has points, and the histogram of advantages."""
+def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[str]:
+    """One picture for each curve that has points, and the histogram of advantages. evals: lines of
+    eval.jsonl by the names of their sets."""
     pictures = [
         picture(title, "update", partial(_draw_curve, updates, evals, keys, eval_key))
         for title, keys, eval_key in CURVES
@@ -66,13 +70,16 @@ def draw_run(folder: Path, updates: Lines, evals: Lines) -> list[str]:
 
 
 def _draw_curve(
-    updates: Lines, evals: Lines, keys: Sequence[str], eval_key: str | None, axes: Any
+    updates: Lines, evals: Mapping[str, Lines], keys: Sequence[str], eval_key: str | None, axes: Any
 ) -> int:
     from matplotlib.ticker import MaxNLocator
 
     drawn = sum(_draw_series(axes, updates, key) for key in keys)
     if eval_key is not None:
-        drawn += _draw_held_out(axes, evals, eval_key)
+        drawn += sum(
+            _draw_held_out(axes, lines, eval_key, name, dash)
+            for (name, lines), dash in zip(evals.items(), cycle(_DASHES), strict=False)
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if all(key.endswith("_coverage") for key in keys) and keys:
         axes.set_ylim(0, 1.05)
@@ -93,10 +100,11 @@ def _draw_series(axes: Any, updates: Lines, key: str) -> bool:
     return True
 
 
-def _draw_held_out(axes: Any, evals: Lines, key: str) -> bool:
+def _draw_held_out(axes: Any, evals: Lines, key: str, name: str, dash: str) -> bool:
     points = [(line["update"], line[key]) for line in evals if line.get(key) is not None]
     if points:
-        axes.plot(*zip(*points, strict=True), "o-", color="black", label="held out", markersize=4)
+        label = "held out" if name == THE_SET else f"held out: {name}"
+        axes.plot(*zip(*points, strict=True), f"o{dash}", color="black", label=label, markersize=4)
     return bool(points)
 
 

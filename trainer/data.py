@@ -17,6 +17,7 @@ from scorekit.languages import find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
 from trainer.config import TrainerConfig
+from trainer.config_data import THE_SET
 from trainer.readers import read_rows
 
 log = logging.getLogger(__name__)
@@ -114,15 +115,23 @@ def load_train(cfg: TrainerConfig) -> list[Example]:
     )  # fmt: skip
 
 
-def load_held_out(cfg: TrainerConfig) -> list[Example]:
-    """The examples to evaluate on; none where none are named. Raises UserError."""
-    data = cfg.data
-    if data.eval is None:
-        return []
+def load_held_out(cfg: TrainerConfig) -> dict[str, list[Example]]:
+    """The examples to evaluate on, by the names of their sets. Raises UserError."""
+    return {name: load_set(cfg, name) for name in cfg.data.held_out}
+
+
+def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
+    """Those of one set. Raises UserError."""
+    of = cfg.data.held_out[name]
     return load_examples(
-        data.eval, split=data.eval_split, limit=cfg.eval.eval_limit, columns=data.columns,
-        name=data.eval_name, src_lang=data.src_lang, tgt_lang=data.tgt_lang,
+        of.path, split=of.split, limit=cfg.eval.eval_limit, columns=of.columns,
+        name=of.name, src_lang=of.src_lang, tgt_lang=of.tgt_lang,
     )  # fmt: skip
+
+
+def set_key(name: str) -> str:
+    """The config's key of an evaluation set."""
+    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
 
 
 def format_translation_prompt(example: Example, template: str = "translategemma") -> str:

@@ -26,6 +26,7 @@ from scorekit.prompts import load_postprocess
 from trainer.adapted import load_on_base, on_its_base
 from trainer.compare import RESAMPLES, SEED, PairedFigure, compare_policies
 from trainer.config import PolicyConfig, TrainerConfig
+from trainer.config_data import THE_SET
 from trainer.data import Example
 from trainer.engine_generate import GenerateSampler
 from trainer.engine_vllm import VLLMSampler, probe_server
@@ -42,8 +43,6 @@ from trainer.world import World
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Name of the one set of examples that has none of its own.
-THE_SET = "eval"
 Sets = Mapping[str, Sequence[Example]]
 
 

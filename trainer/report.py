@@ -18,6 +18,7 @@ from scorekit.page import STYLE
 from scorekit.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
 from trainer.compare import FEWEST, RESAMPLES, PairedFigure, as_row, changed_most
+from trainer.config_data import THE_SET
 from trainer.curves import draw_run
 from trainer.figures import compare, severity_counts
 from trainer.runlog import read_jsonl, write_text
@@ -39,20 +40,32 @@ def write_report(
     evals = read_jsonl(folder / "eval.jsonl")
     if not updates and not evals:
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
+    sets = {}
+    for line in evals:
+        sets.setdefault(line.get("set", THE_SET), []).append(line)
     return _write(
         folder / "report.html",
         "report",
         title=title,
         notes=notes,
         stopped=updates[-1].get("stopped") if updates else None,
-        evals=evals,
-        rows=compare(evals[0], evals[-1]) if evals else [],
-        pairs=_pair_table(evals[0], evals[-1]) if evals else None,
-        curves=[Markup(svg) for svg in draw_run(folder, updates, evals)],
-        examples=_pick_examples(folder, evals),
+        sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
+        curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
         config=_read_text(folder / "config.yaml"),
         updates=len(updates),
     )
+
+
+def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
+    """For the template: a set of held-out sources, before and after."""
+    return {
+        "name": "" if name == THE_SET else name,
+        "decides": evals[-1].get("decides"),
+        "last": evals[-1],
+        "rows": compare(evals[0], evals[-1]),
+        "pairs": _pair_table(evals[0], evals[-1]),
+        "examples": _pick_examples(folder, evals),
+    }
 
 
 def write_evaluation(

@@ -18,6 +18,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import Info
 from trainer.checkpoint import State, checkpoints, newest_checkpoint, read_state, weights_digest
 from trainer.config import PolicyConfig, TrainerConfig
+from trainer.config_data import THE_SET
 from trainer.data import Example
 from trainer.evaluate import Report
 from trainer.runlog import read_jsonl
@@ -142,20 +143,22 @@ def check_origin(now: Origin, state: State) -> None:
     """Raise UserError where a run would go on with something else than it began with."""
     for key, here in now.items():
         there = state.origin.get(key)
+        mend = _MEND.get(key.partition("_sets.")[0], "scores of one run must be of one model")
         for name in sorted({*here, *(there or {})} - {"path"}):
             if there is not None and there.get(name) != here.get(name):
                 raise UserError(
                     f"{key}: {here['path']} is not what the run began with: {name} "
                     f"{here.get(name)} now, {there.get(name)} ({there.get('path')}) then; "
-                    f"{_MEND.get(key, 'scores of one run must be of one model')}"
+                    f"{mend}"
                 )
 
 
-def read_reports(folder: Path) -> list[tuple[int, Report]]:
-    """(update, report) of the evaluations in eval.jsonl."""
-    reports = []
+def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
+    """(update, report) of the evaluations in eval.jsonl, by the names of their sets."""
+    sets: dict[str, list[tuple[int, Report]]] = {}
     for line in read_jsonl(folder / "eval.jsonl"):
         values = {f.name: line.get(f.name) for f in fields(Report)}
         values["examples"] = read_jsonl(folder / line["completions"])
+        reports = sets.setdefault(line.get("set", THE_SET), [])
         reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
-    return reports
+    return sets

@@ -4,7 +4,8 @@ runs/<name>/
     config.yaml             the resolved config
     log.jsonl               one object for each update
     eval.jsonl              one object for each evaluation
-    completions/            train-000001.jsonl, eval-000000.jsonl: one object for each completion
+    completions/            train-000001.jsonl, eval-000000.jsonl (of a set with a name,
+                            eval-NAME-000000.jsonl): one object for each completion
     checkpoints/            step-000020/: see trainer/checkpoint.py
     services.json           URL -> what `/v1/info` of the service there said at the start
     trackers/               files of TensorBoard and other trackers (misc.trackers)
@@ -34,9 +35,10 @@ a source that no translation helps (no reward, no part in the update); `overlong
 and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean token reward together.
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
 
-**eval.jsonl.** `update` (0: before training), `seconds`, `completions` (the dump's path within the
-folder), and the fields of `trainer.evaluate.Report`; `pairs` holds them for each language pair
-where there are several.
+**eval.jsonl.** A line for each set of examples: `update` (0: before training), `set` (its name;
+`eval`: that of `data.eval`), `decides` (whether the best checkpoint is chosen by its
+`reward_mean`), `seconds`, `completions` (the dump's path within the folder), and the fields of
+`trainer.evaluate.Report`; `pairs` holds them for each language pair where there are several.
 
 **completions/eval-*.jsonl.** `id`, `pair` (languages, "en-US>ko-KR"), `src`, `mt`, `ref` (null
 without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
@@ -57,6 +59,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,8 @@ from scorekit.errors import UserError
 from scorekit.schemas import Info
 from trainer.advantage import TokenAdvantages
 from trainer.config import TrainerConfig
+from trainer.config_data import THE_SET
+from trainer.data import set_key
 from trainer.rewards import SampleReward
 from trainer.sampler import Rollout
 
@@ -133,7 +138,8 @@ class RunLog:
 
     def write_evaluation(self, line: dict[str, Any], examples: Iterable[dict[str, Any]]) -> None:
         """Append to eval.jsonl and dump its completions."""
-        name = f"completions/eval-{line['update']:06d}.jsonl"
+        of = "" if line.get("set", THE_SET) == THE_SET else f"-{line['set']}"
+        name = f"completions/eval{of}-{line['update']:06d}.jsonl"
         write_jsonl(self.folder / name, examples)
         append_jsonl(self.folder / "eval.jsonl", {**line, "completions": name})
 
@@ -159,6 +165,19 @@ class SilentLog(RunLog):
 
     def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
         """Nothing."""
+
+
+class Clock:
+    """Seconds of the parts of an update."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._last, 3)
+        self._last = now
 
 
 def open_run_dir(cfg: TrainerConfig) -> Path:
@@ -234,7 +253,7 @@ def _sources(cfg: TrainerConfig) -> dict[str, str | None]:
         "policy.tokenizer": cfg.policy.tokenizer,
         "policy.reference_path": cfg.policy.reference_path,
         "data.train": cfg.data.train,
-        "data.eval": cfg.data.eval,
+        **{set_key(name): of.path for name, of in cfg.data.held_out.items()},
         "generation.prompt_template": cfg.generation.prompt_template,
     }
 

@@ -54,6 +54,7 @@ class Saver:
             prompts_seen=update * rl.batch_size * rl.grad_accum,
             learning_rate=learning_rate(update - 1, rl),
             reward=reward,
+            rated_by=self.cfg.best_by,
             origin=self.origin,
             processes=self.world.size,
         )

@@ -4,14 +4,14 @@ and never charged to the policy, which did not write them."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
-from trainer.data import Example
+from trainer.data import Example, set_key
 from trainer.score_batch import BAD_SOURCE, ServiceName
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def check_sources(
 
 def screen(
     train: Sequence[Example],
-    held_out: Sequence[Example],
+    sets: Mapping[str, Sequence[Example]],
     rewarder: Rewarder,
     world: World,
     *,
@@ -145,8 +145,8 @@ def screen(
 
     def check() -> None:
         found.append(check_sources(train, rewarder, "data.train", refuse=refuse))
-        if held_out:
-            check_sources(held_out, rewarder, "data.eval", refuse=refuse)
+        for name, held_out in sets.items():
+            check_sources(held_out, rewarder, set_key(name), refuse=refuse)
 
     world.on_main(check)  # every process has to leave out the same
     (bad,) = world.gather(found)

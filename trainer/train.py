@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from scorekit.prompts import load_postprocess, load_template
 from trainer.advantage import TokenAdvantages
 from trainer.checkpoint import read_state
 from trainer.config import TrainerConfig
+from trainer.config_data import THE_SET
 from trainer.config_rl import RLConfig
 from trainer.console import Console
-from trainer.data import Example, batch_indices
+from trainer.data import Example, batch_indices, set_key
 from trainer.engine_generate import GenerateSampler
 from trainer.engine_vllm import VLLMSampler, probe_server
 from trainer.evaluate import Report, evaluate_on_dataset
@@ -50,6 +50,7 @@ from trainer.resume import (
 )
 from trainer.rewards import SampleReward, sample_rewards
 from trainer.runlog import (
+    Clock,
     RunLog,
     SilentLog,
     check_run_dir,
@@ -75,25 +76,28 @@ from trainer.update import (
 from trainer.world import World
 
 log = logging.getLogger(__name__)
+Reports = list[tuple[int, Report]]
 
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """updates: lines of log.jsonl. reports: (update, report), the first from before training.
+    """updates: lines of log.jsonl. sets: evaluation set -> (update, report), the first from before
+    training; reports: those of the set that the best checkpoint is chosen by.
     stopped: why the run ended before its last update; None: it did not.
     is_main: whether this process writes the run's files."""
 
     run_dir: Path
     checkpoint: Path
     updates: list[dict[str, Any]]
-    reports: list[tuple[int, Report]]
+    reports: Reports
+    sets: dict[str, Reports]
     stopped: str | None = None
     is_main: bool = True
 
 
 def run_toy_rl(
     train_examples: Sequence[Example],
-    eval_examples: Sequence[Example],
+    eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
     cfg: TrainerConfig,
     *,
     resume: bool = False,
@@ -102,7 +106,8 @@ def run_toy_rl(
     prompts before what an earlier run left is replaced. Raises UserError on whatever the user can
     mend.
 
-    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
+    eval_examples: sets by name, or the one that there is. resume: go on with the run of
+    misc.run_dir from its newest whole checkpoint; one that has none
     yet starts anew in its place.
     """
     if not train_examples:
@@ -118,11 +123,13 @@ def run_toy_rl(
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg))
     with closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)) as rewarder:
-        held_out = eval_examples[: cfg.eval.eval_limit]
+        if not isinstance(eval_examples, Mapping):
+            eval_examples = {cfg.best_by: eval_examples}
+        sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
         refuse = cfg.data.bad_sources == "refuse"
-        train_examples = screen(train_examples, held_out, rewarder, world, refuse=refuse)
+        train_examples = screen(train_examples, sets, rewarder, world, refuse=refuse)
         trainer = Trainer(
-            cfg, rewarder, train_examples, held_out, world,
+            cfg, rewarder, train_examples, sets, world,
             checkpoint=checkpoint, overwrite=resume or None,
         )  # fmt: skip
         with closing(trainer.sampler):
@@ -138,7 +145,8 @@ def _ended(cfg: TrainerConfig, checkpoint: Path) -> Artifacts | None:
         return None
     if stopped is None:
         log.warning("%s has its %d updates: raise rl.num_updates to go on", folder, done)
-    return Artifacts(folder, checkpoint, updates, read_reports(folder), stopped)
+    sets = read_reports(folder)
+    return Artifacts(folder, checkpoint, updates, sets.get(cfg.best_by, []), sets, stopped)
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
@@ -173,7 +181,7 @@ class Trainer:
         cfg: TrainerConfig,
         rewarder: Rewarder,
         train: Sequence[Example],
-        held_out: Sequence[Example],
+        sets: Mapping[str, Sequence[Example]],
         world: World,
         *,
         checkpoint: Path | None = None,
@@ -181,7 +189,7 @@ class Trainer:
     ) -> None:
         """checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's."""
         self.cfg, self.rewarder = cfg, rewarder
-        self.train, self.held_out = train, held_out
+        self.train, self.sets = train, dict(sets)
         self.world, self.device = world, world.device
         check_share(cfg.rl, world)
         torch.manual_seed(cfg.misc.seed)  # of fresh adapters
@@ -194,9 +202,13 @@ class Trainer:
         optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
         check_head(model)
         origin = weight_origin(cfg.policy) | service_origin(rewarder.infos)
+        paths = {name: of.path for name, of in cfg.data.held_out.items()}
         for key, path, examples, gen_cfg in (
             ("data.train", cfg.data.train, train, cfg.generation),
-            ("data.eval", cfg.data.eval, held_out, cfg.eval_generation()),
+            *(
+                (set_key(name), paths.get(name), of, cfg.eval_generation())
+                for name, of in self.sets.items()
+            ),
         ):
             prompts = check_prompts(examples, model, self.tokenizer, gen_cfg)
             origin |= prompt_origin(key, path, examples, prompts)
@@ -226,7 +238,10 @@ class Trainer:
     def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
         rl, every = self.cfg.rl, self.cfg.eval.eval_every_n_updates
-        reports = read_reports(self.log.folder)
+        sets = read_reports(self.log.folder)
+        for name in self.sets:
+            sets.setdefault(name, [])
+        reports = sets.get(self.cfg.best_by, [])
         self.sampler.sync(self.model, self.done or 0)
         first = 0 if self.done is None else self.done + 1
         config = self.cfg.model_dump(mode="json")
@@ -239,9 +254,10 @@ class Trainer:
                     self.updates.append(self.step(update))
                     console.update(self.updates[-1])
                 last = update == rl.num_updates or self.stops.reason is not None
-                if self.held_out and (update == 0 or last or (every and update % every == 0)):
-                    reports.append((update, self.evaluate(update)))
-                    console.evaluation(update, reports[-1][1])
+                if update == 0 or last or (every and update % every == 0):
+                    for name in self.sets:
+                        sets[name].append((update, self.evaluate(update, name)))
+                        console.evaluation(update, sets[name][-1][1], name)
                 if update and (last or self.saver.is_due(update, reports)):
                     self.log.sync()
                     report = dict(reports).get(update)
@@ -256,6 +272,7 @@ class Trainer:
             checkpoint,
             self.updates,
             reports,
+            sets,
             self.stops.reason,
             self.world.is_main,
         )
@@ -363,27 +380,16 @@ class Trainer:
         anywhere."""
         return self.cfg.misc.seed * 1_000_003 + update + self.world.rank * 999_999_937
 
-    def evaluate(self, update: int) -> Report:
-        """An evaluation, logged and dumped."""
+    def evaluate(self, update: int, name: str) -> Report:
+        """An evaluation of a set, logged and dumped."""
         cfg = self.cfg
         with autocast(self.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
-                self.held_out, self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
+                self.sets[name], self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
                 cfg.reward, self.sampler, self.world,
             )  # fmt: skip
-        self.log.write_evaluation({"update": update, **report.figures()}, report.examples)
-        track(self.world.accelerator, "eval", report.figures(), update)
+        of = {"update": update, "set": name, "decides": name == cfg.best_by}
+        self.log.write_evaluation(of | report.figures(), report.examples)
+        part = "eval" if name == THE_SET else f"eval/{name}"
+        track(self.world.accelerator, part, report.figures(), update)
         return report
-
-
-class Clock:
-    """Seconds of the parts of an update."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.seconds[name] = round(now - self._last, 3)
-        self._last = now

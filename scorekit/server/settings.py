@@ -20,7 +20,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from scorekit.config import nearest_path
+from scorekit.config import nearest
 from scorekit.errors import UserError
 
 log = structlog.get_logger()
@@ -143,8 +143,8 @@ def _flag_meant(settings_type: type[ServiceSettings], fault: str) -> str:
     flags = [name.replace("_", "-") for name in settings_type.model_fields]
     unknown = [word.partition("=")[0].removeprefix("--")
                for word in fault.split() if word.startswith("--")]  # fmt: skip
-    found = nearest_path(unknown[:1], flags) if fault.startswith("unrecognized") else None
-    return f" (did you mean --{found}?)" if found else ""
+    found = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
+    return f" (did you mean --{found}?)" if found and fault.startswith("unrecognized") else ""
 
 
 def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:

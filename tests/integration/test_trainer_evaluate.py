@@ -22,9 +22,10 @@ from tests.trainer_kit import (
     tiny_llama,
 )
 from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
+from trainer.config_data import THE_SET
 from trainer.data import Example
 from trainer.evaluate import _figures, evaluate_on_dataset
-from trainer.evaluate_run import THE_SET, run_evaluation
+from trainer.evaluate_run import run_evaluation
 from trainer.figures import compare
 from trainer.rewards import SampleReward
 from trainer.runlog import read_jsonl

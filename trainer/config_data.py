@@ -1,0 +1,83 @@
+"""The `data` section of a run's config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from scorekit.config import Config
+
+#: Name of the set that `data.eval` names.
+THE_SET = "eval"
+#: It becomes part of file names.
+SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
+
+
+class EvalSet(Config):
+    """A held-out set. What is null is that of the section `data`."""
+
+    path: str = Field(description="In the same forms as `train`.")
+    split: str | None = Field(None, description="For a folder or hub id.")
+    name: str | None = Field(None, description="Configuration, for a hub id.")
+    columns: dict[str, str] | None = Field(None, description="As `data.columns`.")
+    src_lang: str | None = Field(None, description="As `data.src_lang`.")
+    tgt_lang: str | None = Field(None, description="As `data.tgt_lang`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class DataConfig(Config):
+    """Where prompts come from."""
+
+    train: str | None = Field(
+        None,
+        description="Prompts to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        "Parquet), a folder of them or of shards, or a hub id.",
+    )
+    train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
+    train_name: str | None = Field(None, description="Configuration of `train`, for a hub id.")
+    train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
+    eval: str | None = Field(None, description="Held-out prompts, in the same forms as `train`.")
+    eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    eval_name: str | None = Field(None, description="Configuration of `eval`, for a hub id.")
+    src_lang: str | None = Field(None, description="Language of sources whose row names none.")
+    tgt_lang: str | None = Field(None, description="Target language where a row names none.")
+    bad_sources: Literal["leave_out", "refuse"] = Field(
+        "leave_out",
+        description="Training rows whose source a reward service refuses whatever the translation "
+        "(a NUL, too long): left out, with a warning that names them, or the end of the run.",
+    )
+    eval_sets: dict[SetName, EvalSet] = Field(
+        default_factory=dict,
+        description="Further held-out sets by name, each a path or keys of its own: all are "
+        "evaluated, with figures of their own.",
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Our field name (src_text, src_lang, ...) -> the column that holds it; "
+        "`translation.en`: the field `en` within the column `translation`.",
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> DataConfig:
+        if self.eval is not None and THE_SET in self.eval_sets:
+            raise ValueError(f"eval_sets: the name {THE_SET} is that of data.eval: choose another")
+        return self
+
+    @property
+    def held_out(self) -> dict[str, EvalSet]:
+        """All evaluation sets by name, that of `eval` first, what they leave open filled in."""
+        sets = {}
+        if self.eval is not None:
+            sets[THE_SET] = EvalSet(path=self.eval, split=self.eval_split, name=self.eval_name)
+        shared = {key: getattr(self, key) for key in ("columns", "src_lang", "tgt_lang")}
+        return {
+            name: chosen.model_copy(
+                update={key: value for key, value in shared.items() if getattr(chosen, key) is None}
+            )
+            for name, chosen in (sets | self.eval_sets).items()
+        }
