@@ -5,11 +5,13 @@ A request under which the connection broke is suspect: it may have ended the ser
 walk through all replicas. It is asked again in `_PIECES` pieces, one at a time, each only of a
 server that answers; a piece that breaks again is cut further. A sample with which the connection
 broke `_BREAKS` times, the last time alone, has failed. What the death of others broke passes.
+What broke alone is remembered (suspects.py), and asked for alone at once when it comes again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from scorekit.distinct import Distinct, Placed, failure
 from scorekit.endpoints import Endpoint, Endpoints
 from scorekit.errors import AnswerLost, RequestError, ServiceUnreachable
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
+from scorekit.suspects import Suspects
 from scorekit.transport import (
     Deadline,
     attempts,
@@ -34,6 +37,8 @@ from scorekit.transport import (
     request_body,
     understood,
 )
+
+log = logging.getLogger(__name__)
 
 #: Seconds by which an answer may be later than the service was granted.
 _GRACE_S = 10.0
@@ -105,6 +110,8 @@ class Exchange:
         self.slots = asyncio.Semaphore(max_in_flight)
         self._suspicion = asyncio.Lock()  # one suspect in flight: a break is its own
         self.model_changed = False
+        self._suspects = Suspects()
+        self._told_of_retries = False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -127,8 +134,18 @@ class Exchange:
         """
         once = self._stream_once if stream else self._score_once
         request = _Request(call, once, Deadline(self._deadline_s))
-        async for pair in self._cut_as_needed(samples, request, 0):
-            yield pair
+        known = {p: n for p, body in samples if (n := self._suspects.breaks(body, call.options))}
+        fresh = [sample for sample in samples if sample[0] not in known]
+        if fresh:
+            async for pair in self._cut_as_needed(fresh, request, 0):
+                yield pair
+        for place, body in samples:
+            breaks = known.get(place, 0)
+            if breaks >= _BREAKS:
+                yield place, failure("model_failure", f"not asked: {breaks} servers ended over it")
+            elif breaks:
+                async for pair in self._cut_as_needed([(place, body)], request, breaks):
+                    yield pair
 
     async def _cut_as_needed(
         self, samples: list[Placed], request: _Request, breaks: int
@@ -142,11 +159,15 @@ class Exchange:
         try:
             tried = self._alone if breaks else self._tried
             async for place, result in tried(samples, request):
+                if breaks and len(samples) == 1:
+                    self._suspects.note(missing[place], request.call.options, 0)
                 del missing[place]
                 yield place, result
             return
         except AnswerLost as error:
             breaks += 1
+            for body in missing.values() if len(missing) == 1 else ():
+                self._suspects.note(body, request.call.options, breaks)
             pieces, blame = _PIECES, breaks >= _BREAKS
             fate = failure("model_failure", f"{error}, {breaks} times; it is not asked again")
         except RequestError as error:
@@ -206,14 +227,26 @@ class Exchange:
                                 del missing[place]
                                 yield place, result
                         if missing:
-                            what = f"{endpoint.url}: {len(missing)} samples failed for the moment"
-                            raise RequestError("unavailable", what)
+                            raise self._some_left(endpoint, failed, request.deadline)
         except (ServiceUnreachable, RequestError) as error:
             lost = isinstance(error, AnswerLost)
             if lost or not is_retryable(error) or missing.keys() - failed.keys():
                 raise
             for place in missing:
                 yield place, failed[place]
+
+    def _some_left(
+        self, endpoint: Endpoint, failed: dict[int, Result], deadline: Deadline
+    ) -> RequestError:
+        """What makes the samples be asked for again. Told once: it may take long."""
+        if not self._told_of_retries:
+            self._told_of_retries = True
+            types = {result.error.type for result in failed.values() if isinstance(result, Failed)}
+            log.warning(
+                "%s: samples fail for the moment (%s); each is asked for again for up to %g s",
+                endpoint.url, ", ".join(sorted(types)), deadline.seconds,
+            )  # fmt: skip
+        return RequestError("unavailable", f"{endpoint.url}: samples failed for the moment")
 
     async def _numbered(
         self, endpoint: Endpoint, samples: list[Placed], request: _Request

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.errors import ServiceUnreachable
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
@@ -164,6 +165,50 @@ def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
         results = client.score(samples)
     assert [r.error.type for r in results] == ["model_failure"] * 3 + ["upstream"] * 7
     assert [len(asked) for asked in deadly] == [10] + 3 * [1, 1]  # twice each alone
+
+
+def test_a_deadly_sample_is_remembered_for_the_next_call():
+    samples = [*_samples(10), {"id": "d", "src": "s", "mt": DEADLY}]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        for _ in range(3):  # as a trainer that tries again
+            results = client.score(samples)
+            assert [r.ok for r in results] == [True] * 10 + [False]
+            assert (results[10].id, results[10].error.type) == ("d", "model_failure")
+        assert len(deadly) == 3
+        client.score(samples, {"cache": False})  # another request, for all that is known
+    assert len(deadly) == 6
+
+
+def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call():
+    """Servers take long to start: one call may see no more than one death."""
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+    deaths, up = [], threading.Event()
+    up.set()
+
+    async def dying(scope, receive, send):
+        path = scope.get("path")
+        if up.is_set() and path == "/v1/score":
+            deaths.append(path)
+            up.clear()
+        if not up.is_set() and path in ("/v1/info", "/v1/score"):
+            await send({"type": "http.response.start", "status": 502, "headers": []})
+            await send({"type": "http.response.body", "body": b"Bad Gateway"})
+            return
+        await service(scope, receive, send)
+
+    with running_app(dying) as url:
+        wait_ready(url)
+        with SyncScoringClient(url, deadline_s=0.5) as client:
+            client.limits()
+            for _ in range(2):
+                with pytest.raises(ServiceUnreachable):
+                    client.score([{"src": "s", "mt": "m"}])
+                up.set()  # it was started again
+            for _ in range(2):
+                (failed,) = client.score([{"src": "s", "mt": "m"}])
+                assert failed.error.type == "model_failure"
+                up.set()
+    assert len(deaths) == 3
 
 
 def test_a_server_that_only_starts_anew_is_waited_for():

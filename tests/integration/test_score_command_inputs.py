@@ -205,7 +205,7 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
         (
             "judge",
             ["--task", "t", "--variable", "a=src", "--overlong", "error"],
-            "options.overlong",
+            "options: a field that is not known",
         ),
     ],
 )
