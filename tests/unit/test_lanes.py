@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.server.backend import Encoded
+from scorekit.server.batch import cut_finely
 from scorekit.server.lanes import WINDOW, Flight, Lanes
 
 
@@ -119,3 +122,46 @@ def test_a_smaller_budget_holds_at_once():
     assert len(lanes.take(0.0)) == 10
     lanes.shrink(20)
     assert [len(b) for b in drain(lanes)] == [2] * 10
+
+
+def test_few_samples_of_unlike_length_do_not_share_a_batch():
+    lanes = Lanes(256, 10.0)
+    lanes.put(flight(length) for length in (60, 8, 8, 9, 60, 8, 9, 8))
+    assert [lengths(b) for b in drain(lanes)] == [[60, 60], [9, 9, 8, 8, 8, 8]]
+
+
+def test_few_samples_that_a_cut_would_not_pay_for_stay_together():
+    lanes = Lanes(16384, 10.0)
+    lanes.put(flight(length) for length in (60, 8, 8, 9, 60, 8, 9, 8))
+    assert len(drain(lanes)) == 1
+
+
+def test_among_few_a_newcomer_joins_its_equals():
+    lanes = Lanes(256, 10.0)
+    lanes.put(flight(length) for length in (60, 60, 8, 8))
+    assert lengths(lanes.take(0.0)) == [60, 60]
+    lanes.put([flight(8)])
+    assert lengths(lanes.take(0.0)) == [8, 8, 8]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), min_size=1, max_size=7),
+    st.integers(20, 300),
+    st.floats(0, 60),
+)
+def test_the_fine_cut_is_the_cheapest_of_all(sizes, budget, cost):
+    """Against every way to cut the sorted samples."""
+    batches = cut_finely(sizes, budget, cost)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
+    spent = sum(cost + _padded(sizes, batch) for batch in batches)
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i][0])
+    for cuts in itertools.product((False, True), repeat=len(sizes) - 1):
+        ends = [k + 1 for k, cut in enumerate(cuts) if cut]
+        parts = [order[a:b] for a, b in itertools.pairwise([0, *ends, len(order)])]
+        if all(len(part) == 1 or _padded(sizes, part) <= budget for part in parts):
+            assert spent <= sum(cost + _padded(sizes, part) for part in parts) + 1e-6
+    assert all(len(batch) == 1 or _padded(sizes, batch) <= budget for batch in batches)
+
+
+def _padded(sizes, batch):
+    return max(sizes[i][0] for i in batch) * sum(sizes[i][1] for i in batch)
