@@ -40,13 +40,16 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in misc.run_dir.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every figure of an update (misc.verbose).")
+    ] = False,
 ) -> None:
     """Train the policy; evaluate it before, between and after.
 
     Exit code 1: a rule of the config's section `stop` ended the run.
     """
     with _clean_exit():
-        cfg = _load(config, set_, limit)
+        cfg = _load(config, [*(set_ or []), *(["misc.verbose=true"] if verbose else [])], limit)
         from trainer.data import load_held_out, load_train
 
         examples, held_out = load_train(cfg), load_held_out(cfg)

@@ -160,6 +160,11 @@ class MiscConfig(Config):
         description="Where figures go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "
         "accelerate knows and is installed).",
     )
+    verbose: bool = Field(
+        False,
+        description="Every figure of an update in the terminal, also where it is too narrow for "
+        "one line; the command's --verbose.",
+    )
     dump_every_n_updates: int = Field(1, ge=0, description="Training completions; 0: none.")
 
 

@@ -27,16 +27,32 @@ from trainer.figures import compare
 if TYPE_CHECKING:
     from trainer.check import Findings
 
-#: Column title -> (key of the log line, format).
+#: Column title -> (key of the log line, format). `±` is the deviation of what stands before it.
 _COLUMNS = {
     "update": ("update", "6d"),
+    "length": ("completion_length_mean", "6.1f"),
     "r_seq": ("r_seq_mean", "7.3f"),
     "metricx": ("metricx_score_mean", "7.3f"),
+    "± mx": ("metricx_score_std", "6.3f"),
+    "mx_rew": ("metricx_reward_mean", "7.3f"),
+    "± mx_r": ("metricx_reward_std", "6.3f"),
     "xcomet": ("xcomet_score_mean", "7.3f"),
+    "± xc": ("xcomet_score_std", "6.3f"),
+    "tokens": ("token_rewards_mean", "7.3f"),
+    "± tok": ("token_rewards_std", "6.3f"),
+    "not 0": ("token_rewards_nonzero_frac", "6.3f"),
     "spans": ("spans_mean", "6.2f"),
-    "length": ("completion_length_mean", "6.1f"),
+    "minor": ("spans_MINOR_mean", "6.2f"),
+    "major": ("spans_MAJOR_mean", "6.2f"),
+    "crit": ("spans_CRITICAL_mean", "6.2f"),
+    "other": ("spans_UNKNOWN_mean", "6.2f"),
     "cover": ("reward_coverage", "6.2f"),
+    "A_raw": ("A_raw_mean", "7.3f"),
+    "± raw": ("A_raw_std", "6.3f"),
+    "A_norm": ("A_norm_mean", "7.3f"),
+    "± norm": ("A_norm_std", "6.3f"),
     "loss": ("policy_loss", "8.4f"),
+    "approx_kl": ("approx_kl", "9.2e"),
     "kl_ref": ("kl_ref", "7.4f"),
     "clip": ("clip_frac", "6.3f"),
     "roll_s": ("rollout_s", "6.1f"),
@@ -44,14 +60,22 @@ _COLUMNS = {
     "rew_s": ("reward_s", "6.1f"),
     "upd_s": ("update_s", "6.1f"),
 }
+#: The columns where not all have room.
+_FEW = (
+    "update", "r_seq", "metricx", "xcomet", "spans", "length", "cover", "loss", "kl_ref", "clip",
+    "roll_s", "logp_s", "rew_s", "upd_s",
+)  # fmt: skip
 _VERDICTS = {"better": "green", "worse": "red", "": ""}
 
 
 class Console:
     """A context manager around a run of `num_updates` updates, `done` of them done before."""
 
-    def __init__(self, num_updates: int, done: int = 0, *, quiet: bool = False) -> None:
-        """quiet: say nothing, for a process beside the main one."""
+    def __init__(
+        self, num_updates: int, done: int = 0, *, quiet: bool = False, verbose: bool = False
+    ) -> None:
+        """quiet: say nothing, for a process beside the main one. verbose: every figure, on several
+        lines where the terminal is too narrow for one."""
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -66,6 +90,7 @@ class Console:
         self._task: TaskID = self._progress.add_task(
             "training", total=num_updates, completed=done, rate=""
         )
+        self._lines = _layout(self._progress.console.width, verbose)
         self._headed = False
 
     def __enter__(self) -> Console:
@@ -78,9 +103,12 @@ class Console:
     def update(self, line: dict[str, Any]) -> None:
         """An update is done: its line of the log."""
         if not self._headed:
-            self._say(" ".join(_cell(title, form) for title, (_, form) in _COLUMNS.items()))
+            for titles in self._lines:
+                self._say(" ".join(_cell(title, _COLUMNS[title][1]) for title in titles))
             self._headed = True
-        self._say(" ".join(_cell(line.get(key), form) for key, form in _COLUMNS.values()))
+        for titles in self._lines:
+            cells = (_COLUMNS[title] for title in titles)
+            self._say(" ".join(_cell(line.get(key), form) for key, form in cells))
         seconds = sum(line[key] for key in ("rollout_s", "logprob_s", "reward_s", "update_s"))
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
@@ -99,11 +127,29 @@ class Console:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _layout(width: int, verbose: bool) -> list[list[str]]:
+    """Titles of the columns, by line: all on one where that has room, on as many as it takes where
+    all are asked for, else a few on one."""
+    lines: list[list[str]] = [[]]
+    left = width
+    for title, (_, form) in _COLUMNS.items():
+        needed = _width(form) + 1  # the space before it
+        if lines[-1] and needed > left:
+            lines.append([])
+            left = width
+        lines[-1].append(title)
+        left -= needed
+    return lines if verbose or len(lines) == 1 else [list(_FEW)]
+
+
+def _width(form: str) -> int:
+    return int(form.split(".")[0].rstrip("d"))
+
+
 def _cell(value: Any, form: str) -> str:
-    width = int(form.split(".")[0].rstrip("df"))
     if value is None:
-        return "-".rjust(width)
-    return value.rjust(width) if isinstance(value, str) else format(value, form)
+        return "-".rjust(_width(form))
+    return value.rjust(_width(form)) if isinstance(value, str) else format(value, form)
 
 
 def _number(value: float | None) -> str:

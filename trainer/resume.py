@@ -37,7 +37,7 @@ FREE = (
     "rl.num_updates", "rl.micro_batch_tokens", "eval.eval_every_n_updates", "eval.eval_limit",
     "stop", "misc.device", "misc.threads", "misc.caching", "misc.run_dir", "misc.overwrite",
     "misc.save_every_n_updates", "misc.keep_checkpoints", "misc.trackers",
-    "misc.dump_every_n_updates",
+    "misc.dump_every_n_updates", "misc.verbose",
 )  # fmt: skip
 
 #: Config key -> what stands behind it: `path`, and digests or names that must stay the same.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
+from trainer.config import DataConfig
 from trainer.data import Example, set_key
 from trainer.score_batch import BAD_SOURCE, ServiceName
 
@@ -131,17 +132,17 @@ def check_sources(
 
 
 def screen(
+    cfg: DataConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     rewarder: Rewarder,
     world: World,
-    *,
-    refuse: bool,
 ) -> list[Example]:
     """The examples to learn from: those whose source can be scored. Held-out ones all stay, so that
     evaluations compare; what cannot be scored of them is told. Raises UserError as `check_sources`.
     """
     found: list[dict[str, str]] = []
+    refuse = cfg.bad_sources == "refuse"
 
     def check() -> None:
         found.append(check_sources(train, rewarder, "data.train", refuse=refuse))

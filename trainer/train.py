@@ -126,8 +126,7 @@ def run_toy_rl(
         if not isinstance(eval_examples, Mapping):
             eval_examples = {cfg.best_by: eval_examples}
         sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
-        refuse = cfg.data.bad_sources == "refuse"
-        train_examples = screen(train_examples, sets, rewarder, world, refuse=refuse)
+        train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
         trainer = Trainer(
             cfg, rewarder, train_examples, sets, world,
             checkpoint=checkpoint, overwrite=resume or None,
@@ -245,9 +244,10 @@ class Trainer:
         self.sampler.sync(self.model, self.done or 0)
         first = 0 if self.done is None else self.done + 1
         config = self.cfg.model_dump(mode="json")
+        quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
         with (
             tracking(self.world.accelerator, config, self.done),
-            Console(rl.num_updates, self.done or 0, quiet=not self.world.is_main) as console,
+            Console(rl.num_updates, self.done or 0, quiet=quiet, verbose=verbose) as console,
         ):
             for update in range(first, rl.num_updates + 1):
                 if update > 0:

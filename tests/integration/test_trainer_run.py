@@ -87,7 +87,8 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
 ) -> None:
     """Generate -> reward -> advantage -> 1 update -> evaluate again, on 32 samples."""
     environment = fake_urls | {"SCOREKIT_API_KEY": "THE-KEY"}
-    done = run("train", "--config", str(config), "--set", "misc.overwrite=true", **environment)
+    told = ("--set", "misc.overwrite=true", "--verbose")
+    done = run("train", "--config", str(config), *told, **environment)
     assert done.returncode == 0, done.stderr
     out = config.parent / "out"
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
@@ -113,6 +114,7 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
         for span in row["error_spans"]:
             assert row["mt"][span["start"] : span["end"]] == span["text"]
     assert "before" in done.stdout and "after" in done.stdout
+    assert f"{line['approx_kl']:.2e}" in done.stderr
     assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
     assert "Traceback" not in done.stderr
     resolved = load_config(TrainerConfig, out / "config.yaml")
