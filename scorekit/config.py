@@ -79,7 +79,7 @@ def _with_nearest(config_type: type[BaseModel], error: ValidationError) -> str:
         if fault["type"] == "extra_forbidden":
             *section, key = map(str, fault["loc"])
             here = {name: ".".join([*section, name]) for name in _section(config_type, section)}
-            elsewhere = {name.rpartition(".")[2]: name for name in known}
+            elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}
             found = nearest(key, here) or nearest(key, elsewhere)
             fault["msg"] += f" (did you mean {found}?)" if found else ""
     return describe_errors(errors, "config", 10)

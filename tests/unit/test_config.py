@@ -13,9 +13,16 @@ class Inner(Config):
     lr: float = 1e-6
 
 
+class Part(Config):
+    limit: int = 1
+
+
 class Outer(Config):
     rl: Inner = Inner()
     name: str = "x"
+    first: Part = Part()
+    second: Part = Part()
+    sets: dict[str, Part] = {}  # noqa: RUF012
 
 
 def _write(tmp_path, text):
@@ -61,6 +68,8 @@ def test_a_fault_names_file_and_key(tmp_path, text, fault):
         ("nmae=x", " (did you mean name?)"),
         ("lr=1", " (did you mean rl.lr?)"),  # a key of another section
         ("rl.name=x", " (did you mean name?)"),
+        ("limit=1", " (did you mean first.limit?)"),  # of two such keys the first
+        ("sets.a.lmit=1", " (did you mean sets.a.limit?)"),  # in a section of the user's naming
         ("rll.lr=1", " (did you mean rl?)"),
         ("rl.patience=1", ""),
     ],
