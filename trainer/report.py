@@ -6,7 +6,7 @@ trainer/runlog.py describes the files that are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,21 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
     return {
         "name": "" if name == THE_SET else name,
         "decides": evals[-1].get("decides"),
+        "gaps": ", ".join(_gaps(evals)),
         "last": evals[-1],
         "rows": compare(evals[0], evals[-1]),
         "pairs": _pair_table(evals[0], evals[-1]),
         "examples": _pick_examples(folder, evals),
     }
+
+
+def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Evaluations of which a service scored a part only."""
+    for line in evals:
+        for key, name in (("metricx_coverage", "MetricX"), ("xcomet_coverage", "xCOMET")):
+            coverage = line.get(key)
+            if coverage is not None and coverage < 1:
+                yield f"{name} after update {line['update']} ({coverage:.0%})"
 
 
 def write_evaluation(

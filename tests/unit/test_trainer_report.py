@@ -64,6 +64,16 @@ def test_the_table_says_what_became_better(run):
     assert "a note" in page and "before and after 4 updates" in page
 
 
+def test_an_evaluation_that_was_scored_in_part_says_so(run):
+    assert "Not every source has a score" not in write_report(run).read_text(encoding="utf-8")
+    lines = read_jsonl(run / "eval.jsonl")
+    middle = lines[0] | {"update": 2, "metricx_coverage": 1.0, "xcomet_coverage": 0.6}
+    lines.insert(1, middle)
+    (run / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "means are over those that have: xCOMET after update 2 (60%)." in page
+
+
 def test_spans_are_marked_before_and_after(run):
     page = write_report(run).read_text(encoding="utf-8")
     assert '나는 <mark class="major" title="MAJOR 0.75">wrong</mark> 번역' in page
