@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic_core import to_json
 
 from scorekit.errors import SampleError
 from scorekit.server.job import Job
+
+#: Bytes of an answer that are written at once.
+PART = 256 * 1024
 
 _LATE = SampleError("timeout", "not scored in time")
 
@@ -21,10 +26,25 @@ def result_json(job: Job, index: int) -> bytes:
     return start + b',"ok":true,"cached":' + cached + b"," + answer[1:]
 
 
-def body_json(job: Job, model: bytes) -> bytes:
-    """The answer to `POST /v1/score`; `model` is the JSON of its ModelRef."""
-    results = b",".join([result_json(job, index) for index in range(len(job.ids))])
-    return b'{"model":' + model + b',"results":[' + results + b"]}"
+def answer_bytes(job: Job) -> int:
+    """About how long the answer will be."""
+    return sum(len(answer) for answer in job.answers if isinstance(answer, bytes))
+
+
+def body_parts(job: Job, model: bytes) -> Iterator[bytes]:
+    """The answer to `POST /v1/score`, in parts of some size; `model` is the JSON of its ModelRef.
+
+    Equal samples share their answer: written out, it may be a hundred times what the job holds.
+    """
+    parts = [b'{"model":' + model + b',"results":[']
+    size = 0
+    for index in range(len(job.ids)):
+        parts += [b",", result_json(job, index)] if index else [result_json(job, index)]
+        size += len(parts[-1])
+        if size > PART:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join([*parts, b"]}"])
 
 
 def line_json(job: Job, index: int) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 import scorekit
 from scorekit.errors import RequestError
@@ -26,12 +27,12 @@ from scorekit.schemas import (
     score_request,
     score_response,
 )
-from scorekit.server.answers import body_json, line_json
+from scorekit.server.answers import answer_bytes, body_parts, line_json
 from scorekit.server.backend import Backend
 from scorekit.server.body import read_request
 from scorekit.server.gate import Gate
 from scorekit.server.job import Job
-from scorekit.server.service import MANY, ScoringService
+from scorekit.server.service import LARGE, MANY, ScoringService
 from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
 
 
@@ -89,10 +90,11 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     response_type = score_response(service.backend.sample_type)
     router = APIRouter(route_class=DirectRoute)
 
-    async def open_job(request: Request) -> tuple[Any, Job]:
+    async def open_job(request: Request, held: ExitStack) -> tuple[Any, Job]:
         service.refuse_if_unavailable()  # before the body is read
-        asked, size = await read_request(request, request_type, service.settings.max_body_bytes)
-        job = await service.open(asked, size)
+        share = held.enter_context(service.budget.share())
+        asked = await read_request(request, request_type, service.settings, share)
+        job = await service.open(asked, share.size)
         if (key := request.scope.get("key_id")) is not None:
             service.metrics.key_samples.labels(key).inc(len(job.ids))
         return asked, job
@@ -100,18 +102,19 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
     @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
     async def score(request: Request) -> Response:
         """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
-        asked, job = await open_job(request)
-        watch = _Watch(request, job)
-        try:
-            await service.finish(job, asked.timeout_s)
-            if len(job.ids) > MANY:
-                body = await asyncio.to_thread(body_json, job, service.model_json)
-            else:
-                body = body_json(job, service.model_json)
-        finally:
-            watch.end()
-            service.close_job(job)
-        return Response(body, media_type="application/json", headers=_times(job))
+        with ExitStack() as held:
+            asked, job = await open_job(request, held)
+            watch = _Watch(request, job)
+            try:
+                await service.finish(job, asked.timeout_s)
+            finally:
+                watch.end()
+                service.close_job(job)
+            parts = body_parts(job, service.model_json)
+            if len(job.ids) <= MANY and answer_bytes(job) <= LARGE:
+                body = b"".join(parts)
+                return Response(body, media_type="application/json", headers=_times(job))
+            return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
 
     stream_answer = {
         "description": 'One result a line with its `index`, then `{"done": true, ...}`.',
@@ -125,34 +128,55 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
-        asked, job = await open_job(request)
-        watch = _Watch(request, job)
-        indexes = service.stream(job, asked.timeout_s)
-        try:
-            # The first result comes before the header: nothing in time is a 504.
-            first = await anext(indexes)
-        except BaseException:
-            service.close_job(job)
-            raise
-        finally:
-            watch.end()  # from here on the response itself notices
-        lines = _lines(service, job, first, indexes)
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_times(job))
+        with ExitStack() as held:
+            asked, job = await open_job(request, held)
+            held.callback(service.close_job, job)
+            watch = _Watch(request, job)
+            indexes = service.stream(job, asked.timeout_s)
+            try:
+                # The first result comes before the header: nothing in time is a 504.
+                first = await anext(indexes)
+            finally:
+                watch.end()  # from here on the response itself notices
+            lines = _lines(job, first, indexes)
+            return _Parts(lines, held.pop_all(), "application/x-ndjson", _times(job))
 
     app.include_router(router)
 
 
-async def _lines(
-    service: ScoringService, job: Job, first: int, rest: AsyncIterator[int]
-) -> AsyncIterator[bytes]:
-    try:
-        yield line_json(job, first)
-        async for index in rest:
-            yield line_json(job, index)
-        good = sum(isinstance(answer, bytes) for answer in job.answers)
-        yield to_json({"done": True, "ok": good, "failed": len(job.ids) - good}) + b"\n"
-    finally:
-        service.close_job(job)
+class _Parts(StreamingResponse):
+    """An answer that is written as it is read. At its end, also where the client leaves before,
+    `held` is closed."""
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        held: ExitStack,
+        media_type: str,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(parts, media_type=media_type, headers=headers)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write it."""
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _yielding(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Between two parts others get their turn."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
+async def _lines(job: Job, first: int, rest: AsyncIterator[int]) -> AsyncIterator[bytes]:
+    yield line_json(job, first)
+    async for index in rest:
+        yield line_json(job, index)
+    good = sum(isinstance(answer, bytes) for answer in job.answers)
+    yield to_json({"done": True, "ok": good, "failed": len(job.ids) - good}) + b"\n"
 
 
 def _times(job: Job) -> dict[str, str]:

@@ -33,14 +33,11 @@ from scorekit.server.job import Job, answer_of
 from scorekit.server.lanes import WINDOW, Flight, Lanes
 from scorekit.server.metrics import Metrics
 from scorekit.server.pace import Pace
-from scorekit.server.pieces import Piece, Pieces
+from scorekit.server.pieces import Pieces, cut_pieces
 from scorekit.server.settings import ServiceSettings
 
 log = structlog.get_logger()
 
-#: Samples that the tokeniser takes at once: between two pieces of a large request a small one
-#: may pass.
-PIECE = 256
 #: Seconds between two questions whether a failing model works again.
 PROBE_S = 1.0
 #: Seconds in one call of the tokeniser after which it counts as hung: many times what the largest
@@ -176,7 +173,7 @@ class Batcher:
             if one.key not in flights and one.key not in new:
                 takes = min(one.size // BYTES_A_TOKEN + 1, self._max_length)
                 room += takes
-                new[one.key] = Flight(one.key, one.sample, priority, takes, now)
+                new[one.key] = Flight(one.key, one.sample, priority, takes, now, one.size)
         self._admit(len(new), room)
         flights.update(new)
         self._room += room
@@ -200,6 +197,7 @@ class Batcher:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
             if not flight.waiters and not flight.taken and not flight.gone:
                 flight.gone = True
+                flight.sample = None
                 self._forget(flight)
         job.flights = []
         self._gauge()
@@ -229,9 +227,7 @@ class Batcher:
         self._send(job, [flight], options, "interactive")
 
     def _send(self, job: Job, flights: list[Flight], options: Any, priority: Priority) -> None:
-        starts = range(0, len(flights), PIECE)
-        pieces = [Piece(job, flights[start : start + PIECE], options) for start in starts]
-        self._pieces.put(pieces, priority)
+        self._pieces.put(cut_pieces(job, flights, options), priority)
 
     def _deliver(
         self, flights: Sequence[Flight], outcomes: Sequence[Outcome],
@@ -292,22 +288,22 @@ class Batcher:
 
     def _tokenise_loop(self) -> None:
         while (piece := self._pieces.take()) is not None:
-            flights = [f for f in piece.flights if f.encoded is None and not f.gone]
             lifted = [f for f in piece.flights if f.encoded is not None]
+            new = [(f, f.sample) for f in piece.flights if f.encoded is None]
+            new = [(f, sample) for f, sample in new if sample is not None]  # not given up
             started = time.perf_counter()
-            samples = [flight.sample for flight in flights]
-            encoded = self._encode(samples, piece.options) if samples else []
+            encoded = self._encode([s for _, s in new], piece.options) if new else []
             seconds = time.perf_counter() - started
             piece.job.tokenise_s += seconds
             self.metrics.tokenise_seconds.observe(seconds)
             refused: list[tuple[Flight, SampleError]] = []
             with self._wake:
                 self._lanes.put(lifted)  # out of bulk
-                for flight, one in zip(flights, encoded, strict=True):
+                for (flight, _), one in zip(new, encoded, strict=True):
                     if isinstance(one, SampleError):
                         refused.append((flight, one))
                     else:
-                        flight.encoded = one
+                        flight.encoded, flight.sample = one, None
                         self._lanes.put([flight])
                 if len(self._lanes) > 2 * len(self._flights) + WINDOW:
                     self._lanes.purge()  # those who left outnumber those who wait

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -11,36 +13,60 @@ from starlette.requests import Request
 
 from scorekit.config import describe_errors
 from scorekit.errors import RequestError
+from scorekit.server.budget import Share
 from scorekit.server.service import LARGE
+from scorekit.server.settings import ServiceSettings
 
 MOST_FAULTS = 10
+#: Values and names that a sample may have, itself included, where a body is large: several times
+#: those of any rubric.
+VALUES_A_SAMPLE = 32
+#: A string, the start of an object or a list, or a number or word. Linear: nothing is tried twice.
+_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[^\s"\[\]{},:]++', re.DOTALL)
 
 
 async def read_request(
-    request: Request, request_type: type[BaseModel], max_bytes: int
-) -> tuple[Any, int]:
-    """The checked request and the bytes it had. Raises RequestError: too large, or not of the
-    right shape."""
-    body = await _read_body(request, max_bytes)
+    request: Request, request_type: type[BaseModel], settings: ServiceSettings, share: Share
+) -> Any:
+    """The checked request, whose bytes `share` then holds. Raises RequestError: too large, no room
+    now, or not of the right shape."""
+    body = await _read_body(request, settings.max_body_bytes, share)
+    asked: Any
     if len(body) > LARGE:
-        return await asyncio.to_thread(_parse, body, request_type), len(body)
-    return _parse(body, request_type), len(body)
+        # One at a time: what is parsed takes many times its size for a moment.
+        async with share.budget.parsing:
+            asked = await asyncio.to_thread(_parse_large, body, request_type, settings.max_samples)
+    else:
+        asked = _parse(body, request_type)
+    share.count(asked.samples)
+    return asked
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearray:
     too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
+    async with share.receiving():
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > max_bytes:
+                raise too_large
+            share.grow(len(chunk))
+            body += chunk
     request.scope["body_read"] = True  # so that a refusal may leave the connection open
-    return bytes(body)
+    return body
 
 
-def _parse(body: bytes, request_type: type[BaseModel]) -> BaseModel:
+def _parse_large(body: bytearray, request_type: type[BaseModel], max_samples: int) -> BaseModel:
+    """A body of megabytes may hold millions of values, whose parsing takes a hundred times its
+    bytes and holds the interpreter for seconds: they are counted first, which does neither."""
+    most = VALUES_A_SAMPLE * max_samples + 1000
+    if next(islice(_VALUE.finditer(body), most, None), None) is not None:
+        raise RequestError("too_large", f"body: more than {most} values, names included")
+    return _parse(body, request_type)
+
+
+def _parse(body: bytearray, request_type: type[BaseModel]) -> BaseModel:
     try:
         return request_type.model_validate_json(body)
     except ValidationError as error:
@@ -83,7 +109,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _all_sample_faults(body: bytes, request_type: type[BaseModel]) -> list[ErrorDetails]:
+def _all_sample_faults(body: bytearray, request_type: type[BaseModel]) -> list[ErrorDetails]:
     """Faults of the samples, one after another, until there are enough to name."""
     (sample_type,) = request_type.model_fields["samples"].annotation.__args__  # type: ignore[union-attr]
     adapter: TypeAdapter[Any] = TypeAdapter(sample_type)

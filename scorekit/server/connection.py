@@ -16,6 +16,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from scorekit.errors import RequestError
 
 MAX_HEAD_BYTES = 64 * 1024
+#: Seconds for which a client may leave what is written to it unread: an answer that nobody reads
+#: would be held for ever.
+UNREAD_S = 120.0
 _HEAD_TOO_LARGE = RequestError(
     "too_large", f"headers: more than {MAX_HEAD_BYTES} bytes", status=431
 )
@@ -29,6 +32,7 @@ class Connection(HttpToolsProtocol):
     """
 
     receive_timeout_s: float
+    unread_timeout_s = UNREAD_S
     max_request_bytes: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -38,12 +42,24 @@ class Connection(HttpToolsProtocol):
         self._received = 0  # bytes of the request on its way, and what was read along with them
         self._fault: RequestError | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or was sent away."""
         self._stop_clock()
+        self._stop_reading_clock()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we write: it has so long for what is in the way."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stop_reading_clock()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse; then see whether the clock has to run, and whether it is too much."""
@@ -126,6 +142,11 @@ class Connection(HttpToolsProtocol):
 
     def _start_clock(self) -> None:
         self._deadline = self.loop.call_later(self.receive_timeout_s, self._late)
+
+    def _stop_reading_clock(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:

@@ -28,8 +28,9 @@ BATCH_COST = 0.1
 class Flight:
     """One sample on its way through the model, and which requests wait for it.
 
-    room: tokens of the queue's bound that it takes. born: monotonic seconds. lane: where it was
-    put last; lifted from bulk, it stands in both, and is skipped in one once it is taken.
+    sample: None once it is tokenised, or given up. room: tokens of the queue's bound that it
+    takes. size: bytes of its texts. born: monotonic seconds. lane: where it was put last; lifted
+    from bulk, it stands in both, and is skipped in one once it is taken.
     """
 
     key: bytes
@@ -37,6 +38,7 @@ class Flight:
     priority: Priority
     room: int
     born: float
+    size: int = 0
     store: bool = False  # whether somebody wants the result in the cache
     waiters: list[tuple[Job, int]] = field(default_factory=list)  # request, index in it
     encoded: Encoded | None = None

@@ -12,6 +12,11 @@ from typing import Any
 from scorekit.schemas import Priority
 from scorekit.server.job import Job
 from scorekit.server.lanes import Flight
+from scorekit.server.tokeniser import slices
+
+#: Samples, and bytes of texts, that the tokeniser takes at once: between two pieces of a large
+#: request a small one may pass, some tenths of a second later.
+PIECE, PIECE_BYTES = 256, 256 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +27,12 @@ class Piece:
     flights: Sequence[Flight]
     options: Any
     born: float = field(default_factory=time.monotonic)
+
+
+def cut_pieces(job: Job, flights: Sequence[Flight], options: Any) -> list[Piece]:
+    """Pieces of a bounded number of samples and bytes; a single sample may be larger."""
+    cuts = slices([flight.size for flight in flights], PIECE_BYTES, PIECE)
+    return [Piece(job, flights[first:stop], options) for first, stop in cuts]
 
 
 class Pieces:

@@ -19,6 +19,7 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef, Wire
 from scorekit.server.backend import Backend
 from scorekit.server.batching import Batcher, Wanted
+from scorekit.server.budget import Budget
 from scorekit.server.cache import Cache
 from scorekit.server.checks import resolve_options, text_fault
 from scorekit.server.job import Job
@@ -51,6 +52,7 @@ class ScoringService:
             redis_password=secrets.redis_password,
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
+        self.budget = Budget(settings.max_inflight_bytes, settings.max_body_bytes)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
         self._texts_of = _texts_of(backend.sample_type)
         self.draining = False

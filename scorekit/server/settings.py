@@ -75,6 +75,12 @@ class ServiceSettings(BaseSettings):
         100_000, ge=1, description="Most characters of one text; a longer one fails its sample."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest request body in bytes.")
+    max_inflight_bytes: int = Field(
+        64 * 2**20,
+        ge=2048,
+        description="Most bytes of all requests that are being received or in work; more are "
+        "refused with 429. Bodies of more than 1 MiB may take three quarters of it.",
+    )
     timeout_s: float = Field(
         600.0, gt=0, description="Seconds until an answer is due, where a request names none."
     )

@@ -1,0 +1,126 @@
+"""The bytes of all requests that are being received or in work, bounded for the whole process.
+
+Each limit of a single request is harmless alone; sixty bodies of the largest size are not. Bytes
+count as they come, so that a length that is only announced takes no room, and count until the
+request is answered. Where there is no room, what comes slowly goes first: who sends a byte now and
+then must not keep out who would be done by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sized
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from scorekit.errors import RequestError, UserError
+
+#: About what a sample costs besides its texts: the objects that lead it through the service.
+SAMPLE_BYTES = 1024
+#: Requests beyond this size leave a quarter of the room to smaller ones.
+_LARGE = 2**20
+#: Bytes that a sender has to send in `_STRETCH_S`, or it is slow.
+_STRETCH, _STRETCH_S = 64 * 1024, 1.0
+_RETRY_AFTER_S = 2.0
+
+
+class Budget:
+    """At most `most` bytes. Belongs to the event loop. Raises UserError where the largest body
+    would never fit."""
+
+    def __init__(self, most: int, max_body_bytes: int) -> None:
+        self.most = most
+        self.most_of_large = most * 3 // 4
+        if max_body_bytes > self.most_of_large:
+            raise UserError(
+                f"--max-inflight-bytes {most}: a body may have {max_body_bytes} bytes "
+                "(--max-body-bytes), which must be three quarters of it at most"
+            )
+        self.held = 0
+        self.parsing = asyncio.Lock()  # of large bodies, one at a time
+        self.receiving: set[Share] = set()
+
+    def share(self) -> Share:
+        """Room for one request; to be closed."""
+        return Share(self)
+
+    def make_room(self, size: int, limit: int, asker: Share) -> bool:
+        """Whether `size` more fit below `limit`, if need be because slow senders are given up."""
+        if self.held + size <= limit:
+            return True
+        now = time.monotonic()
+        slow = [s for s in self.receiving if s is not asker and now - s.moved > _STRETCH_S]
+        for share in sorted(slow, key=lambda share: share.moved):
+            share.give_up()
+            if self.held + size <= limit:
+                return True
+        return False
+
+
+class Share:
+    """What one request holds. moved: when its sender last completed a stretch of bytes."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._limit: asyncio.Timeout | None = None
+        self._stretch = 0
+        self.moved = time.monotonic()
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def grow(self, size: int) -> None:
+        """Take so many bytes more. Raises RequestError: `overloaded`, or `too_large` where they
+        would never fit."""
+        budget = self.budget
+        limit = budget.most_of_large if self.size + size > _LARGE else budget.most
+        if self.size + size > limit:
+            raise RequestError("too_large", f"more than {limit} bytes, samples counted as "
+                               f"{SAMPLE_BYTES} bytes and their texts")  # fmt: skip
+        if not budget.make_room(size, limit, self):
+            message = "too many bytes are in flight"
+            raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S)
+        self.size += size
+        budget.held += size
+        self._stretch += size
+        if self._stretch >= _STRETCH:
+            self._stretch = 0
+            self.moved = time.monotonic()
+
+    def count(self, samples: Sized) -> None:
+        """Take what the samples cost besides their texts."""
+        self.grow(len(samples) * SAMPLE_BYTES)
+
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """While the body arrives. Raises RequestError `overloaded` when it is given up for others
+        that are not as slow."""
+        self.moved = time.monotonic()
+        self.budget.receiving.add(self)
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                yield
+        except TimeoutError:
+            if self._limit is None or not self._limit.expired():
+                raise
+            message = "too many bytes are in flight, and this request came slowly"
+            raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S) from None
+        finally:
+            self.budget.receiving.discard(self)
+
+    def give_up(self) -> None:
+        """Make room for others: its receiving ends, its bytes count no more."""
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(0.0)
+        self.budget.receiving.discard(self)
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back; harmless when said again."""
+        self.budget.held -= self.size
+        self.size = 0
