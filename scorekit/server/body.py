@@ -21,8 +21,11 @@ MOST_FAULTS = 10
 #: Values and names that a sample may have, itself included, where a body is large: several times
 #: those of any rubric.
 VALUES_A_SAMPLE = 32
-#: A string, the start of an object or a list, or a number or word. Linear: nothing is tried twice.
-_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[^\s"\[\]{},:]++', re.DOTALL)
+#: What separates values, then one of them: a string, the start of an object or a list, a number or
+#: a word. It matches everywhere and gives nothing back, so the whole body is looked at once.
+_VALUE = re.compile(
+    rb'[\s,:\]}]*+(?:"(?:[^"\\]++|(?:\\.)++)*+"?|[\[{]|[^\s"\[\]{},:]++|\Z)', re.DOTALL
+)
 
 
 async def read_request(

@@ -128,6 +128,17 @@ def test_millions_of_values_are_counted_before_they_are_parsed(junk):
         assert f"more than {VALUES_A_SAMPLE * 50 + 1000} values" in answer.text
 
 
+@pytest.mark.parametrize(
+    "body", [b'"' + rb"\"" * MIB, b" " * 2 * MIB, b"[" * MIB, b'"a' * MIB, b"\\" * MIB]
+)
+def test_a_body_that_is_no_json_is_looked_at_once(body):
+    """Were a part of it tried again from each place, a megabyte would take hours."""
+    with service() as (url, budget):
+        answer = httpx.post(f"{url}/v1/score", content=body, timeout=60)
+        assert answer.status_code in (413, 422)
+        wait_until(lambda: budget.held == 0, 30)
+
+
 def test_a_large_body_may_have_as_many_samples_as_any():
     """Quotes, brackets and escapes within texts are no values."""
     texts = ['"[{,' * 20, "\\" * 41, "\n\\u0041", "가{]" * 30]
