@@ -2,9 +2,10 @@
 too much, and alone where they may have ended a server.
 
 A request under which the connection broke is suspect: it may have ended the server, and must not
-walk through all replicas. It is asked again in `_PIECES` pieces, one at a time, each only of a
-server that answers; a piece that breaks again is cut further. A sample with which the connection
-broke `_BREAKS` times, the last time alone, has failed. What the death of others broke passes.
+walk through all replicas. It is asked again, while no other suspect is, and only of a server that
+answers; if it breaks again it is cut into `_PIECES`, asked one by one, and so on. A sample with
+which the connection broke `_BREAKS` times, the last time alone, has failed. What the death of
+others broke passes.
 What broke alone is remembered (suspects.py), and asked for alone at once when it comes again.
 """
 
@@ -45,8 +46,8 @@ _GRACE_S = 10.0
 _JSON = {"Content-Type": "application/json"}
 #: A suspect request is cut into so many: two more breaks find one sample among 256.
 _PIECES = 16
-#: As often may a connection break before a sample is to blame: servers are also stopped by hand.
-_BREAKS = 3
+#: As often must a connection break before a sample is to blame: servers are also killed by hand.
+_BREAKS = 4
 #: After so many such samples of one request, the rest of it is not asked.
 _POISON = 3
 
@@ -168,7 +169,7 @@ class Exchange:
             breaks += 1
             for body in missing.values() if len(missing) == 1 else ():
                 self._suspects.note(body, request.call.options, breaks)
-            pieces, blame = _PIECES, breaks >= _BREAKS
+            pieces, blame = _PIECES if breaks > 1 else 1, breaks >= _BREAKS
             fate = failure("model_failure", f"{error}, {breaks} times; it is not asked again")
         except RequestError as error:
             if error.type != "too_large":

@@ -92,7 +92,7 @@ def _streamed(urls, samples, **settings):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_sample_that_ends_its_server_fails_alone_after_three_deaths(stream):
+def test_a_sample_that_ends_its_server_fails_alone_after_four_deaths(stream):
     samples = _samples(600)
     samples[100]["mt"] += DEADLY
     with _replicas() as replicas:
@@ -102,24 +102,24 @@ def test_a_sample_that_ends_its_server_fails_alone_after_three_deaths(stream):
         else:
             with SyncScoringClient(urls) as client:
                 results = client.score(samples)
-        _died(replicas, 3)
+        _died(replicas, 4)
     failed = results.pop(100)
     assert (failed.id, failed.error.type, failed.error.retryable) == (
         "n100",
         "model_failure",
         False,
     )
-    assert "3 times; it is not asked again" in failed.error.message
+    assert "4 times; it is not asked again" in failed.error.message
     assert [r.score for r in results] == [_score_of(s) for i, s in enumerate(samples) if i != 100]
 
 
-def test_a_sample_asked_for_alone_is_asked_for_three_times():
+def test_a_sample_asked_for_alone_is_asked_for_four_times():
     """A server is also killed by hand: one break is no proof."""
     with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
         (failed,) = client.score([{"src": "s", "mt": DEADLY}])
         assert failed.error.type == "model_failure"
         (good,) = client.score(_samples(1))
-        assert good.ok and replica.deaths == 3
+        assert good.ok and replica.deaths == 4
 
 
 def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
@@ -128,7 +128,7 @@ def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
         samples[index]["mt"] += HEAVY
     with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
         results = client.score(samples)
-        _died([replica], 1)
+        _died([replica], 2)
     assert [r.score for r in results] == [_score_of(sample) for sample in samples]
 
 
@@ -156,7 +156,7 @@ def test_a_proxy_s_word_that_its_replica_is_gone_counts_as_well():
         results = client.score(samples)
     assert results[40].error.type == "model_failure"
     assert [r.score for r in results[:40]] == [_score_of(sample) for sample in samples[:40]]
-    assert [len(asked) for asked in deadly] == [41, 2, 1]
+    assert [len(asked) for asked in deadly] == [41, 41, 2, 1]
 
 
 def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
@@ -164,7 +164,7 @@ def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
     with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
         results = client.score(samples)
     assert [r.error.type for r in results] == ["model_failure"] * 3 + ["upstream"] * 7
-    assert [len(asked) for asked in deadly] == [10] + 3 * [1, 1]  # twice each alone
+    assert [len(asked) for asked in deadly] == [10, 10] + 3 * [1, 1]  # twice each alone
 
 
 def test_a_deadly_sample_is_remembered_for_the_next_call():
@@ -174,9 +174,9 @@ def test_a_deadly_sample_is_remembered_for_the_next_call():
             results = client.score(samples)
             assert [r.ok for r in results] == [True] * 10 + [False]
             assert (results[10].id, results[10].error.type) == ("d", "model_failure")
-        assert len(deadly) == 3
+        assert len(deadly) == 4
         client.score(samples, {"cache": False})  # another request, for all that is known
-    assert len(deadly) == 6
+    assert len(deadly) == 8
 
 
 def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call():
@@ -200,7 +200,7 @@ def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call():
         wait_ready(url)
         with SyncScoringClient(url, deadline_s=0.5) as client:
             client.limits()
-            for _ in range(2):
+            for _ in range(3):
                 with pytest.raises(ServiceUnreachable):
                     client.score([{"src": "s", "mt": "m"}])
                 up.set()  # it was started again
@@ -208,7 +208,7 @@ def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call():
                 (failed,) = client.score([{"src": "s", "mt": "m"}])
                 assert failed.error.type == "model_failure"
                 up.set()
-    assert len(deaths) == 3
+    assert len(deaths) == 4
 
 
 def test_a_server_that_only_starts_anew_is_waited_for():
