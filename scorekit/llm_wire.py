@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,8 @@ from pydantic_core import from_json
 
 from scorekit.llm_errors import LLMError
 
+#: What ends a model's thinking: `</think>`, `</seed:think>`.
+_THOUGHT_END = re.compile(r"</(?:\w{1,16}:)?think(?:ing)?>", re.I)
 #: Finish reasons of a choice that the server itself gave up.
 _BROKEN_OFF = frozenset({"abort", "error"})
 
@@ -137,7 +141,8 @@ def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
 
 
 def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The object in a choice's text, checked against its JSON schema.
+    """The object in a choice's text, checked against its JSON schema. It may stand behind the
+    model's thinking (`<think>...</think>`) and in a code fence; nothing else may stand beside it.
 
     Raises LLMError: `length` where max_tokens cut the text, `malformed` where it is not JSON, no
     object, or not as the schema says.
@@ -147,7 +152,7 @@ def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
     if choice.finish_reason == "length":
         raise LLMError("length", "the answer was cut by max_tokens")
     try:
-        value = from_json(choice.text, allow_inf_nan=False)
+        value = _json_in(choice.text)
     except ValueError as error:
         raise LLMError("malformed", f"not JSON: {error}", retryable=True) from None
     if not isinstance(value, dict):
@@ -155,3 +160,20 @@ def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
     for fault in Draft202012Validator(schema).iter_errors(value):
         raise LLMError("malformed", f"{fault.json_path}: {fault.message[:200]}", retryable=True)
     return value
+
+
+def _json_in(text: str) -> Any:
+    """The JSON of a text, without what models put around it. Raises ValueError."""
+    thought = _THOUGHT_END.search(text)  # some templates put the opening mark into the prompt
+    answer = text[thought.end() :] if thought else text
+    for bare in (text, _unfenced(text), answer):
+        with contextlib.suppress(ValueError):
+            return from_json(bare, allow_inf_nan=False)
+    return from_json(_unfenced(answer), allow_inf_nan=False)
+
+
+def _unfenced(text: str) -> str:
+    bare = text.strip()
+    if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
+        return bare[3:-3].strip().removeprefix("json").removeprefix("JSON")
+    return text

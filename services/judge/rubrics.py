@@ -18,13 +18,15 @@ from pydantic_core import to_json
 from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
-from services.judge.fence import END, RULE, code_of, fenced
+from scorekit.llm_errors import LLMError
+from services.judge.fence import END, RULE, SPECIAL, code_of, fenced
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: Longest notes of a verdict, in characters; the rest is cut.
 MAX_NOTES = 300
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_LANGUAGE = re.compile(r"[^\W\d_][\w ()-]{0,39}")
+#: A language that the table does not have: BCP-47's language, script and region.
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z]{4})?(?:-(?:[A-Za-z]{2}|[0-9]{3}))?")
 #: Names that a sample already has.
 _TAKEN = {"id", "task"}
 
@@ -36,6 +38,10 @@ class ScoreRule(Config):
 
     field: str = Field("pass", description="Property of the answer: a boolean, or 0 to 1.")
     pass_from: float = Field(0.5, ge=0, le=1, description="Least score that passes.")
+    pass_reasons: list[str] = Field(
+        [], description="The reason_codes that a pass may have; an answer with another is none."
+    )
+    fail_reasons: list[str] = Field([], description="The same of what does not pass.")
 
 
 class Rubric(Config):
@@ -64,7 +70,7 @@ class Rubric(Config):
     @cached_property
     def digest(self) -> str:
         """128 bits in hex over all that shapes a verdict, the fence's words included."""
-        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES]
+        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES, SPECIAL.pattern]
         return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
 
     def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:
@@ -91,13 +97,16 @@ class Rubric(Config):
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     def outcome(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Score and verdict of an answer that fits the schema."""
+        """Score and verdict of an answer that fits the schema. Raises LLMError where its reason
+        contradicts it."""
         score = float(answer[self.score.field])
-        verdict = {
-            "pass": score >= self.score.pass_from,
-            "reason_code": str(answer.get("reason_code", "")),
-            "notes": str(answer.get("notes", ""))[:MAX_NOTES],
-        }
+        passes, reason = score >= self.score.pass_from, str(answer.get("reason_code", ""))
+        reasons = self.score.pass_reasons if passes else self.score.fail_reasons
+        if reasons and reason not in reasons:
+            said = f"{self.score.field} {answer[self.score.field]}, but reason_code {reason[:64]!r}"
+            raise LLMError("malformed", said, retryable=True)
+        notes = str(answer.get("notes", ""))[:MAX_NOTES]
+        verdict = {"pass": passes, "reason_code": reason, "notes": notes}
         return {"score": score, "verdict": verdict}
 
     def check(self) -> None:
@@ -129,6 +138,10 @@ class Rubric(Config):
 
     def _check_score(self) -> None:
         field = self.score.field
+        codes = self.schema_.get("properties", {}).get("reason_code", {}).get("enum")
+        for reason in [*self.score.pass_reasons, *self.score.fail_reasons]:
+            if codes is None or reason not in codes:
+                raise ValueError(f"score: {reason!r} is none of the schema's reason_codes")
         shape = self.schema_.get("properties", {}).get(field, {})
         bounded = shape.get("type") == "number" and shape.get("minimum", -1) >= 0
         if shape.get("type") != "boolean" and not (bounded and shape.get("maximum", 2) <= 1):
@@ -177,5 +190,8 @@ def _language_name(variable: str, value: str) -> str:
     if known := find_language(value):
         return known.name
     if not _LANGUAGE.fullmatch(value):
-        raise SampleError("invalid_input", f"{variable}: neither a language's code nor its name")
+        raise SampleError(
+            "invalid_input",
+            f"{variable}: neither a tag (yue, sr-Latn, pt-BR) nor a known language's English name",
+        )
     return value
