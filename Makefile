@@ -8,7 +8,7 @@ STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFI
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup env-vllm env-tf5 demo demo-synth test test-all test-vllm test-tf5 up down logs smoke fetch lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-tf5 demo demo-synth test test-all test-vllm test-tf5 test-any up down logs smoke fetch lint format lock bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a re
 test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
 	PYTHONPATH=. .venv-tf5/bin/python -m pytest -m "not slow and not vllm" \
 	  tests/unit/test_trainer_*.py tests/integration/test_trainer_*.py
+
+test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
+	$(PY) -m tools.test_any
+	$(PY) -m tools.test_any --load --whole
 
 up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher observability")
 	COMMIT=$$(git rev-parse --short HEAD 2>/dev/null || true) $(STACK) up --build --wait

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 from hypothesis import settings
@@ -27,6 +28,9 @@ structlog.configure(
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# httpx gives up after 5 s by default; a busy machine may take longer to answer a test.
+for _name in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)
 # What the shell of a developer happens to export must not change a result.
 _OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "VLLM_")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:

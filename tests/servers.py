@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
 import uvicorn
 
+from demo.processes import free_port as free_port
 from scorekit.server.app import create_app
-from scorekit.server.backend import Backend
+from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.run import server_config
 from scorekit.server.settings import Secrets, ServiceSettings
 
+#: Against a hang only: on the busiest machine nothing that a test waits for takes so long.
+PATIENCE_S = 180.0
 
-def free_port() -> int:
-    """A port that was free a moment ago.
 
-    Not one of those that the kernel gives out by itself (32768 and up on Linux): any connection
-    of any process might get it before the caller does.
-    """
-    while True:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
-            return int(s.getsockname()[1])
+class Held(FakeBackend):
+    """A model that answers only while `go` is set, and tells that it was asked by `entered`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.go, self.entered = threading.Event(), threading.Event()
+        self.go.set()
+
+    def hold(self) -> None:
+        """From now on nothing is answered."""
+        self.go.clear()
+        self.entered.clear()
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """As a FakeBackend does it, once it may."""
+        self.entered.set()
+        assert self.go.wait(PATIENCE_S)
+        return super().forward(batch)
 
 
 @contextlib.contextmanager
@@ -44,7 +55,7 @@ def running_app(app: Any, config: uvicorn.Config | None = None) -> Iterator[str]
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ def running_service(
         yield url
 
 
-def wait_ready(url: str, timeout_s: float = 60.0) -> None:
+def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
     """Return when the service at `url` is ready."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -73,7 +84,7 @@ def wait_ready(url: str, timeout_s: float = 60.0) -> None:
     raise TimeoutError(f"{url} did not become ready")
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Return when `condition` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

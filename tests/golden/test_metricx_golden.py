@@ -39,8 +39,9 @@ def _assert_golden(results, pairs, mode):
 @pytest.fixture(scope="module")
 def exact(metricx_folder):
     """The backend in float64."""
-    backend = MetricXBackend(str(metricx_folder), device="cpu", dtype="float64", threads=1)
+    backend = MetricXBackend(str(metricx_folder), device="cpu", threads=1)
     backend.load()
+    backend._model.double()
     return backend
 
 

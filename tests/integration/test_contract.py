@@ -14,7 +14,7 @@ from scorekit.schemas import ScoreResponse
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
 from tests.contract_kit import PAIR, _expected, _score
-from tests.servers import running_service
+from tests.servers import Held, running_service, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +283,9 @@ def test_no_name_of_an_unknown_field_comes_back(url):
 
 
 def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
-    backend = FakeBackend(seconds_per_batch=0.5)
+    backend = Held()
     with running_service(backend, max_queue_items=10) as url:
+        backend.hold()
         answers = []
         thread = threading.Thread(
             target=lambda: answers.append(
@@ -292,8 +293,7 @@ def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
             )
         )
         thread.start()
-        while "scorekit_queue_items 9.0" not in httpx.get(f"{url}/metrics").text:
-            pass
+        wait_until(lambda: "scorekit_queue_items 9.0" in httpx.get(f"{url}/metrics").text)
         refused = httpx.post(f"{url}/v1/score", json={"samples": [PAIR, {"src": "b", "mt": "m"}]})
         assert refused.status_code == 429
         assert refused.json()["error"] == {
@@ -302,5 +302,6 @@ def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
         assert int(refused.headers["retry-after"]) >= 1
         never = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
         assert "the queue holds 10" in never["error"]["message"]
+        backend.go.set()
         thread.join()
         assert all(r["ok"] for r in answers[0]["results"])

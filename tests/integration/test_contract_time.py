@@ -12,7 +12,7 @@ import pytest
 
 from scorekit.server.fake import FakeBackend
 from tests.contract_kit import PAIR, _score
-from tests.servers import running_service, wait_until
+from tests.servers import PATIENCE_S, Held, running_service, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +28,42 @@ def xcomet_url():
 
 
 def test_nothing_in_time_is_504_and_part_of_it_is_200_with_timeouts():
-    backend = FakeBackend(seconds_per_batch=0.6)
+    backend = Held()
     with running_service(backend) as url:
+        _score(url, PAIR)  # now it is cached
+        backend.hold()
         error = _score(url, {"src": "slow", "mt": "m"}, status=504, timeout_s=0.1)["error"]
         assert error["type"] == "timeout" and error["retryable"]
-        _score(url, PAIR)  # now it is cached
-        answer = _score(url, PAIR, {"src": "new", "mt": "m"}, timeout_s=0.1)
+        answer = _score(url, PAIR, {"src": "new", "mt": "m"}, timeout_s=2)
         good, late = answer["results"]
         assert good["ok"] and late["error"]["type"] == "timeout"
+        backend.go.set()
 
 
 def test_the_work_of_a_client_that_leaves_is_dropped():
-    backend = FakeBackend(seconds_per_batch=0.4)
+    backend = Held()
     with running_service(backend) as url:
+        backend.hold()
+
+        async def until(told):
+            async with asyncio.timeout(PATIENCE_S):
+                while told not in (await asyncio.to_thread(httpx.get, f"{url}/metrics")).text:
+                    await asyncio.sleep(0.01)
 
         async def leave():
-            async with httpx.AsyncClient(timeout=0.15) as client:
-                first = asyncio.ensure_future(
-                    client.post(f"{url}/v1/score", json={"samples": [PAIR]})
-                )
-                await asyncio.sleep(0.05)
-                second = client.post(f"{url}/v1/score", json={"samples": [{"src": "b", "mt": "m"}]})
-                await asyncio.gather(first, second, return_exceptions=True)
+            async with httpx.AsyncClient() as client:
+                asking = []
+                for number, sample in enumerate((PAIR, {"src": "b", "mt": "m"}), start=1):
+                    body = {"samples": [sample]}
+                    asking.append(asyncio.create_task(client.post(f"{url}/v1/score", json=body)))
+                    await until(f"scorekit_queue_items {number}.0")
+                    await asyncio.to_thread(backend.entered.wait, PATIENCE_S)
+                [task.cancel() for task in asking]
+                await asyncio.gather(*asking, return_exceptions=True)
+            await until('scorekit_requests_total{route="/v1/score",status="499"} 2.0')
 
         asyncio.run(leave())
+        backend.go.set()
         assert _score(url, {"src": "c", "mt": "m"})["results"][0]["ok"]
         assert backend.batches == [1, 1]  # the second client's sample was never scored
 
@@ -87,27 +99,31 @@ def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, 
 
 @pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
 def test_samples_are_counted_by_what_was_answered(route):
-    backend = FakeBackend()
+    backend = Held()
     with running_service(backend) as url:
         _score(url, PAIR)
-        backend.seconds_per_batch = 2.0
+        backend.hold()
         late = {"src": "late", "mt": "m"}
-        body = {"samples": [PAIR, late], "timeout_s": 0.05}
+        body = {"samples": [PAIR, late], "timeout_s": 2}
         assert '"timeout"' in httpx.post(f"{url}{route}", json=body).text
         counted = httpx.get(f"{url}/metrics").text
+        backend.go.set()
     for outcome in ("ok", "cached", "timeout"):
         assert f'scorekit_samples_total{{outcome="{outcome}"}} 1.0' in counted
     assert 'scorekit_samples_total{outcome="cancelled"} 0.0' in counted
 
 
 def test_a_stream_in_which_nothing_is_done_in_time_is_504():
-    with running_service(FakeBackend(seconds_per_batch=0.6)) as url:
+    backend = Held()
+    with running_service(backend) as url:
+        _score(url, PAIR)
+        backend.hold()
         body = {"samples": [{"src": "slow", "mt": "m"}], "timeout_s": 0.1}
         response = httpx.post(f"{url}/v1/score/stream", json=body)
         assert response.status_code == 504
-        _score(url, PAIR)
-        body = {"samples": [PAIR, {"src": "new", "mt": "m"}], "timeout_s": 0.1}
+        body = {"samples": [PAIR, {"src": "new", "mt": "m"}], "timeout_s": 2}
         lines = httpx.post(f"{url}/v1/score/stream", json=body).text.splitlines()
+        backend.go.set()
         *results, last = map(json.loads, lines)
         assert last == {"done": True, "ok": 1, "failed": 1}
         assert results[1]["error"]["type"] == "timeout"
@@ -116,18 +132,18 @@ def test_a_stream_in_which_nothing_is_done_in_time_is_504():
 def test_a_reader_slower_than_the_deadline_still_gets_the_end_of_its_stream():
     samples = [{"src": f"{i} " + "x" * 2000, "mt": "m"} for i in range(3000)]
     with running_service(FakeBackend("xcomet", seconds_per_batch=0.01)) as url:
-        body = {"samples": samples, "timeout_s": 2}
+        body = {"samples": samples, "timeout_s": 5}
         with httpx.stream("POST", f"{url}/v1/score/stream", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            time.sleep(2.5)
+            time.sleep(6)
             *_, last = lines
     end = json.loads(last)
     assert end["done"] and end["ok"] + end["failed"] == 3000
 
 
 def test_the_work_of_a_stream_whose_reader_leaves_is_dropped():
-    backend = FakeBackend(seconds_per_batch=0.3)
+    backend = FakeBackend(seconds_per_batch=1.0)
     with running_service(backend, max_batch_tokens=16) as url:
         body = {"samples": [{"src": f"{i} b c d e f g h i", "mt": "m n o p"} for i in range(30)]}
         with httpx.stream("POST", f"{url}/v1/score/stream", json=body) as response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 
 import httpx
@@ -89,16 +90,18 @@ def test_a_replica_whose_model_hangs_is_unhealthy(replica):
         app = one.__serve_build_asgi_app__()
         service = app.state.service
         await one.check_health()
-        service.backend.seconds_per_batch = 1.0
+        go, forward = threading.Event(), service.backend.forward
+        service.backend.forward = lambda batch: go.wait(180) and forward(batch)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://ray") as http:
             body = {"samples": [{"src": "a", "mt": "b"}]}
             asked = asyncio.create_task(http.post("/v1/score", json=body))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(180):
                 while service.unready() is None:
                     await asyncio.sleep(0.01)
             with pytest.raises(RuntimeError, match="the model hangs in a batch"):
                 await one.check_health()
+            go.set()
             assert (await asked).status_code == 200
         await service.close()
 
