@@ -69,14 +69,14 @@ class RowFile:
     def rows(self, once: Sequence[str], columns: Sequence[str] | None) -> Iterator[Row]:
         """The rows in order.
 
-        once: columns that a header must have once. columns: those that are wanted of a Parquet
-        file; None: all. Raises UserError that names the first line which is no row.
+        once: columns that a header must have once. columns: those that are wanted; None: all,
+        and none may stand twice. Raises UserError that names the first line which is no row.
         """
         read = {"jsonl": _json_rows, "tsv": _tsv_rows, "csv": _csv_rows}.get(self.format)
         number = 0
         try:
             with self._open() as file:
-                rows = read(file, once) if read else _parquet_rows(file, columns)
+                rows = read(file, once, columns) if read else _parquet_rows(file, columns)
                 while True:
                     try:
                         number, fields = next(rows)
@@ -127,7 +127,9 @@ class _Fault(ValueError):
         self.number = number
 
 
-def _json_rows(file: BinaryIO, once: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(
+    file: BinaryIO, once: Sequence[str], columns: Sequence[str] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, text in _lines(file):
         try:
             found = from_json(text)
@@ -139,17 +141,21 @@ def _json_rows(file: BinaryIO, once: Sequence[str]) -> Iterator[tuple[int, dict[
         yield number, found
 
 
-def _tsv_rows(file: BinaryIO, once: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _tsv_rows(
+    file: BinaryIO, once: Sequence[str], columns: Sequence[str] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] | None = None
     for number, text in _lines(file):
         cells = text.split("\t")
         if header is None:
-            header = _header(number, cells, once)
+            header = _header(number, cells, once, columns)
         else:
             yield number, _row(number, header, cells)
 
 
-def _csv_rows(file: BinaryIO, once: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(
+    file: BinaryIO, once: Sequence[str], columns: Sequence[str] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(_MOST_CHARACTERS)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     reader = csv.reader(text, strict=True)
@@ -165,7 +171,7 @@ def _csv_rows(file: BinaryIO, once: Sequence[str]) -> Iterator[tuple[int, dict[s
         if not cells or (len(cells) == 1 and not cells[0].strip()):
             continue
         if header is None:
-            header = _header(number, cells, once)
+            header = _header(number, cells, once, columns)
         else:
             yield number, _row(number, header, cells)
 
@@ -200,8 +206,11 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _header(number: int, cells: list[str], once: Sequence[str]) -> list[str]:
-    for column in once:
+def _header(
+    number: int, cells: list[str], once: Sequence[str], columns: Sequence[str] | None
+) -> list[str]:
+    twice = [name for name in cells if name and cells.count(name) > 1] if columns is None else []
+    for column in (*once, *twice):
         if cells.count(column) != 1:
             what = f"the header has {cells.count(column)} columns {column!r}, not one"
             raise _Fault(number, what)

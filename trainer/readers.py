@@ -1,26 +1,29 @@
 """Rows of files, folders and `datasets`: each comes with a name for error messages.
 
-JSON Lines, a JSON array, CSV (quoted as RFC 4180 has it), TSV (no quoting: a tab ends a cell, a
-line end a row), all of them also as `.gz`; Parquet. A folder may hold a file for each split, one
+Files are those of scorekit/rowfile.py (JSON Lines, CSV, TSV, Parquet, also as `.gz`), and JSON
+arrays. A folder may hold a file for each split, one
 split in shards (`train-00000-of-00004.parquet`, also in `data/` or in a folder of the split's
 name), or what `datasets` wrote.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.rowfile import Format, RowFile
 
 Rows = Iterator[tuple[str, Any]]
+#: Ending -> format; a `.json` may also be an array.
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"
+}  # fmt: skip
 #: train-00000-of-00004, part-3: what comes before the number, the number, and of how many.
 _SHARD = re.compile(r"((?P<front>.+?)[-_.])??(?P<number>\d+)(-of-(?P<count>\d+))?")
 
@@ -34,7 +37,7 @@ def read_rows(source: str, split: str | None = None, name: str | None = None) ->
     path = Path(source)
     if path.is_dir() and name is None:
         yield from _folder_rows(path, split)
-    elif not path.is_dir() and (path.is_file() or kind_of(path) in _READERS):
+    elif not path.is_dir() and (path.is_file() or kind_of(path) in _FORMATS):
         for what, given in (("split", split), ("configuration", name)):
             if given is not None:
                 raise UserError(f"{source}: a single file has no {what} {given!r}; name a folder")
@@ -53,111 +56,31 @@ def kind_of(path: Path) -> str:
 def _file_rows(path: Path) -> Rows:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
-        yield from _READERS.get(kind_of(path), _json_lines)(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8: {error.reason}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not gzip that can be read: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-@contextmanager
-def _opened(path: Path, newline: str | None = None) -> Iterator[Any]:
-    """The text of a file, without a byte order mark."""
-    if path.suffix.lower() == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline=newline) as file:
-            yield file
+    kind = kind_of(path)
+    if kind == ".json" and (found := _array(path)) is not None:
+        for number, row in enumerate(found, 1):
+            yield f"{path} entry {number}", row
         return
-    with path.open(encoding="utf-8-sig", newline=newline) as file:
-        yield file
+    what = "row" if kind == ".parquet" else "line"
+    for number, row in RowFile(path, _FORMATS.get(kind, "jsonl")).rows(once=(), columns=None):
+        yield f"{path} {what} {number}", row
 
 
-def _json_lines(path: Path) -> Rows:
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                where = f"{path} line {number}"
-                yield where, _parse(line, f"{where}: not JSON, one object a line")
-
-
-def _json(path: Path) -> Rows:
-    """An array of objects; else JSON Lines."""
-    with _opened(path) as file:
-        start = file.read(4096).lstrip()[:1]
-    if start != "[":
-        yield from _json_lines(path)
-        return
-    with _opened(path) as file:
-        rows = _parse(file.read(), f"{path}: not JSON")
-    for number, row in enumerate(rows, 1):
-        yield f"{path} entry {number}", row
-
-
-def _parse(text: str, fault: str) -> Any:
+def _array(path: Path) -> list[Any] | None:
+    """The entries of a JSON array; None where a file holds something else."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        return json.loads(text)
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            if file.read(4096).lstrip()[:1] != "[":
+                return None
+            file.seek(0)
+            return list(json.load(file))
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', 0) or error}"
+        ) from None
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(f"{fault}: {why}") from None
-
-
-def _csv(path: Path) -> Rows:
-    with _opened(path, newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            lines = ((reader.line_num, cells) for cells in reader if cells)
-            yield from _table(path, lines)
-        except csv.Error as error:
-            raise UserError(f"{path} line {reader.line_num}: not CSV: {error}") from None
-
-
-def _tsv(path: Path) -> Rows:
-    with _opened(path) as file:
-        lines = ((n, line.rstrip("\n")) for n, line in enumerate(file, 1))
-        yield from _table(path, ((n, line.split("\t")) for n, line in lines if line))
-
-
-def _table(path: Path, lines: Iterable[tuple[int, list[str]]]) -> Rows:
-    """The first line names the columns; an empty cell is None."""
-    header: list[str] | None = None
-    for number, cells in lines:
-        if header is None:
-            header = [cell.strip() for cell in cells]
-            again = next((name for name in header if header.count(name) > 1), None)
-            if again is not None:
-                raise UserError(f"{path} line {number}: the column {again!r} stands twice")
-            continue
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path} line {number}: {len(cells)} cells, the header has {len(header)}"
-            )
-        values = (cell or None for cell in cells)
-        yield f"{path} line {number}", dict(zip(header, values, strict=True))
-
-
-def _parquet(path: Path) -> Rows:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not Parquet that can be read: {error}") from None
-
-
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".parquet": _parquet,
-}
+        raise UserError(f"{path}: not JSON: {error}") from None
 
 
 def _folder_rows(path: Path, split: str | None) -> Rows:
@@ -174,7 +97,7 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
     files = [*_data_files(folder), *_data_files(folder / "data")]
     whole = [file for file in files if _stem(file) == split]
     if whole:
-        return [min(whole, key=lambda file: list(_READERS).index(kind_of(file)))]
+        return [min(whole, key=lambda file: list(_FORMATS).index(kind_of(file)))]
     if split is not None and (folder / split).is_dir():
         return _in_order(folder / split, _data_files(folder / split))
     by_split: dict[str, list[Path]] = {}
@@ -186,13 +109,13 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         raise UserError(f"{folder}: name the split of this folder (a file <split>.jsonl){there}")
     chosen = next(iter(by_split)) if split is None else split
     if chosen not in by_split:
-        endings = ", ".join(_READERS)
+        endings = ", ".join(_FORMATS)
         raise UserError(f"{folder}: has no {split}.jsonl, nor that name with one of {endings}")
     return _in_order(folder, by_split[chosen])
 
 
 def _data_files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.glob("*") if f.is_file() and kind_of(f) in _READERS)
+    return sorted(f for f in folder.glob("*") if f.is_file() and kind_of(f) in _FORMATS)
 
 
 def _stem(file: Path) -> str:
