@@ -77,7 +77,15 @@ class SourceCheck:
             for place, result in enumerate(results)
             if isinstance(result, Failed) and result.error.type in TEXT_ERROR_TYPES
         ]
-        refused = self.refusals(name, [samples[place].src for place in blamed])
+        sources = sorted({samples[place].src for place in blamed})
+        new = [src for src in sources if (name, src) not in self._known]
+        refused = self.refusals(name, sources)
+        bad = [src for src in new if src in refused and refused[src].error.type == BAD_SOURCE]
+        if bad:
+            log.warning(
+                "%s: no translation of %d sources can be scored (%s): their samples have no "
+                "reward", name, len(bad), refused[bad[0]].error.message,
+            )  # fmt: skip
         for place in blamed:
             results[place] = refused.get(samples[place].src, results[place])
 

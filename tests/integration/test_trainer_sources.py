@@ -74,13 +74,16 @@ def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Se
     assert nul.r_seq is None and fine.r_seq is not None
 
 
-def test_a_service_is_asked_for_a_source_once(services: Services) -> None:
+def test_a_service_is_asked_for_a_source_once(
+    services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(Rewarder(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
         for text in ("열기", "저장", "열기"):
             rewarder.score([(LONG, text)])
         services.metricx.samples.clear()
         rewarder.score([(LONG, "새로")])
         assert [sample.mt for sample in services.metricx.samples] == ["새로"]
+    assert caplog.text.count("no translation of 1 sources can be scored (overlong: 41 words)") == 1
 
 
 def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
