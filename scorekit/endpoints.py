@@ -39,9 +39,10 @@ class Endpoints:
 
     @asynccontextmanager
     async def pick(self) -> AsyncIterator[Endpoint]:
-        """The URL with the least outstanding requests; one that failed rests."""
+        """The URL with the least outstanding requests; one that failed rests. Where all do, the one
+        that has rested longest: else the same dead one would be tried over and over."""
         now = time.monotonic()
-        endpoint = min(self.all, key=lambda e: (e.resting_until > now, e.outstanding))
+        endpoint = min(self.all, key=lambda e: (max(e.resting_until, now), e.outstanding))
         endpoint.outstanding += 1
         try:
             yield endpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from pydantic_core import to_json
 
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
+from scorekit.endpoints import Endpoints
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
@@ -255,6 +257,22 @@ def test_another_url_is_asked_before_a_retry_after_has_passed():
         with SyncScoringClient([a, b], batch_size=5, deadline_s=60) as client:
             results = client.score(SAMPLES)
     assert draining.requests and [r.score for r in results] == [_score_of(s) for s in SAMPLES]
+
+
+def test_where_all_urls_failed_the_one_that_rests_longest_is_tried_first():
+    """One that is dead must not be tried again and again while the other has come back."""
+
+    async def picked():
+        endpoints = Endpoints(["http://a", "http://b", "http://c"])
+        names = []
+        for _ in range(6):
+            with contextlib.suppress(ServiceUnreachable):
+                async with endpoints.pick() as endpoint:
+                    names.append(endpoint.url[-1])
+                    raise ServiceUnreachable(endpoint.url, "refused")
+        return names
+
+    assert asyncio.run(picked()) == ["a", "b", "c", "a", "b", "c"]
 
 
 def test_progress_is_told_of_every_sample_once():
