@@ -31,6 +31,15 @@ def test_make_targets_that_a_document_names_exist(path):
             assert f"\n{target}:" in makefile, f"{path.name} names make {target}"
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_document_says_where_its_commands_are_found(path):
+    """Who pastes them has no `python` of ours on the path."""
+    text = path.read_text(encoding="utf-8")
+    bare = re.search(r"(?:^|`)(?:python -m|python examples|synth_parallel) ", text, re.MULTILINE)
+    told = re.search(r"source \.venv/bin/activate|\.venv/bin/python", text)
+    assert bare is None or (told and told.start() < bare.start()) or path.name == "AGENTS.md", bare
+
+
 def test_the_readme_is_short_and_its_first_command_comes_early():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 200
