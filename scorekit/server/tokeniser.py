@@ -103,8 +103,9 @@ class Tokeniser:
         if total <= most:
             ids, offsets = encoding.ids[:total], encoding.offsets[:total]
             return Read(ids, offsets, self._own(text, ids, offsets), len(text), total)
-        encoding.truncate(most + 1)  # or lists of all ids and offsets would be made
-        ids, offsets = encoding.ids, encoding.offsets
+        # One by one: `truncate`, or a list of all offsets, would hold the interpreter for long.
+        ids = encoding.ids[: most + 1]
+        offsets = [encoding.token_to_chars(k) for k in range(most + 1)]
         own = self._own(text, ids, offsets)
         # An id that is not read may share its character with the last one that is.
         covered = min(own[most][0], own[most - 1][1])
