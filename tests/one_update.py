@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.sharded_trainer import ShardedWorld
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.config import GenerationConfig, RLConfig
 from trainer.engine_generate import GenerateSampler
-from trainer.sampler import Rollout
+from trainer.policy import autocast
+from trainer.sampler import Rollout, rollout_logprobs
 from trainer.update import Passes, accumulate_gradients, update_policy
 from trainer.world import World
 
@@ -26,8 +28,16 @@ from trainer.world import World
 #: share evenly.
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
 PROMPTS = [[3, 4, 2], [5, 2], [6, 6, 6, 2], [7, 8, 2]]
-#: loss_mean, and whether no process holds all weights.
-CASES = [("token", False), ("sequence", False), ("token", True)]
+#: Name -> arguments of `update`. `one`: a batch of one rollout, so that most have nothing to do.
+CASES: dict[str, dict[str, Any]] = {
+    "token": {},
+    "sequence": {"loss_mean": "sequence"},
+    "sharded": {"shard": True},
+    "one": {"prompts": 1},
+    "one sharded": {"prompts": 1, "shard": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 sharded": {"dtype": "bfloat16", "shard": True},
+}
 
 
 def config(loss_mean: str) -> RLConfig:
@@ -41,8 +51,9 @@ def config(loss_mean: str) -> RLConfig:
     )
 
 
-def batch() -> tuple[list[Rollout], TokenAdvantages]:
+def batch(prompts: int) -> tuple[list[Rollout], TokenAdvantages]:
     """Rollouts and advantages, the same in every process."""
+    lengths = LENGTHS[:prompts]
     generator = torch.Generator().manual_seed(3)
 
     def numbers(n: int) -> list[float]:
@@ -53,53 +64,55 @@ def batch() -> tuple[list[Rollout], TokenAdvantages]:
 
     rollouts = [
         rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t))
-        for p, t in LENGTHS
+        for p, t in lengths
     ]
-    mask_BT = pad_rows([[True] * t for _, t in LENGTHS], torch.bool)
-    tokens_BT = pad_rows([numbers(t) for _, t in LENGTHS])
-    rewards_B = torch.tensor(numbers(len(LENGTHS)))
-    return rollouts, token_advantages(rewards_B, tokens_BT, mask_BT, range(len(LENGTHS)))
+    mask_BT = pad_rows([[True] * t for _, t in lengths], torch.bool)
+    tokens_BT = pad_rows([numbers(t) for _, t in lengths])
+    rewards_B = torch.tensor(numbers(len(lengths)))
+    return rollouts, token_advantages(rewards_B, tokens_BT, mask_BT, range(len(lengths)))
 
 
-def update(world: World, loss_mean: str = "token", *, shard: bool = False) -> dict[str, Any]:
-    """The gradients of a pass, the weights after an update, its figures, and greedy completions
-    of `PROMPTS` under those weights; whole on every process."""
+def update(
+    world: World,
+    loss_mean: str = "token",
+    prompts: int = 5,
+    dtype: str = "float32",
+    shard: bool = False,
+) -> dict[str, Any]:
+    """The gradients of a pass, the weights after an update, its figures, and under those weights
+    log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
+    """
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
-    plain.generation_config.eos_token_id = [1, 5]  # so that some end before others
-    if shard:
-        model, optimizer = _sharded(plain)
-    else:
-        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        model, optimizer = world.accelerator.prepare(plain, optimizer)
-    cfg, (rollouts, advantages) = config(loss_mean), batch()
-    accumulate_gradients(rollouts, advantages, range(5), Passes(model, cfg, world))
+    plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
+    # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
+    model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    cfg, (rollouts, advantages) = config(loss_mean), batch(prompts)
+    passes = Passes(model, cfg, world, dtype=dtype)
+    accumulate_gradients(rollouts, advantages, range(prompts), passes)
     gradients = {name: _whole(p.grad) for name, p in plain.named_parameters()}
     stats = update_policy(
         rollouts, advantages, optimizer, cfg, policy_model=model, temperature=1.0, pad_id=0,
-        world=world,
+        dtype=dtype, world=world,
     )  # fmt: skip
     weights = {name: _whole(p) for name, p in plain.named_parameters()}
-    sampler = GenerateSampler(model, tokenizer, many_processes=shard and world.size > 1)
-    greedy = GenerationConfig(temperature=0, num_samples_per_prompt=1, max_new_tokens=8)
-    places, prompts = zip(*world.share(PROMPTS), strict=True)
-    sampled = sampler.sample(prompts, greedy, with_logprobs=False)
-    completions = world.gather([(places[i], one[0].token_ids) for i, one in sampled])
+    mine = world.share(rollouts)
+    with autocast(world.device, dtype):
+        rows = rollout_logprobs([of for _, of in mine], model, 1.0, 0, 16, world)
+    logprobs = world.gather([(place, row) for (place, _), row in zip(mine, rows, strict=True)])
+    sampler = GenerateSampler(model, tokenizer, world)
+    greedy = GenerationConfig(
+        temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
+    )
+    asked = world.share(PROMPTS[:prompts])
+    sampled = sampler.sample([of for _, of in asked], greedy, with_logprobs=False)
+    completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
     return {
+        "logprobs": [row for _, row in sorted(logprobs)],
         "gradients": gradients,
         "weights": weights,
         "figures": asdict(stats),
         "completions": [ids for _, ids in sorted(completions)],
     }
-
-
-def _sharded(model: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """As accelerate's FSDP2 does, which it refuses on CPUs: each layer, then what is left."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -109,8 +122,11 @@ def _whole(tensor: Any) -> Tensor:
 
 def main() -> None:
     """Rank 0 writes what `update` gives for each of `CASES`."""
-    world = World(torch.device("cpu"))
-    found = [update(world, loss_mean, shard=shard) for loss_mean, shard in CASES]
+    world, sharded = World(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
+    found = {
+        name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
+        for name, case in CASES.items()
+    }
     if world.is_main:
         torch.save({"processes": world.size, "found": found}, Path(sys.argv[1]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,9 @@ def train(
 ) -> None:
     """Train the policy; evaluate it before, between and after.
 
-    Exit code 1: a rule of the config's section `stop` ended the run.
+    Exit code 1: a rule of the config's section `stop` ended the run. 3: the services gave no reward
+    (stop.skipped_updates). 143, 130: SIGTERM or Ctrl-C ended it, after an update and with its
+    checkpoint; a second one ends it at once. --resume goes on in each case.
     """
     with _clean_exit():
         cfg = _load(config, [*(set_ or []), *(["misc.verbose=true"] if verbose else [])], limit)
@@ -61,17 +64,19 @@ def train(
 
         artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
         if not artifacts.is_main:
-            return
+            raise typer.Exit(artifacts.exit_code)
         for name, reports in artifacts.sets.items():
+            if not reports:  # it was asked to leave before the first
+                continue
             if len(artifacts.sets) > 1:
                 best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
                 typer.echo(f"set: {name}{best}")
             Console().print(comparison_table(reports[0][1], reports[-1][1]))
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-        typer.echo(f"policy: {artifacts.checkpoint}")
+        typer.echo(f"policy: {artifacts.checkpoint or 'as it was: no update was done'}")
         if artifacts.stopped:
             typer.echo(f"stopped: {artifacts.stopped}", err=True)
-            raise typer.Exit(1)
+            raise typer.Exit(artifacts.exit_code)
 
 
 @app.command()
@@ -191,9 +196,9 @@ def _clean_exit() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"error: {where}{error.strerror or error}", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         typer.echo("stopped (a training run goes on with --resume)", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + getattr(error, "number", signal.SIGINT)) from None
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
 from trainer.checkpoint import model_folder, read_state
-from trainer.config import PolicyConfig, TrainerConfig
-from trainer.data import Example, load_set, load_train, set_key
+from trainer.config import GenerationConfig, PolicyConfig, TrainerConfig
+from trainer.data import Example, in_both, load_set, load_train, set_key
 from trainer.engine_vllm import probe_server
 from trainer.guards import check_guards
 from trainer.headers import count_weights
@@ -30,7 +30,7 @@ from trainer.policy import (
     stop_token_ids,
     with_adapters,
 )
-from trainer.prompting import check_prompts
+from trainer.prompting import fitting_prompts
 from trainer.resume import checkpoint_to_resume
 from trainer.runlog import check_run_dir, open_run_dir
 from trainer.score_batch import ServiceName
@@ -88,14 +88,15 @@ def check_run(cfg: TrainerConfig) -> Findings:
     tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
     longest = 0
     for key, examples, gen_cfg in (
-        ("prompts of data.train", train, cfg.generation),
-        *(
-            (f"prompts of {set_key(name)}", held_out, cfg.eval_generation())
-            for name, held_out in sets.items()
-        ),
+        ("data.train", train, cfg.generation),
+        *((set_key(name), held_out, cfg.eval_generation()) for name, held_out in sets.items()),
     ):
         if examples and tokenizer is not None:
-            longest = max(longest, look(key, _prompts, examples, model, tokenizer, gen_cfg) or 0)
+            arguments = cfg, key, examples, model, tokenizer, gen_cfg
+            longest = max(longest, look(f"prompts of {key}", _prompts, *arguments) or 0)
+    for name, held_out in sets.items():
+        if train and held_out:
+            look("overlap", _overlap, set_key(name), train, held_out)
     device = look("device", _device, cfg)
     if model is not None and device is not None:
         look("memory", _memory, cfg, model, longest, device, findings)
@@ -173,13 +174,26 @@ def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
 
 
 def _prompts(
-    examples: Sequence[Example], model: nn.Module, tokenizer: Any, gen_cfg: Any
+    cfg: TrainerConfig,
+    key: str,
+    examples: Sequence[Example],
+    model: nn.Module,
+    tokenizer: Any,
+    gen_cfg: GenerationConfig,
 ) -> tuple[int, str]:
-    lengths = sorted(len(ids) for _, ids in check_prompts(examples, model, tokenizer, gen_cfg))
+    _, prompts, told = fitting_prompts(
+        key, examples, model, tokenizer, gen_cfg,
+        refuse=cfg.data.overlong_prompts == "refuse",
+    )  # fmt: skip
+    lengths = sorted(len(ids) for _, ids in prompts)
     return lengths[-1], (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "
-        f"{gen_cfg.max_new_tokens} for the translation"
+        f"{gen_cfg.max_new_tokens} for the translation{'; ' + told if told else ''}"
     )
+
+
+def _overlap(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> tuple[None, str]:
+    return None, in_both(key, train, held_out) or f"no row of {key} stands in data.train"
 
 
 def _device(cfg: TrainerConfig) -> tuple[torch.device, str]:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
+from trainer.config_base import may_change
 from trainer.config_data import THE_SET, DataConfig
 from trainer.config_reward import RewardConfig
 from trainer.config_rl import RLConfig
@@ -25,10 +26,12 @@ class LoraConfig(Config):
 class PolicyConfig(Config):
     """The model that learns, and the frozen one it is held to."""
 
-    path: str | None = Field(None, description="Folder or hub id of the causal LM to train.")
-    tokenizer: str | None = Field(None, description="Folder or hub id; null: the policy's own.")
-    revision: str | None = Field(None, description="Hub revision of the policy.")
-    reference_path: str | None = Field(
+    path: str | None = may_change(None, description="Folder or hub id of the causal LM to train.")
+    tokenizer: str | None = may_change(
+        None, description="Folder or hub id; null: the policy's own."
+    )
+    revision: str | None = may_change(None, description="Hub revision of the policy.")
+    reference_path: str | None = may_change(
         None, description="The KL reference; null: the policy's weights when training starts."
     )
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
@@ -40,7 +43,7 @@ class PolicyConfig(Config):
     load_in_4bit: bool = Field(
         False, description="Hold the frozen weights in 4 bits (bitsandbytes); needs adapters."
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: bool = may_change(
         False, description="Keep less of the forward pass and compute it again: memory for time."
     )
 
@@ -71,7 +74,7 @@ class GenerationConfig(Config):
     """How completions are sampled. Every sampling field is explicit: nothing is taken from a
     model's generation_config.json but the ids that end a turn."""
 
-    prompt_template: str = Field(
+    prompt_template: str = may_change(
         "translategemma",
         description="A template's name (scorekit.prompts) or a file's path; not used where the "
         "chat template takes the source text and language codes instead (TranslateGemma's).",
@@ -88,11 +91,11 @@ class GenerationConfig(Config):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     num_samples_per_prompt: int = Field(4, ge=1, description="Completions of each prompt.")
-    batch_size: int = Field(64, ge=1, description="Sequences that generate side by side.")
+    batch_size: int = may_change(64, ge=1, description="Sequences that generate side by side.")
     engine: Literal["generate", "vllm"] = Field(
         "generate", description="Who samples: this process, or a vLLM server."
     )
-    vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="The vLLM server.")
+    vllm: VLLMConfig = may_change(default_factory=VLLMConfig, description="The vLLM server.")
 
     @model_validator(mode="after")
     def _engine_is_named(self) -> GenerationConfig:
@@ -104,8 +107,10 @@ class GenerationConfig(Config):
 class EvalConfig(Config):
     """How the policy is looked at: rewards, spans, and (shown only) chrF and BLEU."""
 
-    eval_every_n_updates: int = Field(10, ge=0, description="0: only before and after training.")
-    eval_limit: int | None = Field(None, ge=1, description="Held-out examples at most.")
+    eval_every_n_updates: int = may_change(
+        10, ge=0, description="0: only before and after training."
+    )
+    eval_limit: int | None = may_change(None, ge=1, description="Held-out examples at most.")
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
@@ -131,7 +136,11 @@ class StopConfig(Config):
     )
     patience: int = Field(5, ge=1, description="Updates that are averaged for these rules.")
     skipped_updates: int | None = Field(
-        10, ge=1, description="Updates in a row that learned nothing; null: any number."
+        3,
+        ge=1,
+        description="Updates in a row that learned nothing, or attempts in a row (each of up to "
+        "reward.deadline_s) to have rewards for one update, whose prompts are not used up by that "
+        "(exit code 3); null: any number.",
     )
 
 
@@ -139,39 +148,50 @@ class MiscConfig(Config):
     """Seed, device, files."""
 
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
-    device: str = Field("auto", description="`cpu`, `cuda`, ...; auto: a GPU where there is one.")
+    device: str = may_change(
+        "auto", description="`cpu`, `cuda`, ...; auto: a GPU where there is one."
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Of the arithmetic (autocast); weights stay float32."
     )
-    threads: int | None = Field(None, ge=1, description="Threads of torch; null: torch's choice.")
-    caching: bool = Field(True, description="Let the services answer from their score caches.")
-    run_dir: str = Field("runs/trainer", description="Folder of logs and checkpoints.")
-    overwrite: bool = Field(False, description="Replace the run that stands in run_dir.")
-    save_every_n_updates: int = Field(
+    threads: int | None = may_change(
+        None, ge=1, description="Threads of torch; null: torch's choice."
+    )
+    patience_s: float = may_change(
+        1800.0,
+        gt=0,
+        description="Seconds that the processes of a run wait for one of them, which may still be "
+        "sampling, waiting for rewards, or writing a checkpoint; then the run ends and says for "
+        "which it waited, and where that was.",
+    )
+    caching: bool = may_change(True, description="Let the services answer from their score caches.")
+    run_dir: str = may_change("runs/trainer", description="Folder of logs and checkpoints.")
+    overwrite: bool = may_change(False, description="Replace the run that stands in run_dir.")
+    save_every_n_updates: int = may_change(
         10,
         ge=0,
         description="Also after an evaluation that is the best so far. 0: only the final one.",
     )
-    keep_checkpoints: int = Field(
+    keep_checkpoints: int = may_change(
         2, ge=1, description="The newest so many stay, and the best by evaluation."
     )
-    trackers: list[str] = Field(
+    trackers: list[str] = may_change(
         default_factory=list,
         description="Where figures go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "
         "accelerate knows and is installed).",
     )
-    verbose: bool = Field(
+    verbose: bool = may_change(
         False,
         description="Every figure of an update in the terminal, also where it is too narrow for "
         "one line; the command's --verbose.",
     )
-    dump_every_n_updates: int = Field(1, ge=0, description="Training completions; 0: none.")
+    dump_every_n_updates: int = may_change(1, ge=0, description="Training completions; 0: none.")
 
 
 class TrainerConfig(Config):
     """A whole run."""
 
-    data: DataConfig = Field(default_factory=DataConfig, description="Prompts.")
+    data: DataConfig = may_change(default_factory=DataConfig, description="Prompts.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Models.")
     generation: GenerationConfig = Field(
         default_factory=GenerationConfig, description="Sampling of rollouts."
@@ -179,7 +199,7 @@ class TrainerConfig(Config):
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward.")
     rl: RLConfig = Field(default_factory=RLConfig, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
-    stop: StopConfig = Field(default_factory=StopConfig, description="Early ends.")
+    stop: StopConfig = may_change(default_factory=StopConfig, description="Early ends.")
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")

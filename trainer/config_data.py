@@ -51,6 +51,11 @@ class DataConfig(Config):
         description="Training rows whose source a reward service refuses whatever the translation "
         "(a NUL, too long): left out, with a warning that names them, or the end of the run.",
     )
+    overlong_prompts: Literal["leave_out", "refuse"] = Field(
+        "leave_out",
+        description="Rows whose prompt and max_new_tokens exceed the policy's positions: left out "
+        "of training and evaluation, with a warning that counts them, or the end of the run.",
+    )
     eval_sets: dict[SetName, EvalSet] = Field(
         default_factory=dict,
         description="Further held-out sets by name, each a path or keys of its own: all are "

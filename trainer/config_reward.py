@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from scorekit.config import Config
+from trainer.config_base import may_change
 
 
 def _split_commas(value: Any) -> Any:
@@ -56,7 +57,7 @@ class GuardConfig(Config):
     w_repetition: float = Field(
         0.0, ge=0, description="Weight of the share of the completion that stands in loops."
     )
-    shown: bool = Field(
+    shown: bool = may_change(
         False, description="Find and log every fault, also those of guards without weight."
     )
 
@@ -64,34 +65,34 @@ class GuardConfig(Config):
 class RewardConfig(Config):
     """What a completion earns, and who says so. References are never part of it."""
 
-    metricx_urls: Urls = Field(
+    metricx_urls: Urls = may_change(
         default_factory=list,
         description="MetricX services, a list or comma-separated; empty: METRICX_URL of the "
         "environment. A `module:Class` instead of a URL scores in this process.",
     )
-    metricx_scorer_args: dict[str, Any] = Field(
+    metricx_scorer_args: dict[str, Any] = may_change(
         default_factory=dict,
         description="Arguments of a `module:Class` in metricx_urls (dtype, max_batch_tokens, ...). "
         "Those of the same name in this config are its own where it takes them: "
         "metricx_model_name, metricx_tokenizer_name, and device and threads of misc.",
     )
-    metricx_model_name: str | None = Field(
+    metricx_model_name: str | None = may_change(
         None, description="The model that the service must run; null: any."
     )
-    metricx_tokenizer_name: str | None = Field(
+    metricx_tokenizer_name: str | None = may_change(
         None, description="The tokenizer that the service must use; null: any."
     )
     metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
     w_metricx: float = Field(1.0, ge=0, description="Weight of metricx_reward; 0: never asked for.")
-    xcomet_urls: Urls = Field(
+    xcomet_urls: Urls = may_change(
         default_factory=list,
         description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
     )
-    xcomet_scorer_args: dict[str, Any] = Field(
+    xcomet_scorer_args: dict[str, Any] = may_change(
         default_factory=dict,
         description="Arguments of a `module:Class` in xcomet_urls, as metricx_scorer_args.",
     )
-    xcomet_model_name: str | None = Field(
+    xcomet_model_name: str | None = may_change(
         None, description="The model that the service must run; null: any."
     )
     w_xcomet_seq: float = Field(0.0, ge=0, description="Weight of the xCOMET sentence score.")
@@ -147,14 +148,14 @@ class RewardConfig(Config):
     no_eos_penalty: float = Field(
         0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
     )
-    batch_size: int = Field(64, ge=1, description="Samples in one request to a service.")
-    timeout_s: float = Field(
+    batch_size: int = may_change(64, ge=1, description="Samples in one request to a service.")
+    timeout_s: float = may_change(
         60.0,
         gt=0,
         description="Seconds that one request may take; of a service without weight, retries "
         "included.",
     )
-    deadline_s: float = Field(
+    deadline_s: float = may_change(
         300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
+from trainer.config_base import may_change
 
 
 class RLConfig(Config):
@@ -16,21 +17,21 @@ class RLConfig(Config):
     algorithm: Literal["ppo", "reinforce"] = Field(
         "ppo", description="Clipped surrogate, or plain policy gradient (one step a batch)."
     )
-    num_updates: int = Field(20, ge=1, description="Updates of the run.")
+    num_updates: int = may_change(20, ge=1, description="Updates of the run.")
     batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
     grad_accum: int = Field(
         1, ge=1, description="Rollout rounds of an update: it sees batch_size x grad_accum prompts."
     )
-    micro_batch_tokens: int = Field(
+    micro_batch_tokens: int = may_change(
         4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
     )
     ppo_epochs: int = Field(
         2, ge=1, description="Passes over a batch (PPO); with 1 the ratio is 1 and clips nothing."
     )
     minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (PPO).")
-    lr: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
-    lr_decay: Literal["none", "linear", "cosine"] = Field(
+    lr: float = may_change(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    warmup_updates: int = may_change(0, ge=0, description="Updates of linear warm-up.")
+    lr_decay: Literal["none", "linear", "cosine"] = may_change(
         "none",
         description="Learning rate after the warm-up: constant, or falling to 0, evenly or along "
         "half a cosine.",
@@ -61,15 +62,15 @@ class RLConfig(Config):
     importance_cap: float = Field(
         2.0, gt=0, description="Largest weight of a token in the importance correction."
     )
-    kl_coef: float = Field(
+    kl_coef: float = may_change(
         0.05, ge=0, description="Weight of the KL to the reference; 0: no reference is kept."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+    kl_estimator: Literal["k1", "k2", "k3"] = may_change(
         "k2",
         description="k2 has the gradient of the KL as a loss; k1 is the plain formula new - ref, "
         "which as a loss has none, and is right in the reward: there it is the default.",
     )
-    kl_in: Literal["loss", "reward"] = Field(
+    kl_in: Literal["loss", "reward"] = may_change(
         "loss",
         description="Where the KL to the reference enters: as a term of the loss, or as a token "
         "reward, summed from each token to the end, before the advantages are normalised.",

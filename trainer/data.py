@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -132,6 +132,24 @@ def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
 def set_key(name: str) -> str:
     """The config's key of an evaluation set."""
     return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
+
+
+def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:
+    """A line on the held-out rows that are learned from, too: the same text and languages, whatever
+    their id. "" where there are none. key: where they come from (`data.eval`)."""
+
+    def content(example: Example) -> tuple[str, str, str]:
+        return example.src_text.strip(), example.src_lang_code, example.tgt_lang_code
+
+    learned = {content(example) for example in train}
+    both = [example for example in held_out if content(example) in learned]
+    if not both:
+        return ""
+    return (
+        f"{key}: {len(both)} of {len(held_out)} rows stand in data.train, too (the same source "
+        f"and languages; first {both[0].where or both[0].id}): their figures say how well they "
+        "were learned"
+    )
 
 
 def format_translation_prompt(example: Example, template: str = "translategemma") -> str:

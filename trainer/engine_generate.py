@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from trainer.config import GenerationConfig
 from trainer.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
 from trainer.sampler import Sampled
+from trainer.world import World
 
 
 class GenerateSampler:
     """Samples from the model that is trained: there is nothing to sync."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, *, many_processes: bool = False) -> None:
-        """many_processes: the model is sharded, every process has to take the same steps."""
+    def __init__(self, model: nn.Module, tokenizer: Any, world: World | None = None) -> None:
+        """world: where its processes share the weights, all of them take the same steps."""
         self.model = model
+        self.world = world if world is not None and world.is_sharded else None
         self.stops = stop_token_ids(unwrapped(model), tokenizer)
         self.pad_id = pad_token_id(unwrapped(model), tokenizer)
-        self.many_processes = many_processes
 
     @torch.no_grad()
     def sample(
@@ -36,12 +37,15 @@ class GenerateSampler:
         seed: int | None = None,
         with_logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. Prompts are batched by length, short ones first."""
+        """As the protocol says. Prompts are batched by length, short ones first; who has fewer
+        batches than the others samples what nobody asked for."""
         if seed is not None:
             torch.manual_seed(seed)
         wanted = gen_cfg.num_samples_per_prompt
         places = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         copies = [i for i in places for _ in range(wanted)]
+        batches = -(-len(copies) // gen_cfg.batch_size)
+        idle = 0 if self.world is None else self.world.most(batches) - batches
         done: dict[int, list[Sampled]] = {}
         for first in range(0, len(copies), gen_cfg.batch_size):
             batch = copies[first : first + gen_cfg.batch_size]
@@ -50,6 +54,8 @@ class GenerateSampler:
                 done.setdefault(i, []).append(completion)
                 if len(done[i]) == wanted:
                     yield i, done.pop(i)
+        for _ in range(idle):
+            self._generate([self.stops[:1]], gen_cfg, with_logprobs)
 
     def sync(self, model: nn.Module, update: int) -> None:
         """Nothing to do: the model is the one that is trained."""
@@ -91,7 +97,7 @@ class GenerateSampler:
                 attention_mask=attended.to(device),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([recorder] if recorder else []),
-                synced_gpus=self.many_processes,
+                synced_gpus=self.world is not None,
             )
         completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
         if recorder is None:

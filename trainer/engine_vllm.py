@@ -242,7 +242,7 @@ class VLLMSampler:
         bare: Any = unwrapped(model)
         options: dict[str, Any] = {}
         if self.world.is_sharded:  # every process takes part
-            options["state_dict"] = self.world.accelerator.get_state_dict(model)
+            options["state_dict"] = self.world.whole_weights(model)
         if not self.world.is_main:
             return
         if self.by_adapters:

@@ -91,7 +91,7 @@ def run_evaluation(
     earlier call wrote. Every process of the world has to call it; the main one gets the outcomes.
     Raises UserError on what the user can mend, before weights load where that can be known.
     """
-    world = World(prepare_torch(cfg.misc))
+    world = World(prepare_torch(cfg.misc), patience_s=cfg.misc.patience_s)
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
@@ -177,7 +177,7 @@ def _evaluate(
     if cfg.generation.engine == "vllm":
         sampler = VLLMSampler(cfg, probe_server(cfg), stops, world)
     else:
-        sampler = GenerateSampler(model, tokenizer, many_processes=world.is_sharded)
+        sampler = GenerateSampler(model, tokenizer, world)
     found = {}
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
         sampler.sync(model, 0)

@@ -170,8 +170,15 @@ class Reference:
     """The frozen model that the policy is held to: `reference_path`, or the policy as it was. That
     is the policy without its adapters, where it has them, and a copy where every weight learns."""
 
-    def __init__(self, cfg: PolicyConfig, policy: nn.Module, device: torch.device) -> None:
-        """policy: not trained yet, not spread over processes yet."""
+    def __init__(
+        self,
+        cfg: PolicyConfig,
+        policy: nn.Module,
+        device: torch.device,
+        shard: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        """policy: not trained yet, not spread over processes yet. shard: spreads a model, where
+        the processes share the weights."""
         self._adapted: Any = None
         if cfg.reference_path is not None:
             model = _load_model(cfg, cfg.reference_path, None, "policy.reference_path", device)
@@ -181,6 +188,8 @@ class Reference:
         else:
             model = copy.deepcopy(policy)
         self._model = model.requires_grad_(False).eval()
+        if shard is not None:
+            shard(self._model)
 
     @contextmanager
     def active(self) -> Iterator[nn.Module]:

@@ -55,6 +55,42 @@ def _chat_prompt(tokenizer: Any, content: str | list[dict[str, str]]) -> str:
     return prompt
 
 
+class OverlongPrompt(UserError):
+    """A prompt that does not fit into the policy beside `max_new_tokens`."""
+
+
+def fitting_prompts(
+    key: str,
+    examples: Sequence[Example],
+    model: nn.Module,
+    tokenizer: Any,
+    gen_cfg: GenerationConfig,
+    *,
+    refuse: bool,
+) -> tuple[list[Example], list[tuple[str, list[int]]], str]:
+    """The examples whose prompt fits into the policy, their prompts, and a line on the others (""
+    where there are none). Raises UserError where those are to be refused or there are no others,
+    and what else `check_prompts` raises.
+
+    key: where the examples come from (`data.train`).
+    """
+    kept: list[Example] = []
+    prompts: list[tuple[str, list[int]]] = []
+    faults: list[str] = []
+    for example in examples:
+        try:
+            prompts += check_prompts([example], model, tokenizer, gen_cfg)
+            kept.append(example)
+        except OverlongPrompt as error:
+            faults.append(f"{example.where}: {error}" if example.where else str(error))
+    if not faults:
+        return kept, prompts, ""
+    told = f"{key}: {len(faults)} of {len(examples)} prompts are too long; {faults[0]}"
+    if refuse or not kept:
+        raise UserError(f"{told}; remove such rows, or lower max_new_tokens")
+    return kept, prompts, f"{told}; left out (data.overlong_prompts)"
+
+
 def check_prompts(
     examples: Sequence[Example], model: nn.Module, tokenizer: Any, gen_cfg: GenerationConfig
 ) -> list[tuple[str, list[int]]]:
@@ -73,7 +109,7 @@ def check_prompts(
             raise UserError(f"example {example.id}: {error}") from None
         ids = prompt[1]
         if limit is not None and len(ids) + gen_cfg.max_new_tokens > limit:
-            raise UserError(
+            raise OverlongPrompt(
                 f"example {example.id}: a prompt of {len(ids)} tokens and max_new_tokens "
                 f"{gen_cfg.max_new_tokens} exceed the policy's {limit} positions"
             )

@@ -1,6 +1,7 @@
 """Going on with a run that ended before its last update, as if it had not ended.
 
-What the mathematics depends on has to be the same: the config's keys but those of `FREE`, and what
+What the mathematics depends on has to be the same: the config's keys but those that are declared by
+`may_change` (among them learning rate, KL and stop rules; a change is said in the log), and what
 stands behind the paths and URLs (weights, prompts, services), which may have moved.
 """
 
@@ -18,6 +19,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import Info
 from trainer.checkpoint import State, checkpoints, newest_checkpoint, read_state, weights_digest
 from trainer.config import PolicyConfig, TrainerConfig
+from trainer.config_base import changeable
 from trainer.config_data import THE_SET
 from trainer.data import Example
 from trainer.evaluate import Report
@@ -27,18 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Keys, and sections, that a resumed run may change. What is behind the paths and URLs is held
 #: against the run's own by digest (`Origin`).
-FREE = (
-    "data", "policy.path", "policy.tokenizer", "policy.revision", "policy.reference_path",
-    "policy.gradient_checkpointing", "generation.prompt_template", "generation.batch_size",
-    "generation.vllm",
-    *(f"reward.{name}_{key}" for name in ("metricx", "xcomet")
-      for key in ("urls", "scorer_args", "model_name", "tokenizer_name")),
-    "reward.batch_size", "reward.timeout_s", "reward.deadline_s", "reward.guards.shown",
-    "rl.num_updates", "rl.micro_batch_tokens", "eval.eval_every_n_updates", "eval.eval_limit",
-    "stop", "misc.device", "misc.threads", "misc.caching", "misc.run_dir", "misc.overwrite",
-    "misc.save_every_n_updates", "misc.keep_checkpoints", "misc.trackers",
-    "misc.dump_every_n_updates", "misc.verbose",
-)  # fmt: skip
+FREE = changeable(TrainerConfig)
 
 #: Config key -> what stands behind it: `path`, and digests or names that must stay the same.
 Origin = dict[str, dict[str, str | None]]
@@ -70,8 +61,6 @@ def check_config(cfg: TrainerConfig, state: State) -> None:
     differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
     told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
     fixed = [key for key in differ if not _is_free(key)]
-    if "rl.num_updates" in differ and cfg.rl.lr_decay != "none":
-        fixed.append("rl.num_updates")  # the learning rates so far were made for the other number
     if fixed:
         raise UserError(
             f"--resume: {cfg.misc.run_dir} was begun with another config "

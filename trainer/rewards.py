@@ -32,7 +32,8 @@ class SampleReward:
     asked: services that were asked for this sample.
     text_error: why the text could not be scored by its own fault; source_error: why no translation
     of its source can be; service_error: why a service gave no score; shown_error: why one that has
-    no weight in the reward gave none, which costs nothing.
+    no weight in the reward gave none, which costs nothing. may_pass: whether the service may score
+    the same sample later.
     overlong: what became of a text over a model's limit (`reward.overlong`).
     guards: fault of each guard that was asked for (trainer/guards.py), 0 to 1.
     """
@@ -51,6 +52,7 @@ class SampleReward:
     source_error: str | None = None
     service_error: str | None = None
     shown_error: str | None = None
+    may_pass: bool = False
     overlong: Literal["truncated", "skipped", "penalised"] | None = None
     guards: dict[str, float] = field(default_factory=dict)
 
@@ -123,6 +125,7 @@ def _note_results(
             faults[result.error.type] = f"{name}: {result.error.type}"
         else:
             reward.service_error = f"{name}: {result.error.type}: {result.error.message}"
+            reward.may_pass |= result.error.retryable
     reward.text_error = faults.get("invalid_input") or faults.get("overlong")
     if "overlong" in faults:
         skipped = cfg.overlong == "skip" and "invalid_input" not in faults

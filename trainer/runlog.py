@@ -6,6 +6,8 @@ runs/<name>/
     eval.jsonl              one object for each evaluation
     completions/            train-000001.jsonl, eval-000000.jsonl (of a set with a name,
                             eval-NAME-000000.jsonl): one object for each completion
+    messages.log            the warnings of every start, with their time: what was left out, or
+                            waited for, which settings have changed, why it ended
     checkpoints/            step-000020/: see trainer/checkpoint.py
     services.json           URL -> what `/v1/info` of the service there said at the start
     trackers/               files of TensorBoard and other trackers (misc.trackers)
@@ -19,7 +21,8 @@ runs/<name>/
 or no optimiser step could be taken), `lr`, the figures of trainer/figures.py (rollout, reward,
 advantage), of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
 seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes over the rollouts,
-while rewards are awaited), `reward_s` (what is left to wait for then), `update_s`. `kl_ref` is the
+while rewards are awaited), `reward_s` (what is left to wait for then, in all `attempts`: more than
+one where the services gave no score at first), `update_s`. `kl_ref` is the
 mean of new - ref, `kl_ref_k3` its estimate that is never negative. Every line has every key; a
 figure that does not exist is null, such as those of a service that was not asked, or the loss of a
 skipped update. Every mean of scores stands beside its coverage (scored / asked; 0 of a service that
@@ -77,7 +80,7 @@ from trainer.sampler import Rollout
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _OWN = (
     "config.yaml", "log.jsonl", "eval.jsonl", "services.json", "completions", "checkpoints",
-    "trackers",
+    "trackers", "messages.log",
 )  # fmt: skip
 
 
@@ -175,8 +178,9 @@ class Clock:
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
+        """Add what has passed since the last lap."""
         now = time.monotonic()
-        self.seconds[name] = round(now - self._last, 3)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._last, 3)
         self._last = now
 
 

@@ -203,11 +203,20 @@ def rollout_logprobs(
     micro_batch_tokens: int,
     world: World | None = None,
 ) -> list[list[float]]:
-    """Log-probability of each completion token under `model`, by forward passes."""
+    """Log-probability of each completion token under `model`, by forward passes.
+
+    world: the processes that do this side by side, each with rollouts of its own, or none.
+    """
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
-    for number in range(len(batches) if world is None else world.most(len(batches))):
-        batch = batches[min(number, len(batches) - 1)]
+    if world is not None:
+        model = world.reading(model)
+        for _ in range(len(batches), world.most(len(batches))):
+            batches.append([])
+    for batch in batches:
+        if not batch:  # the others still have passes to make, and need this one's weights
+            completion_logprobs(model, [[pad_id]], [[pad_id]], temperature, pad_id)
+            continue
         logprobs_BT, _, _ = completion_logprobs(
             model,
             [rollouts[index].prompt_input_ids for index in batch],

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from scorekit.errors import UserError
 from trainer.checkpoint import (
     State,
     load_checkpoint,
@@ -75,8 +74,6 @@ class Saver:
         Raises UserError where the run would go on with something else than it began with."""
         state = load_checkpoint(checkpoint, model)
         check_origin(self.origin, state)
-        if learning_rate(state.update - 1, self.cfg.rl) != state.learning_rate:
-            raise UserError(f"{checkpoint}: was reached at another learning rate than rl.lr gives")
         if state.processes != self.world.size:
             log.warning(
                 "the run had %d processes and has %d now: its samples will be others",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,11 @@ ServiceName = Literal["metricx", "xcomet"]
 #: Type of a failure that is the source's: whatever the translation, it would be refused.
 BAD_SOURCE = "bad_source"
 _OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}
+#: Seconds between two looks at an answer that is waited for; after which it is first told, and
+#: after which it is left where the run is to end.
+_TICK_S = 1.0
+_TOLD_AFTER_S = 10.0
+_HURRY_AFTER_S = 5.0
 
 
 class RewardFailure(ScorekitError):
@@ -43,8 +48,15 @@ class Batch:
     the groups that wait for it fail at once. The next batch asks it again.
     """
 
-    def __init__(self, rewarder: Rewarder, asked: tuple[ServiceName, ...]) -> None:
-        self.rewarder, self.asked = rewarder, asked
+    def __init__(
+        self,
+        rewarder: Rewarder,
+        asked: tuple[ServiceName, ...],
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """hurry: whether nobody wants to wait any more; then a service that lets wait for long is
+        given up, and `hurried` says that its scores may not be missing otherwise."""
+        self.rewarder, self.asked, self.hurry, self.hurried = rewarder, asked, hurry, False
         self._started = time.monotonic()
         self._answered = dict.fromkeys(asked, self._started)  # when the service last did
         self._silent_s = dict.fromkeys(asked, 0.0)  # since then, when it failed
@@ -68,7 +80,7 @@ class Batch:
                 future.cancel()
             return _all_failed(count, f"given up for this batch: {self._given_up[name]}")
         try:
-            results = future.result().metadata
+            results = self._wait(name, future).metadata
             if len(results) != count:
                 raise ScorekitError(f"{name}: {len(results)} results, {count} samples")
         except Exception as error:
@@ -82,6 +94,23 @@ class Batch:
         if not any(map(_is_answer, results)) and self._is_silent(name):
             self.give_up(name, f"no answer in {self._silent_s[name]:.0f} s")
         return results
+
+    def _wait(self, name: ServiceName, future: Future[RewardOutput]) -> RewardOutput:
+        """Its result; says meanwhile that it is waited for."""
+        started, told = time.monotonic(), _TOLD_AFTER_S
+        while not wait([future], timeout=_TICK_S).done:
+            waited = time.monotonic() - started
+            if self.hurry() and waited >= _HURRY_AFTER_S:
+                self.hurried = True
+                future.cancel()
+                raise ServiceUnreachable(name, "the run is to end")
+            if waited >= told:
+                log.warning(
+                    "%s has not answered for %.0f s; it is asked until reward.deadline_s (%g)",
+                    name, waited, self.rewarder.patience(name),
+                )  # fmt: skip
+                told *= 2
+        return future.result()
 
     def give_up(self, name: ServiceName, why: str) -> None:
         """Ask this service no more in this batch, and wait for nothing that it was asked."""

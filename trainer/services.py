@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -80,10 +80,14 @@ class Rewarder:
         while self._scorers:
             self._scorers.popitem()[1].close()
 
-    def batch(self, services: Sequence[ServiceName] | None = None) -> Batch:
+    def batch(
+        self,
+        services: Sequence[ServiceName] | None = None,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> Batch:
         """A batch whose groups are put to `services` (default: the needed ones); one of them that
-        has no weight and does not answer is given up before it is asked."""
-        batch = Batch(self, self.needed if services is None else tuple(services))
+        has no weight and does not answer is given up before it is asked. hurry: see Batch."""
+        batch = Batch(self, self.needed if services is None else tuple(services), hurry)
         for name in batch.asked:
             if name not in self.needed and (why := self._absence(name)):
                 batch.give_up(name, why)

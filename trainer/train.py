@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from torch import nn
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.advantage import TokenAdvantages
-from trainer.checkpoint import read_state
+from trainer.collect import Collector
 from trainer.config import TrainerConfig
 from trainer.config_data import THE_SET
-from trainer.config_rl import RLConfig
 from trainer.console import Console
-from trainer.data import Example, batch_indices, set_key
+from trainer.data import Example, in_both, set_key
 from trainer.engine_generate import GenerateSampler
 from trainer.engine_vllm import VLLMSampler, probe_server
 from trainer.evaluate import Report, evaluate_on_dataset
@@ -32,6 +32,9 @@ from trainer.figures import (
 )
 from trainer.forward import check_head
 from trainer.guards import check_guards
+from trainer.leaving import Leaving
+from trainer.messages import Messages, messages
+from trainer.outcome import Artifacts, Reports, ended_before
 from trainer.policy import (
     Reference,
     autocast,
@@ -40,15 +43,16 @@ from trainer.policy import (
     prepare_torch,
     stop_token_ids,
 )
-from trainer.prompting import check_prompts
+from trainer.prompting import fitting_prompts
 from trainer.resume import (
+    Origin,
     checkpoint_to_resume,
     prompt_origin,
     read_reports,
     service_origin,
     weight_origin,
 )
-from trainer.rewards import SampleReward, sample_rewards
+from trainer.rewards import SampleReward
 from trainer.runlog import (
     Clock,
     RunLog,
@@ -58,9 +62,8 @@ from trainer.runlog import (
     read_jsonl,
     training_lines,
 )
-from trainer.sampler import Rollout, Sampler, check_uncut, rollout_logprobs, stream_rollouts
+from trainer.sampler import Rollout, Sampler, check_uncut
 from trainer.saver import Saver
-from trainer.score_batch import Group
 from trainer.services import Rewarder
 from trainer.sources import screen
 from trainer.stops import StopRules
@@ -76,23 +79,6 @@ from trainer.update import (
 from trainer.world import World
 
 log = logging.getLogger(__name__)
-Reports = list[tuple[int, Report]]
-
-
-@dataclass(frozen=True, slots=True)
-class Artifacts:
-    """updates: lines of log.jsonl. sets: evaluation set -> (update, report), the first from before
-    training; reports: those of the set that the best checkpoint is chosen by.
-    stopped: why the run ended before its last update; None: it did not.
-    is_main: whether this process writes the run's files."""
-
-    run_dir: Path
-    checkpoint: Path
-    updates: list[dict[str, Any]]
-    reports: Reports
-    sets: dict[str, Reports]
-    stopped: str | None = None
-    is_main: bool = True
 
 
 def run_toy_rl(
@@ -107,17 +93,32 @@ def run_toy_rl(
     mend.
 
     eval_examples: sets by name, or the one that there is. resume: go on with the run of
-    misc.run_dir from its newest whole checkpoint; one that has none
-    yet starts anew in its place.
+    misc.run_dir from its newest whole checkpoint; one that has none yet starts anew in its place.
     """
     if not train_examples:
         raise UserError("there are no examples to learn from")
     check_trainable(cfg)
+    world = World(
+        prepare_torch(cfg.misc), cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers",
+        patience_s=cfg.misc.patience_s,
+    )  # fmt: skip
+    with messages() as heard, world.together():
+        return _run(train_examples, eval_examples, cfg, world, heard, resume)
+
+
+def _run(
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
+    cfg: TrainerConfig,
+    world: World,
+    heard: Messages,
+    resume: bool,
+) -> Artifacts:
+    """`run_toy_rl` in this world."""
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
-    world = World(prepare_torch(cfg.misc), cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers")
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint is not None and (ended := _ended(cfg, checkpoint)):
+    if checkpoint and (ended := ended_before(cfg, checkpoint)):
         return replace(ended, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
@@ -127,25 +128,17 @@ def run_toy_rl(
             eval_examples = {cfg.best_by: eval_examples}
         sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
         train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
+        for name, held_out in sets.items() if world.is_main else ():
+            if told := in_both(set_key(name), train_examples, held_out):
+                log.warning("%s", told)
         trainer = Trainer(
             cfg, rewarder, train_examples, sets, world,
             checkpoint=checkpoint, overwrite=resume or None,
         )  # fmt: skip
+        if world.is_main:
+            heard.write_to(trainer.log.folder)
         with closing(trainer.sampler):
             return trainer.run()
-
-
-def _ended(cfg: TrainerConfig, checkpoint: Path) -> Artifacts | None:
-    """What a run left that has no update to do; None where it has."""
-    folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
-    updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
-    stopped = StopRules(cfg.stop, updates).reason
-    if done < cfg.rl.num_updates and stopped is None:
-        return None
-    if stopped is None:
-        log.warning("%s has its %d updates: raise rl.num_updates to go on", folder, done)
-    sets = read_reports(folder)
-    return Artifacts(folder, checkpoint, updates, sets.get(cfg.best_by, []), sets, stopped)
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
@@ -159,17 +152,6 @@ def check_trainable(cfg: TrainerConfig) -> None:
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)
     check_trackers(cfg.misc.trackers)
-
-
-def check_share(rl: RLConfig, world: World) -> None:
-    """Raise UserError where processes that hold the weights together could not sample side by
-    side."""
-    prompts = rl.batch_size * rl.grad_accum
-    if world.is_sharded and prompts % world.size:
-        raise UserError(
-            f"rl.batch_size x rl.grad_accum: {prompts} prompts are no multiple of the {world.size} "
-            "processes that share the weights"
-        )
 
 
 class Trainer:
@@ -188,38 +170,29 @@ class Trainer:
     ) -> None:
         """checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's."""
         self.cfg, self.rewarder = cfg, rewarder
-        self.train, self.sets = train, dict(sets)
         self.world, self.device = world, world.device
-        check_share(cfg.rl, world)
         torch.manual_seed(cfg.misc.seed)  # of fresh adapters
         served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
-        model, self.tokenizer = load_policy(cfg.policy, self.device)
+        # Weights that are shared go to their device in parts, so that none has to hold them all.
+        in_parts = world.is_sharded and not cfg.policy.load_in_4bit
+        place = torch.device("cpu") if in_parts else self.device
+        model, self.tokenizer = load_policy(cfg.policy, place)
         self.reference: Reference | None = None
         if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
-            self.reference = Reference(cfg.policy, model, self.device)
+            shard = world.shard if world.is_sharded else None
+            self.reference = Reference(cfg.policy, model, place, shard)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
         check_head(model)
         origin = weight_origin(cfg.policy) | service_origin(rewarder.infos)
-        paths = {name: of.path for name, of in cfg.data.held_out.items()}
-        for key, path, examples, gen_cfg in (
-            ("data.train", cfg.data.train, train, cfg.generation),
-            *(
-                (set_key(name), paths.get(name), of, cfg.eval_generation())
-                for name, of in self.sets.items()
-            ),
-        ):
-            prompts = check_prompts(examples, model, self.tokenizer, gen_cfg)
-            origin |= prompt_origin(key, path, examples, prompts)
+        origin |= self._fit(train, sets, model)
         self.pad_id = pad_token_id(model, self.tokenizer)
         self.saver = Saver(cfg, self.world, origin)
         self.done = None if checkpoint is None else self.saver.load_weights(checkpoint, model)
-        self.model, self.optimizer = self.world.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self.world.prepare(model, optimizer)
         self.sampler: Sampler
         if served is None:
-            self.sampler = GenerateSampler(
-                self.model, self.tokenizer, many_processes=self.world.is_sharded
-            )
+            self.sampler = GenerateSampler(self.model, self.tokenizer, self.world)
         else:
             self.sampler = VLLMSampler(
                 cfg, served, stop_token_ids(model, self.tokenizer), self.world
@@ -231,56 +204,136 @@ class Trainer:
         world.wait()  # nobody reads the folder while it is made
         self.updates = read_jsonl(self.log.folder / "log.jsonl")
         self.stops = StopRules(cfg.stop, self.updates)
+        self.reports = {name: Reports() for name in self.sets} | read_reports(self.log.folder)
+        self.leaving = Leaving(quiet=not world.is_main)
+        self.collector = Collector(
+            cfg, world, rewarder, self.model, self.tokenizer, self.pad_id, self.reference,
+            self.leaving,
+        )  # fmt: skip
+        self.checkpoint, self.saved = checkpoint, self.done
         if checkpoint is not None:
             self.saver.load_rest(checkpoint, self.model, self.optimizer)
 
+    def _fit(
+        self, train: Sequence[Example], sets: Mapping[str, Sequence[Example]], model: nn.Module
+    ) -> Origin:
+        """Take the examples whose prompts fit; says of the others. Raises UserError."""
+        cfg, origin = self.cfg, Origin()
+        fit: dict[str, list[Example]] = {}
+        paths = {name: of.path for name, of in cfg.data.held_out.items()}
+        for key, path, examples, gen_cfg in (
+            ("data.train", cfg.data.train, train, cfg.generation),
+            *(
+                (set_key(name), paths.get(name), of, cfg.eval_generation())
+                for name, of in sets.items()
+            ),
+        ):
+            fit[key], prompts, told = fitting_prompts(
+                key, examples, model, self.tokenizer, gen_cfg,
+                refuse=cfg.data.overlong_prompts == "refuse",
+            )  # fmt: skip
+            if told and self.world.is_main:
+                log.warning("%s", told)
+            origin |= prompt_origin(key, path, fit[key], prompts)
+        self.train = fit["data.train"]
+        self.sets = {name: fit[set_key(name)] for name in sets}
+        return origin
+
     def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
-        rl, every = self.cfg.rl, self.cfg.eval.eval_every_n_updates
-        sets = read_reports(self.log.folder)
-        for name in self.sets:
-            sets.setdefault(name, [])
-        reports = sets.get(self.cfg.best_by, [])
-        self.sampler.sync(self.model, self.done or 0)
-        first = 0 if self.done is None else self.done + 1
+        rl, start = self.cfg.rl, self.done or 0
+        self.sampler.sync(self.model, start)
         config = self.cfg.model_dump(mode="json")
         quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
+        leaves = 0
         with (
+            self.leaving,
             tracking(self.world.accelerator, config, self.done),
-            Console(rl.num_updates, self.done or 0, quiet=quiet, verbose=verbose) as console,
+            Console(rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
         ):
-            for update in range(first, rl.num_updates + 1):
-                if update > 0:
-                    self.updates.append(self.step(update))
-                    console.update(self.updates[-1])
+            for update in range(start, rl.num_updates + 1):
+                if update > start:
+                    self.leaving.patient = True
+                    line = self.step(update)
+                    if line is None:  # without rewards: the run ends behind the update before
+                        leaves, _ = self.agree(last=False)
+                        if update - 1 > start and self.saved != update - 1:
+                            self.save(update - 1)
+                        break
+                    self.updates.append(line)
+                    console.update(line)
                 last = update == rl.num_updates or self.stops.reason is not None
-                if update == 0 or last or (every and update % every == 0):
-                    for name in self.sets:
-                        sets[name].append((update, self.evaluate(update, name)))
-                        console.evaluation(update, sets[name][-1][1], name)
-                if update and (last or self.saver.is_due(update, reports)):
-                    self.log.sync()
-                    report = dict(reports).get(update)
-                    checkpoint = self.saver.save(
-                        update, report and report.reward_mean,
-                        self.model, self.tokenizer, self.optimizer,
-                    )  # fmt: skip
-                if last:
+                leaves, last = self.agree(last=last)
+                for name in self.sets_to_evaluate(update, last) if not leaves else ():
+                    self.reports[name].append((update, self.evaluate(update, name)))
+                    console.evaluation(update, self.reports[name][-1][1], name)
+                    leaves, last = self.agree(last=last)
+                ends = last or leaves > 0
+                if update and self.agree(last=ends or self.saver.is_due(update, self.deciding))[1]:
+                    self.save(update)
+                if ends:
                     break
-        return Artifacts(
-            self.log.folder,
-            checkpoint,
-            self.updates,
-            reports,
-            sets,
-            self.stops.reason,
-            self.world.is_main,
-        )
+        return self.artifacts(leaves)
 
-    def step(self, update: int) -> dict[str, Any]:
-        """One update (from 1); returns its line of the log."""
+    def agree(self, *, last: bool) -> tuple[int, bool]:
+        """(number of the signal that asked any process to leave, or 0; what the main process
+        decided): the same on all."""
+        found = self.world.gather([(self.leaving.asked, last)])
+        return max(asked for asked, _ in found), found[0][1]
+
+    @property
+    def deciding(self) -> Reports:
+        """Of the set that the best checkpoint is chosen by."""
+        return self.reports.get(self.cfg.best_by, [])
+
+    def sets_to_evaluate(self, update: int, last: bool) -> list[str]:
+        """Those that belong here, and that an earlier process has not evaluated."""
+        every = self.cfg.eval.eval_every_n_updates
+        due = update == 0 or last or (every > 0 and update % every == 0)
+        return [name for name in self.sets if due and update not in dict(self.reports[name])]
+
+    def save(self, update: int) -> None:
+        """A checkpoint; every process has to call it."""
+        self.log.sync()
+        self.world.at(f"update {update}, checkpoint")
+        report = dict(self.deciding).get(update)
+        reward = report.reward_mean if report else None
+        self.checkpoint = self.saver.save(
+            update, reward, self.model, self.tokenizer, self.optimizer
+        )
+        self.saved = update
+
+    def artifacts(self, leaves: int) -> Artifacts:
+        """What has become of the run. leaves: the signal that ended it, or 0."""
+        stopped, code = self.stops.reason, 1 if self.stops.reason else 0
+        if self.collector.fault is not None:
+            stopped, code = self.collector.fault, 3
+        elif leaves and not (stopped or self.finished):
+            done = f"update {self.saved}" if self.saved else "no update yet"
+            stopped = f"{signal.Signals(leaves).name} after {done}: go on with --resume"
+            code = 128 + leaves
+        if stopped and code > 1:
+            log.warning("the run ends: %s", stopped)
+        return Artifacts(
+            self.log.folder, self.checkpoint, self.updates, self.deciding, self.reports, stopped,
+            self.world.is_main, code,
+        )  # fmt: skip
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are done, and the evaluations behind the last one."""
+        last = self.cfg.rl.num_updates
+        evaluated = all(last in dict(self.reports[name]) for name in self.sets)
+        return self.saved == last and evaluated
+
+    def step(self, update: int) -> dict[str, Any] | None:
+        """One update (from 1); returns its line of the log. None where it has no rewards, and has
+        not begun."""
         cfg, clock = self.cfg, Clock()
-        rollouts, rewards = self.collect(update, clock)
+        collected = self.collector.collect(self.train, self.sampler, update, clock)
+        if collected is None:
+            return None
+        rollouts, rewards = collected
         kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
         lr = learning_rate(update - 1, cfg.rl)
         line = {"update": update, "skipped": True, "lr": lr, **rollout_figures(rollouts)}
@@ -299,62 +352,11 @@ class Trainer:
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             dump = training_lines(rollouts, rewards, kept, advantages)
             self.log.write_completions(update, dump)
-        line |= clock.seconds
+        line |= clock.seconds | {"attempts": self.collector.attempts}
         line["stopped"] = self.stops.add(line)
         self.log.write_update(line)
         track(self.world.accelerator, "train", line, update)
         return line
-
-    def collect(self, update: int, clock: Clock) -> tuple[list[Rollout], list[SampleReward]]:
-        """Rollouts of the whole batch with their log-probabilities and rewards.
-
-        A prompt's samples go to the services as soon as they are there, while others are still
-        generated; and while the last of them are scored, the forward passes are made. `reward_s`
-        is what is left to wait for then.
-        """
-        cfg, rl = self.cfg, self.cfg.rl
-        prompts = rl.batch_size * rl.grad_accum
-        indices = batch_indices(len(self.train), prompts, update, cfg.misc.seed)
-        mine = self.world.share(indices)
-        groups: list[list[Rollout]] = []
-        batch = self.rewarder.batch()
-        asked: list[Group] = []
-        with autocast(self.device, cfg.misc.dtype):
-            for group in stream_rollouts(
-                self.sampler, [self.train[i] for _, i in mine], self.model, self.tokenizer,
-                cfg.generation, seed=self.seed(update), groups=[place for place, _ in mine],
-            ):  # fmt: skip
-                groups.append(group)
-                asked.append(batch.submit([(r.src_text, r.completion_text) for r in group]))
-            clock.lap("rollout_s")
-            self.add_logprobs([rollout for group in groups for rollout in group])
-        clock.lap("logprob_s")
-        scored = [
-            (group, sample_rewards(group, scores.result(), cfg.reward))
-            for group, scores in zip(groups, asked, strict=True)
-        ]
-        clock.lap("reward_s")
-        whole = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
-        rollouts = [rollout for group, _ in whole for rollout in group]
-        return rollouts, [reward for _, rewards in whole for reward in rewards]
-
-    def add_logprobs(self, rollouts: list[Rollout]) -> None:
-        """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
-        cfg = self.cfg
-
-        def rows(model: nn.Module) -> list[list[float]]:
-            return rollout_logprobs(
-                rollouts, model, cfg.generation.temperature, self.pad_id,
-                cfg.rl.micro_batch_tokens, self.world,
-            )  # fmt: skip
-
-        if self.reference is not None:
-            with self.reference.active() as reference:
-                for rollout, row in zip(rollouts, rows(reference), strict=True):
-                    rollout.ref_logprobs = row
-        if cfg.corrects_importance:
-            for rollout, row in zip(rollouts, rows(self.model), strict=True):
-                rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, row
 
     def learn(
         self,
@@ -365,6 +367,7 @@ class Trainer:
     ) -> tuple[TokenAdvantages, TrainStats]:
         """Advantages and the update of the policy."""
         rl = self.cfg.rl
+        self.world.at(f"update {update}, learning")
         advantages = rollout_advantages(rollouts, rewards, rl)
         set_learning_rate(self.optimizer, lr)
         stats = update_policy(
@@ -375,14 +378,10 @@ class Trainer:
         )  # fmt: skip
         return advantages, stats
 
-    def seed(self, update: int) -> int:
-        """Of this process's sampling: a function of the update, so that a run can start again
-        anywhere."""
-        return self.cfg.misc.seed * 1_000_003 + update + self.world.rank * 999_999_937
-
     def evaluate(self, update: int, name: str) -> Report:
         """An evaluation of a set, logged and dumped."""
         cfg = self.cfg
+        self.world.at(f"update {update}, evaluation")
         with autocast(self.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
                 self.sets[name], self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,

@@ -139,6 +139,7 @@ def update_policy(
         for part in range(min(minibatches, len(order))):
             chosen = order[part::minibatches]
             optimizer.zero_grad(set_to_none=True)
+            world.meet()
             _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
             seen += int(advantages.mask[chosen].sum())
             held += int(advantages.held[chosen].sum())
@@ -164,6 +165,7 @@ def accumulate_gradients(
     Each micro-batch is divided by the valid tokens (or sequences) of all chosen rollouts, so that
     neither its size nor the number of processes changes anything but memory and time. Every
     process takes the same number of passes: one that has none left makes one that counts nothing.
+    Gradients have to be empty before.
     """
     cfg, world = passes.cfg, passes.world
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
@@ -179,10 +181,10 @@ def accumulate_gradients(
         normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, held_tokens)]
         with world.no_sync(passes.model, last=number == rounds - 1):
             loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
-            # Wrappers average the gradients of the processes, where the sum is wanted.
-            (loss * (0 if idle else world.size)).backward()
+            (loss * (0 if idle else 1)).backward()
         if not idle:
             _add(sums, figures)
+    world.add_up(passes.model)
     return sums
 
 

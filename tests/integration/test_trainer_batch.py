@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from scorekit.config import load_config
 from scorekit.scorers import RewardOutput, SampleForScoring
@@ -18,8 +18,7 @@ from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.config import RewardConfig, TrainerConfig
 from trainer.score_batch import Group, RewardFailure
 from trainer.services import Rewarder
-from trainer.train import Trainer
-from trainer.world import World
+from trainer.train import Artifacts, run_toy_rl
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:
@@ -171,25 +170,66 @@ def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
     assert OneAtATime.asked == [f"source {n}" for n in range(8)]
 
 
-def test_updates_are_skipped_while_a_service_is_dead_and_the_run_goes_on(tmp_path: Any) -> None:
-    save_policy(tmp_path / "policy", byte_level_tokenizer())
+def small_run(
+    folder: Path, url: str, name: str, *, resume: bool = False, **rules: int
+) -> Artifacts:
+    """Four updates on a tiny policy."""
+    if not (folder / "policy").exists():
+        save_policy(folder / "policy", byte_level_tokenizer())
     cfg = load_config(TrainerConfig, None, [
-        f"policy.path={tmp_path / 'policy'}", f"misc.run_dir={tmp_path / 'out'}",
+        f"policy.path={folder / 'policy'}", f"misc.run_dir={folder / name}",
         "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
         "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
-        "rl.num_updates=3", "rl.lr=0.01", "reward.w_xcomet_span=0", "reward.deadline_s=0.5",
+        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0", "reward.deadline_s=0.5",
+        f"reward.metricx_urls={url}", "misc.save_every_n_updates=0",
+        *(f"stop.{key}={value}" for key, value in rules.items()),
     ])  # fmt: skip
+    examples = [example(f"Open {n}.", str(n)) for n in range(8)]
+    return run_toy_rl(examples, [], cfg, resume=resume)
+
+
+def without_seconds(run: Artifacts) -> list[dict[str, Any]]:
+    left_out = ("attempts", "rollout_s", "logprob_s", "reward_s", "update_s")
+    return [{k: v for k, v in line.items() if k not in left_out} for line in run.updates]
+
+
+def test_a_dead_service_uses_up_no_prompts_and_ends_the_run(tmp_path: Path) -> None:
+    """With the checkpoint of the update before, a code, and a line in the log; and when the
+    service is back the run goes on as if it had not been away."""
     with switched_service() as (switch, url):
-        reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
-        cfg = cfg.model_copy(update={"reward": reward})
-        with closing(Rewarder(reward)) as rewarder:
-            world = World(torch.device("cpu"), [], tmp_path / "trackers")
-            examples = [example(f"Open {n}.", str(n)) for n in range(8)]
-            trainer = Trainer(cfg, rewarder, examples, [], world)
-            lines = []
-            for update, dead in ((1, True), (2, True), (3, False)):
-                switch.down = lambda body, dead=dead: dead
-                lines.append(trainer.step(update))
-    assert [line["skipped"] for line in lines] == [True, True, False]
-    assert [line["reward_coverage"] for line in lines] == [0, 0, 1]
-    assert lines[0]["r_seq_mean"] is None and lines[0]["steps"] == 0
+        whole = small_run(tmp_path, url, "whole")
+        log = tmp_path / "run/log.jsonl"
+        switch.down = lambda body: log.exists() and log.read_text().count("\n") == 2
+        ended = small_run(tmp_path, url, "run", skipped_updates=2)
+        assert ended.exit_code == 3 and len(ended.updates) == 2
+        assert ended.checkpoint is not None and ended.checkpoint.name == "step-000002"
+        assert "update 3 has no rewards: no sample was scored in 2 attempts" in str(ended.stopped)
+        told = (tmp_path / "run/messages.log").read_text()
+        assert "update 3 waits for rewards: attempt 1 of 2 gave no score" in told
+        assert "the run ends: update 3 has no rewards" in told
+        switch.down = lambda body: False
+        done = small_run(tmp_path, url, "run", resume=True)
+    assert done.exit_code == 0 and done.stopped is None
+    assert without_seconds(done) == without_seconds(whole)
+    one, two = (folder / "checkpoints/step-000004" for folder in (whole.run_dir, done.run_dir))
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path) -> None:
+    with switched_service() as (switch, url):
+        whole = small_run(tmp_path, url, "whole")
+        log, messages = tmp_path / "run/log.jsonl", tmp_path / "run/messages.log"
+        switch.down = lambda body: (  # until it is said that it is down
+            log.exists() and log.read_text().count("\n") == 1
+            and "attempt 1" not in messages.read_text()
+        )  # fmt: skip
+        done = small_run(tmp_path, url, "run", skipped_updates=9)
+    assert [line["attempts"] for line in done.updates] == [1, 2, 1, 1]
+    assert without_seconds(done) == without_seconds(whole)
+
+
+def test_a_run_without_any_reward_ends_before_its_first_update(tmp_path: Path) -> None:
+    with switched_service() as (switch, url):
+        switch.down = lambda body: '"mt"' in body
+        ended = small_run(tmp_path, url, "run", skipped_updates=1)
+    assert ended.exit_code == 3 and ended.checkpoint is None and ended.updates == []

@@ -360,7 +360,7 @@ def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(
     log = (tmp_path / "out/log.jsonl").read_text()
     for key, name in (("generation.max_new_tokens=125", "0"), ("eval.max_new_tokens=125", "16")):
         with pytest.raises(UserError, match=f"example {name}: a prompt of"):
-            toy(tmp_path, letter_urls, key, "misc.overwrite=true")
+            toy(tmp_path, letter_urls, key, "misc.overwrite=true", "data.overlong_prompts=refuse")
     assert (tmp_path / "out/log.jsonl").read_text() == log
     services = json.loads((tmp_path / "out/services.json").read_text())
     assert {url: info["service"] for url, info in services.items()} == {

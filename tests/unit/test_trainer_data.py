@@ -12,9 +12,11 @@ import pyarrow.parquet
 import pytest
 
 from scorekit.errors import UserError
+from tests.trainer_kit import example
 from trainer.data import (
     Example,
     format_translation_prompt,
+    in_both,
     load_examples,
     postprocess_translation,
 )
@@ -168,3 +170,13 @@ def test_the_prompt_is_filled_once() -> None:
 
 def test_postprocessing_only_strips() -> None:
     assert postprocess_translation(' \n그  집은 "빨갛다"\t') == '그  집은 "빨갛다"'
+
+
+def test_rows_that_are_held_out_and_learned_from_are_told_by_their_content() -> None:
+    train = [example("Open.", "1"), example("Save.", "2")]
+    german = Example("3", "Save.", "English", "German", "en-US", "de-DE")
+    held_out = [example(" Open.\n", "9"), example("Close.", "1"), german]
+    told = in_both("data.eval", train, held_out)
+    assert told.startswith("data.eval: 1 of 3 rows stand in data.train, too (the same source")
+    assert "first 9)" in told
+    assert in_both("data.eval", train, held_out[1:]) == ""

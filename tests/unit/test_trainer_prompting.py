@@ -14,7 +14,7 @@ from tests.trainer_kit import byte_level_tokenizer, example, letter_tokenizer, t
 from trainer.config import GenerationConfig
 from trainer.data import Example, format_translation_prompt
 from trainer.policy import stop_token_ids
-from trainer.prompting import build_prompt, check_prompts
+from trainer.prompting import build_prompt, check_prompts, fitting_prompts
 from trainer.sampler import generate_rollouts
 
 TOKENIZER = letter_tokenizer()
@@ -142,6 +142,20 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
     model = tiny_llama(TOKENIZER, max_position_embeddings=13)
     with pytest.raises(UserError, match="example 2: a prompt of 8 tokens"):
         check_prompts(EXAMPLES, model, TOKENIZER, SETTINGS)
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_counted() -> None:
+    model = tiny_llama(TOKENIZER, max_position_embeddings=13)
+    named = replace(example("a" * 99, "3"), where="train.jsonl line 9")
+    kept, prompts, told = fitting_prompts(
+        "data.train", [named, *EXAMPLES], model, TOKENIZER, SETTINGS, refuse=False
+    )
+    assert "2" not in [one.id for one in kept] and len(kept) == len(prompts) == len(EXAMPLES) - 1
+    assert told.startswith(f"data.train: 2 of {len(EXAMPLES) + 1} prompts are too long; train.json")
+    assert "line 9: example 3: a prompt of 100 tokens" in told
+    for examples, refuse in (([named, *EXAMPLES], True), ([named], False)):
+        with pytest.raises(UserError, match=r"prompts are too long; train\.jsonl line 9"):
+            fitting_prompts("data.train", examples, model, TOKENIZER, SETTINGS, refuse=refuse)
 
 
 def test_the_positions_of_a_model_that_also_sees_are_its_text_parts() -> None:

@@ -1,0 +1,71 @@
+"""Runs of the trainer in the processes of one start, also with weights that they share; accelerate
+shards on accelerators only, so here it is done as it would do it there.
+
+    torchrun --nproc_per_node 2 -m tests.sharded_trainer CONFIG whole|sharded KEY=VALUE,... ...
+
+For each list of overrides a run in `run_dir`-NUMBER of the config.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import trainer.train
+from scorekit.config import load_config
+from trainer.config import TrainerConfig
+from trainer.data import load_examples
+from trainer.policy import Reference
+from trainer.world import World
+
+
+class ShardedWorld(World):
+    """No process holds all weights."""
+
+    @property
+    def is_sharded(self) -> bool:
+        return True
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
+        for layer in model.model.layers:  # as accelerate does: each layer, then what is left
+            fully_shard(layer)
+        fully_shard(model)
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)
+        return model, self.accelerator.prepare(remade)
+
+
+class WatchedReference(Reference):
+    """Says how much of itself this process holds between two passes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self._adapted is None:
+            self.tell()
+
+    def tell(self) -> None:
+        parts = [(p.numel(), p.to_local().numel()) for p in self._model.parameters()]
+        whole, held = map(sum, zip(*parts, strict=True))
+        print(f"reference: {held} of {whole} weights here", flush=True)
+
+
+def main(path: str, weights: str, *runs: str) -> None:
+    """A run for each list of overrides."""
+    if weights == "sharded":
+        trainer.train.World = ShardedWorld  # type: ignore[misc]
+        trainer.train.Reference = WatchedReference  # type: ignore[misc]
+    for number, overrides in enumerate(runs):
+        cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
+        misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
+        cfg = cfg.model_copy(update={"misc": misc})
+        train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
+        trainer.train.run_toy_rl(train, held_out, cfg)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

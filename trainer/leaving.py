@@ -1,0 +1,59 @@
+"""Leaving a run when it is asked to: by SIGTERM, as schedulers do, or by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Seconds in which a signal that comes again is the same one: a terminal gives its Ctrl-C to
+#: torchrun and to what it started, and torchrun passes its own on.
+_ECHO_S = 1.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that is followed at once. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Leaving:
+    """Within it a signal only asks to leave, where there is something to save; a second one, or
+    one before that, is followed at once (`Interrupted`).
+
+    asked: number of the signal that asked to leave; 0: none. patient: whether there is something to
+    save. quiet: say nothing of it, in a process beside the main one. Outside the main thread, where
+    Python takes no signals, nothing is changed.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.asked, self.patient, self.quiet = 0, False, quiet
+        self._since = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Leaving:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.asked and now - self._since < _ECHO_S:
+            return
+        if self.asked or not self.patient:
+            raise Interrupted(number)
+        self.asked, self._since = number, now
+        if not self.quiet:  # not by logging, which may be what was interrupted
+            name = signal.Signals(number).name
+            told = f"\n{name}: the run ends with a checkpoint after this update; again: at once\n"
+            os.write(2, told.encode())

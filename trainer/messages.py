@@ -1,0 +1,45 @@
+"""What a run says while it goes on, kept in its folder: messages.log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+#: Packages whose messages are of the run.
+_OF_THE_RUN = ("trainer", "scorekit")
+
+
+class Messages(MemoryHandler):
+    """Holds messages until the run's folder is there, and writes them to it from then on."""
+
+    def __init__(self) -> None:
+        super().__init__(10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+        self.setLevel(logging.WARNING)
+
+    def write_to(self, folder: Path) -> None:
+        """Append to messages.log there."""
+        file = logging.FileHandler(folder / "messages.log", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.setTarget(file)
+        self.flushLevel = logging.WARNING
+        self.flush()
+
+
+@contextmanager
+def messages() -> Iterator[Messages]:
+    """Around a run: its warnings, also those from before the folder was made."""
+    handler = Messages()
+    loggers = [logging.getLogger(name) for name in _OF_THE_RUN]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        if handler.target is not None:
+            handler.target.close()
+        handler.close()
