@@ -11,7 +11,9 @@ with temperature, top_p and top_k applied.
 VLLM_SERVER_DEV_MODE: where all weights learn; its routes take no key, so keep the port private.
 On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
 
-Weights go through `vllm.sync_dir`, a folder that both sides see under one path. Each update's
+Weights go through `vllm.sync_dir`, a folder that both sides see under one path. There a run has a
+folder of its own, by its run_dir; the next start removes what one that was killed left in it, and
+its adapters from the server. Each update's
 adapter has a name of its own: with `load_inplace` vLLM would read it from disk at every step. All
 weights are reloaded in place. What vLLM remembers of prompts (its prefix cache) is kept apart for
 each update by a salt. A server that starts again in between has lost all this, and is given it
@@ -26,6 +28,7 @@ import shutil
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -79,15 +82,28 @@ class Weights:
 class VLLMSampler:
     """Samples from a vLLM server. Requests live in an event loop of its own thread."""
 
-    def __init__(self, cfg: TrainerConfig, model_name: str, stops: list[int], world: World) -> None:
-        """model_name: what `probe_server` gave. stops: ids that end a completion."""
+    def __init__(
+        self,
+        cfg: TrainerConfig,
+        model_name: str,
+        stops: list[int],
+        world: World,
+        role: str = "train",
+    ) -> None:
+        """model_name: what `probe_server` gave. stops: ids that end a completion. role: a run_dir
+        may have a sampler of each role at a time."""
         self.cfg, self.model_name, self.stops, self.world = (
             cfg.generation.vllm, model_name, stops, world,
         )  # fmt: skip
         self.by_adapters = cfg.policy.lora.r > 0
         folder = self.cfg.sync_dir or Path(cfg.misc.run_dir) / "sync"
-        self.folder = Path(folder).expanduser().resolve()
-        self.run_id = uuid4().hex[:12]
+        # Of this run_dir alone: another run may have the same server and sync_dir.
+        whose = f"{role} {Path(cfg.misc.run_dir).resolve()}"
+        self.owner = blake2b(whose.encode(), digest_size=6).hexdigest()
+        self.folder = Path(folder).expanduser().resolve() / f"scorekit-{self.owner}"
+        self.run_id = f"{self.owner}-{uuid4().hex[:12]}"
+        if world.is_main:
+            clean(self.folder)
         self.weights: Weights | None = None
         self._server = VLLMServer(self.cfg)
         self._slots = asyncio.Semaphore(self.cfg.concurrency)
@@ -128,6 +144,8 @@ class VLLMSampler:
         new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version)
         self._save(model, new.folder)
         if self.world.is_main:
+            if old is None and self.by_adapters:
+                self._wait(self._unload_left())
             self._wait(patiently(lambda: self._give(new)))
         self.weights = self.world.gather([new])[0]  # when the main process is through
         if old is None:
@@ -136,9 +154,10 @@ class VLLMSampler:
             self._forget(old)
 
     def close(self) -> None:
-        """Take back the last adapter and its folder, if the server still answers."""
+        """Take back the last adapter, if the server still answers, and all folders."""
         if self.weights is not None and self.world.is_main:
             self._forget(self.weights)
+            clean(self.folder)
         self._wait(self._server.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -224,6 +243,12 @@ class VLLMSampler:
         else:
             await self._server.reload(weights.folder, weights.version)
 
+    async def _unload_left(self) -> None:
+        """Have the server forget adapters of a start that was killed."""
+        for name in await self._server.models():
+            if name.startswith(f"policy-{self.owner}-"):
+                await self._server.unload_adapter(name)
+
     async def _restore(self) -> None:
         """Give the server the weights again if it has lost them."""
         weights = self.weights
@@ -279,6 +304,17 @@ class VLLMSampler:
                 f"log-probabilities differ by {gap:.2f} a token; start it with policy.path"
             )
         log.info("vLLM and trainer differ by %.4f in a token's log-probability", gap)
+
+
+def clean(folder: Path) -> None:
+    """Remove what a run that was killed has left of the weights it gave away: whole folders that
+    are named as ours, and nothing else."""
+    for left in [*folder.glob("update-*-*"), *folder.glob(".update-*-*.partial")]:
+        if left.is_dir() and not left.is_symlink():
+            log.info("%s is removed: an earlier start left it", left)
+            shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):  # not there, or something else is in it
+        folder.rmdir()
 
 
 def prompt_seed(seed: int, index: int) -> int:

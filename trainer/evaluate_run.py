@@ -175,7 +175,7 @@ def _evaluate(
         model = world.accelerator.prepare(model)
     sampler: Sampler
     if cfg.generation.engine == "vllm":
-        sampler = VLLMSampler(cfg, probe_server(cfg), stops, world)
+        sampler = VLLMSampler(cfg, probe_server(cfg), stops, world, role="evaluate")
     else:
         sampler = GenerateSampler(model, tokenizer, world)
     found = {}

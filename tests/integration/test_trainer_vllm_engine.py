@@ -108,13 +108,41 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
         assert draw(sampler, cfg) == before  # nothing new before the sync
         for update in (1, 2):
             sampler.sync(model, update)
-            assert len(list((tmp_path / "sync").iterdir())) == 1
+            assert len(list((tmp_path / "sync").glob("scorekit-*/*"))) == 1
             assert len(stub.adapters) == (1 if rank else 0)
         check_follows(sampler, model, cfg)
         assert draw(sampler, cfg) != before
         salts = {body["cache_salt"] for body in stub.bodies if "cache_salt" in body}
         assert len(salts) == 2  # of the two updates that were sampled from
     assert not stub.adapters and not list((tmp_path / "sync").iterdir())
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_what_a_killed_start_left_is_removed_and_nothing_else(
+    policy: Path, tmp_path: Path, rank: int
+) -> None:
+    """Of this run's folder and of its adapters on the server; another run has the same ones."""
+    stub = VLLMStub(policy)
+    shared = tmp_path / "shared"
+    with engine(stub, policy, tmp_path / "one", rank, sync_dir=str(shared)) as (killed, _, cfg):
+        world, stops, name = killed.world, killed.stops, killed.model_name
+        (left,) = shared.glob("scorekit-*/*")
+        (left.parent / ".update-000009-x.partial").mkdir()
+        (left.parent / "notes").mkdir()
+        there = set(stub.adapters)
+        with engine(stub, policy, tmp_path / "two", rank, sync_dir=str(shared)) as (
+            other,
+            model,
+            _,
+        ):
+            assert other.folder != killed.folder and left.is_dir()
+            assert there <= set(stub.adapters)
+            with closing(VLLMSampler(cfg, name, stops, world)) as again:
+                assert sorted(p.name for p in left.parent.iterdir()) == ["notes"]
+                again.sync(model, 0)
+                assert not there & set(stub.adapters)
+                assert other.weights is not None and other.weights.folder.is_dir()
+    assert [p.name for p in shared.glob("scorekit-*/*")] == ["notes"]
 
 
 def test_the_same_seed_gives_the_same_and_each_prompt_its_own(policy: Path, tmp_path: Path) -> None:
