@@ -171,16 +171,16 @@ def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
 
 
 def small_run(
-    folder: Path, url: str, name: str, *, resume: bool = False, **rules: int
+    folder: Path, url: str, name: str, *, resume: bool = False, deadline_s: int = 10, **rules: int
 ) -> Artifacts:
-    """Four updates on a tiny policy."""
+    """Four updates on a tiny policy. deadline_s: long enough for a machine that is busy."""
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     cfg = load_config(TrainerConfig, None, [
         f"policy.path={folder / 'policy'}", f"misc.run_dir={folder / name}",
         "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
         "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
-        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0", "reward.deadline_s=0.5",
+        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0", f"reward.deadline_s={deadline_s}",
         f"reward.metricx_urls={url}", "misc.save_every_n_updates=0",
         *(f"stop.{key}={value}" for key, value in rules.items()),
     ])  # fmt: skip
@@ -231,5 +231,5 @@ def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path)
 def test_a_run_without_any_reward_ends_before_its_first_update(tmp_path: Path) -> None:
     with switched_service() as (switch, url):
         switch.down = lambda body: '"mt"' in body
-        ended = small_run(tmp_path, url, "run", skipped_updates=1)
+        ended = small_run(tmp_path, url, "run", deadline_s=1, skipped_updates=1)
     assert ended.exit_code == 3 and ended.checkpoint is None and ended.updates == []
