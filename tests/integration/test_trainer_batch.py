@@ -180,7 +180,8 @@ def small_run(
         f"policy.path={folder / 'policy'}", f"misc.run_dir={folder / name}",
         "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
         "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
-        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0", f"reward.deadline_s={deadline_s}",
+        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0",
+        f"reward.deadline_s={deadline_s}",
         f"reward.metricx_urls={url}", "misc.save_every_n_updates=0",
         *(f"stop.{key}={value}" for key, value in rules.items()),
     ])  # fmt: skip
