@@ -56,7 +56,7 @@ class Services:
         self.urls = {"metricx_urls": urls[0], "xcomet_urls": urls[1]}
 
     def config(self, **changes: Any) -> RewardConfig:
-        return RewardConfig(**(self.urls | {"deadline_s": 2.0} | changes))
+        return RewardConfig(**(self.urls | {"deadline_s": 10.0} | changes))
 
 
 @contextmanager

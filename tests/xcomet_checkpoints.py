@@ -157,6 +157,16 @@ def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
     return backend
 
 
+def in_float64(folder: Path) -> XCometBackend:
+    """A backend of which all sums are in float64, to be used within `float64()`."""
+    backend = loaded(folder)
+    backend._transformer.double()
+    backend._estimator.double()
+    backend._hidden2tag.double()
+    backend._mix = backend._mix.double()
+    return backend
+
+
 def score(
     backend: XCometBackend,
     rows: list[dict[str, Any]],

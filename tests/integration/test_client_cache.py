@@ -211,7 +211,7 @@ def test_several_processes_share_a_file(path):
     with running_service(FakeBackend()) as url:
         command = [sys.executable, "-c", code, url, str(path)]
         children = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
-        complaints = [child.communicate(timeout=60)[1] for child in children]
+        complaints = [child.communicate(timeout=180)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0, 0] and not any(complaints)
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM scores").fetchone() == (400,)

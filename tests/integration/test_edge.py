@@ -32,15 +32,15 @@ def url():
 
 @pytest.fixture(scope="module")
 def strict_url():
-    """Half a second for sending a request; a batch takes longer than that."""
-    backend = FakeBackend(seconds_per_batch=0.7)
-    with running_service(backend, receive_timeout_s=0.5, max_batch_tokens=16) as url:
+    """A second and a half for sending a request; a batch takes longer than that."""
+    backend = FakeBackend(seconds_per_batch=2.0)
+    with running_service(backend, receive_timeout_s=1.5, max_batch_tokens=16) as url:
         yield url
 
 
 def _connect(url):
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=180)
 
 
 def _until_closed(connection):
@@ -76,7 +76,7 @@ def _drip(url, start, drop):
         for _ in range(400):
             with contextlib.suppress(TimeoutError):
                 first = connection.recv(1)
-                connection.settimeout(20)
+                connection.settimeout(180)
                 return first + _until_closed(connection)
             connection.sendall(drop)
     raise AssertionError("the service waits for ever")
@@ -98,7 +98,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(strict_url, start, d
     assert (status, headers["connection"]) == (408, "close")
     assert answer["error"] == {
         "type": "slow_request",
-        "message": "the request was not sent within 0.5 s",
+        "message": "the request was not sent within 1.5 s",
         "retryable": True,
     }
 
@@ -124,23 +124,23 @@ def test_a_request_that_was_cut_off_is_counted_as_such(strict_url):
 
 def test_scoring_may_take_longer_than_sending(strict_url):
     samples = [{"src": f"{i} b c d e f g", "mt": "m n o p q r s t"} for i in range(2)]
-    answer = httpx.post(f"{strict_url}/v1/score", json={"samples": samples}, timeout=20)
+    answer = httpx.post(f"{strict_url}/v1/score", json={"samples": samples}, timeout=180)
     assert [r["ok"] for r in answer.json()["results"]] == [True, True]
 
 
 def test_a_stream_may_take_longer_than_sending(strict_url):
     samples = [{"src": f"{i} stream d e f g", "mt": "m n o p q r s t"} for i in range(2)]
-    answer = httpx.post(f"{strict_url}/v1/score/stream", json={"samples": samples}, timeout=20)
+    answer = httpx.post(f"{strict_url}/v1/score/stream", json={"samples": samples}, timeout=180)
     assert json.loads(answer.text.splitlines()[-1]) == {"done": True, "ok": 2, "failed": 0}
 
 
 def test_a_kept_connection_may_rest_longer_than_sending_may_take(strict_url):
-    client = http.client.HTTPConnection(strict_url.removeprefix("http://"), timeout=20)
+    client = http.client.HTTPConnection(strict_url.removeprefix("http://"), timeout=180)
     for _ in range(2):
         client.request("GET", "/health/live")
         assert client.getresponse().read() == b'{"live":true}'
         own_port = client.sock.getsockname()[1]  # None: it was closed meanwhile
-        time.sleep(1.0)
+        time.sleep(2.0)
     client.request("GET", "/health/live")
     assert client.getresponse().status == 200 and client.sock.getsockname()[1] == own_port
 
@@ -191,7 +191,7 @@ def test_a_service_that_loads_refuses_before_the_body_is_sent():
 
     class Loading(FakeBackend):
         def load(self):
-            loaded.wait(20)
+            loaded.wait(180)
             return super().load()
 
     from scorekit.server.app import create_app

@@ -29,7 +29,7 @@ def start(*flags, **environment):
 
 def ending(process):
     """(exit code, stderr) of a process that ends by itself."""
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     return process.returncode, said
 
 

@@ -65,7 +65,7 @@ def _service(code, tmp_path, *flags):
 
 def _end(process):
     process.send_signal(signal.SIGTERM)
-    output = "".join(process.communicate(timeout=20))
+    output = "".join(process.communicate(timeout=180))
     assert process.returncode == 0, output
     return output
 
@@ -132,7 +132,7 @@ def test_keys_are_seen_nowhere(tmp_path):
 )
 def test_a_crash_at_the_start_shows_no_key(tmp_path, code):
     with _service(code, tmp_path) as (process, _):
-        output = "".join(process.communicate(timeout=20))
+        output = "".join(process.communicate(timeout=180))
     assert process.returncode == 1 and "ZeroDivisionError" in output
     assert "KEY-from" not in output
 

@@ -15,7 +15,7 @@ async def within(seconds, work):
 
 
 def test_no_answer_is_lost_doubled_or_wrong_when_services_are_killed_under_load():
-    found = asyncio.run(within(120, kill_under_load(sigterms=4, kills=2, callers=24)))
+    found = asyncio.run(within(600, kill_under_load(sigterms=4, kills=2, callers=24)))
     assert found["signals_that_met_work"] == found["signals"] == 6
     assert found["asked"] == found["answered"] > 0
     assert found["lost"] == found["doubled"] == found["wrong"] == found["bad_exits"] == 0
@@ -24,7 +24,7 @@ def test_no_answer_is_lost_doubled_or_wrong_when_services_are_killed_under_load(
 def test_a_full_queue_refuses_and_answers_what_it_has_accepted():
     backend = FakeBackend(seconds_per_batch=0.02)
     with running_service(backend, max_queue_items=256) as url:
-        accepted, refused = asyncio.run(within(60, overload(url, refusals=20)))
+        accepted, refused = asyncio.run(within(600, overload(url, refusals=20)))
     assert accepted > 0
     assert len(refused) >= 20
 

@@ -13,7 +13,7 @@ from scorekit.config import load_config
 from scorekit.scorers import RewardOutput, SampleForScoring
 from scorekit.server.fake import FakeBackend
 from tests.reward_kit import Recorder, switched_service
-from tests.servers import running_service, wait_until
+from tests.servers import PATIENCE_S, Held, running_service, wait_until
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.config import RewardConfig, TrainerConfig
 from trainer.score_batch import Group, RewardFailure
@@ -22,9 +22,7 @@ from trainer.train import Artifacts, run_toy_rl
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:
-    return RewardConfig(
-        **({"metricx_urls": [url], "w_xcomet_span": 0, "deadline_s": 0.5} | changes)
-    )
+    return RewardConfig(**({"metricx_urls": [url], "w_xcomet_span": 0, "deadline_s": 3} | changes))
 
 
 def pairs(group: int, count: int = 2) -> list[tuple[str, str]]:
@@ -55,7 +53,7 @@ class Meeting(FakeBackend):
 
     def forward(self, batch: Any) -> Any:
         if "번역" in batch[0].payload.mt:
-            self.barrier.wait(10)
+            self.barrier.wait(PATIENCE_S)
         return super().forward(batch)
 
 
@@ -126,12 +124,13 @@ def test_what_was_scored_before_a_service_died_is_kept() -> None:
 
 
 def test_a_slow_service_is_waited_for_until_the_deadline() -> None:
-    slow = FakeBackend("metricx")
+    slow = Held("metricx")
     with running_service(slow) as url:
         with closing(Rewarder(only_metricx(url, timeout_s=0.2, deadline_s=0.4))) as rewarder:
-            slow.seconds_per_batch = 1.0
+            slow.hold()
             batch = rewarder.batch()
             found = outcomes([batch.submit(pairs(n)) for n in range(12)])
+            slow.go.set()
     assert found == [[False] * 2] * 12
 
 

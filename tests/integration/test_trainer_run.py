@@ -215,7 +215,7 @@ def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: 
         cwd=ROOT, env=ENVIRONMENT | fake_urls, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -272,7 +272,7 @@ def toy(folder: Path, urls: Sequence[str], *overrides: str) -> Artifacts:
         "generation.max_new_tokens": 8,
         "reward.metricx_urls": urls[0],
         "reward.xcomet_urls": urls[1],
-        "reward.deadline_s": 1,
+        "reward.deadline_s": 60,
         "rl.num_updates": 12,
         "rl.batch_size": 16,
         "rl.lr": 5e-3,
@@ -373,7 +373,7 @@ def test_a_batch_without_a_score_is_skipped(
     tmp_path: Path, letter_urls: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_service(LetterBackend("metricx", failing=True)) as url:
-        done = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1")
+        done = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1", "reward.deadline_s=1")
     (line,) = done.updates
     assert line["skipped"] is True
     assert line["metricx_coverage"] == 0
