@@ -172,7 +172,7 @@ def _evaluate(
     check_head(model)
     stops = stop_token_ids(model, tokenizer)
     if world.is_sharded:
-        model = world.accelerator.prepare(model)
+        world.shard(model)
     sampler: Sampler
     if cfg.generation.engine == "vllm":
         sampler = VLLMSampler(cfg, probe_server(cfg), stops, world, role="evaluate")

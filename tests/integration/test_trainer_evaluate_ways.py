@@ -82,11 +82,11 @@ def without_seconds(path: Path) -> dict[str, Any]:
 
 
 def command(
-    *arguments: str, world: int = 1, **environment: str
+    *arguments: str, world: int = 1, module: str = "trainer", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     return subprocess.run(
-        [sys.executable, *(torchrun if world > 1 else ()), "-m", "trainer", "evaluate", *arguments],
+        [sys.executable, *(torchrun if world > 1 else ()), "-m", module, "evaluate", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
     )  # fmt: skip
@@ -167,15 +167,17 @@ def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_pat
     assert not (tmp_path / "comparison.html").exists()  # it was of what is gone
 
 
+@pytest.mark.parametrize("module", ["trainer", "tests.sharded_evaluation"])
 def test_several_processes_give_the_figures_of_one(
-    config: Path, checkpoint: Path, tmp_path: Path
+    config: Path, checkpoint: Path, tmp_path: Path, module: str
 ) -> None:
-    """Seven sources, which two processes cannot share evenly; and one line of a mistake."""
+    """Seven sources, which two processes cannot share evenly, with weights that are whole or
+    shared; and one line of a mistake."""
     base = str(config.parent / "policy")
     evaluated(config, tmp_path / "one", f"policy.path={checkpoint}", against=base)
     arguments = ["--config", str(config), "--set", f"policy.path={checkpoint}", "--against", base,
                  "--set", f"misc.run_dir={tmp_path / 'two'}"]  # fmt: skip
-    done = command(*arguments, world=2)
+    done = command(*arguments, world=2, module=module)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == done.stdout.count("comparison: ") == 1
     for name in ("evaluation.json", "comparison.json", "against/evaluation.json"):
