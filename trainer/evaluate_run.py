@@ -33,7 +33,7 @@ from trainer.engine_vllm import VLLMSampler, probe_server
 from trainer.evaluate import evaluate_on_dataset
 from trainer.figures import severity_counts
 from trainer.forward import check_head
-from trainer.policy import autocast, prepare_torch, stop_token_ids
+from trainer.policy import autocast, prepare_torch, stop_token_ids, without_wrappers
 from trainer.report import write_comparison, write_evaluation
 from trainer.runlog import open_run_dir, read_jsonl, write_jsonl, write_text
 from trainer.sampler import Sampler
@@ -172,7 +172,7 @@ def _evaluate(
     check_head(model)
     stops = stop_token_ids(model, tokenizer)
     if world.is_sharded:
-        world.shard(model)
+        world.shard(without_wrappers(model))  # it is what generates
     sampler: Sampler
     if cfg.generation.engine == "vllm":
         sampler = VLLMSampler(cfg, probe_server(cfg), stops, world, role="evaluate")
