@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -51,6 +52,19 @@ def save_config(config: BaseModel, path: str | Path) -> None:
     """Write the resolved config as YAML."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     Path(path).write_text(text, encoding="utf-8")
+
+
+def refuse_password(value: str, where: str, instead: str) -> None:
+    """Raise UserError where a value of the command line is an address with a password in it."""
+    try:
+        has_password = urlsplit(value.strip("'\" ")).password is not None
+    except ValueError:  # no address
+        return
+    if has_password:
+        raise UserError(
+            f"{where}: a password on the command line can be read in `ps` and in the shell's "
+            f"history; {instead}"
+        )
 
 
 def describe_faults(error: ValidationError, whole: str = "config", limit: int = 10) -> str:
@@ -145,6 +159,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"override {override!r}: write it as section.key=value")
+    refuse_password(text, f"--set {key}", "write it into the config file")
     *sections, last = key.split(".")
     for section in sections:
         if data.get(section) is None:  # absent, or left blank

@@ -78,7 +78,7 @@ class LLMClient:
         wait_for_server_s: float = 0.0,
     ) -> None:
         try:
-            from openai import AsyncOpenAI, Omit
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Omit
         except ImportError:
             raise UserError(
                 'the LLM client needs `pip install -e ".[synth]"` in the checkout'
@@ -103,6 +103,8 @@ class LLMClient:
             base_url=self.base_url,
             api_key=api_key.get_secret_value() if api_key else "none",
             max_retries=0,
+            # a redirect would take the key and the texts to wherever the answer says
+            http_client=DefaultAsyncHttpxClient(follow_redirects=False),
             default_headers={
                 "OpenAI-Organization": Omit(),  # type: ignore[dict-item]
                 "OpenAI-Project": Omit(),  # type: ignore[dict-item]

@@ -89,6 +89,11 @@ def _operator_mistake(
 ) -> UserError | None:
     """What every request would run into until the operator mends it."""
     low = said.lower()
+    if 300 <= status < 400:
+        return UserError(
+            f"{url} redirects (HTTP {status}), which is not followed: name the address behind it "
+            "in base_url (https instead of http, perhaps)"
+        )
     if status in (401, 403):
         what = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
         return UserError(

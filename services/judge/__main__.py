@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from scorekit.config import refuse_password
 from scorekit.server.run import main
 from services.judge.model import OpenAIBackend, RulesBackend
 from services.judge.rubrics import load_rubrics
@@ -10,6 +13,9 @@ from services.judge.settings import JudgeSettings, UpstreamSecrets
 
 def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
     """The back end that the settings describe; its rubrics are checked."""
+    if settings.base_url != os.environ.get("JUDGE_BASE_URL"):
+        instead = "put the address into the environment variable JUDGE_BASE_URL"
+        refuse_password(settings.base_url or "", "--base-url", instead)
     rubrics = load_rubrics(settings.rubrics)
     if settings.backend == "rules":
         return RulesBackend(rubrics, settings.max_input_length)

@@ -80,3 +80,13 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         code, said = ending(start(*flags))
         assert code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
         assert words in said
+
+
+def test_an_upstreams_password_is_refused_on_the_command_line_alone():
+    flags = ("--port", "0", "--backend", "openai", "--model", "teacher")
+    address = "http://me:hidden@127.0.0.1:9/v1"
+    code, said = ending(start(*flags, "--base-url", address))
+    assert code == 2 and "JUDGE_BASE_URL" in said and "hidden" not in said
+    process = start("--rubrics", "/nowhere", *flags, JUDGE_BASE_URL=address)
+    code, said = ending(process)
+    assert code == 2 and "no such folder" in said and "hidden" not in said

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from pydantic import SecretStr
 
 from scorekit.errors import UserError
@@ -14,7 +16,7 @@ from scorekit.llm_errors import _retry_after
 from scorekit.llm_pacing import Patience, read_timeout_s
 from tests.llm_kit import MESSAGES, SAMPLED, VERDICT, ask, client, until
 from tests.openai_server import FakeOpenAI
-from tests.servers import free_port
+from tests.servers import free_port, running_app
 
 
 @pytest.fixture
@@ -303,3 +305,22 @@ def test_what_does_not_fit_the_schema_is_malformed(text):
     with pytest.raises(LLMError) as caught:
         parse_json(Choice(0, text, "stop", 1), VERDICT)
     assert (caught.value.type, caught.value.retryable) == ("malformed", True)
+
+
+def test_a_redirect_is_not_followed():
+    other, app = FakeOpenAI("m"), FastAPI()
+
+    @app.api_route("/v1/{path:path}", methods=["GET", "POST"])
+    async def elsewhere(path: str) -> RedirectResponse:
+        return RedirectResponse(f"{theirs}/{path}", 307)
+
+    async def try_it(url):
+        async with LLMClient(f"{url}/v1", "m", api_key=SecretStr("hidden")) as client:
+            with pytest.raises(UserError, match="redirects"):
+                await client.check()
+            with pytest.raises(UserError, match="redirects"):
+                await client.chat(MESSAGES, Sampling(8), request_id="r")
+
+    with other.running() as theirs, running_app(app) as url:
+        asyncio.run(try_it(url))
+    assert not other.requests

@@ -95,3 +95,10 @@ def test_a_saved_config_loads_again(tmp_path):
     save_config(Outer(name="번역"), tmp_path / "r.yaml")
     assert load_config(Outer, tmp_path / "r.yaml") == Outer(name="번역")
     assert yaml.safe_load((tmp_path / "r.yaml").read_text())["rl"] == {"lr": 1e-6}
+
+
+@pytest.mark.parametrize("value", ["http://me:hidden@host/v1", '"https://:hidden@host"'])
+def test_a_password_is_refused_on_the_command_line(value):
+    with pytest.raises(UserError, match=r"--set rl\.url: a password") as caught:
+        load_config(Outer, overrides=[f"rl.url={value}"])
+    assert "hidden" not in str(caught.value)
