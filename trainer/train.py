@@ -314,6 +314,7 @@ class Trainer:
             code = 128 + leaves
         if stopped and code > 1:
             log.warning("the run ends: %s", stopped)
+        self.world.wait()  # torchrun ends the others with the first that leaves
         return Artifacts(
             self.log.folder, self.checkpoint, self.updates, self.deciding, self.reports, stopped,
             self.world.is_main, code,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,39 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
         r"\(process 1 is at 'update \d+, [a-z ]+'; misc.patience_s is 5\)",
         lines[-1],
     ), [*lines, rest]
+
+
+def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: Path) -> None:
+    """Where one of them, not the main one, is asked to; and the run goes on from there."""
+    out = tmp_path / "out"
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+             "-m", "trainer", "train", "--config", str(config_file),
+             "--set", f"misc.run_dir={out}", "--set", "misc.save_every_n_updates=0",
+             "--set", "rl.num_updates=100000"],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
+        )  # fmt: skip
+        log = out / "log.jsonl"
+        wait_until(lambda: process.poll() is not None or log.exists(), 240)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (second,) = (p for p in children if p.environ().get("RANK") == "1")
+        second.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=240)
+        done = log.read_text().count("\n")
+        assert process.returncode != 0
+        told = (out / "messages.log").read_text()
+        assert f"the run ends: SIGTERM after update {done}: go on with --resume" in told, errors
+        assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
+        overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
+        again = torchrun(
+            "trainer", "train", "--config", str(config_file), "--resume",
+            *(word for override in overrides for word in ("--set", override)),
+            METRICX_URL=m, XCOMET_URL=x,
+        )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert log.read_text().count("\n") == done + 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
