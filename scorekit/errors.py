@@ -96,14 +96,23 @@ class SampleError(ServiceError):
     """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
     id, index: the caller's name for the sample, and its place in the call, where they are known.
+    retryable: where it is not what the type says.
     """
 
     def __init__(
-        self, type: str, message: str, *, id: str | None = None, index: int | None = None
+        self,
+        type: str,
+        message: str,
+        *,
+        id: str | None = None,
+        index: int | None = None,
+        retryable: bool | None = None,
     ) -> None:
         if type not in SAMPLE_ERROR_TYPES:
             raise ValueError(f"unknown sample error type {type!r}")
-        super().__init__(type, message, retryable=type in _RETRYABLE_SAMPLE_TYPES)
+        if retryable is None:
+            retryable = type in _RETRYABLE_SAMPLE_TYPES
+        super().__init__(type, message, retryable=retryable)
         self.id = id
         self.index = index
 

@@ -41,8 +41,8 @@ _PASSING = {"id", "cached"}
 class Tally:
     """What an output holds so far.
 
-    retryable: how many failed for the moment. passed: of a judge's verdicts. last_line: the number
-    of the input line it ends with.
+    retryable: how many another run asks for again. passed: of a judge's verdicts. last_line: the
+    number of the input line it ends with.
     """
 
     ok: int = 0
@@ -319,7 +319,11 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
 
 
 def _may_pass(result: Mapping[str, Any]) -> bool:
-    return not result["ok"] and bool(result["error"]["retryable"])
+    """Whether a later run may do better. What is behind a service may have been mended meanwhile,
+    also where asking at once again was no use (a refused key)."""
+    if result["ok"]:
+        return False
+    return bool(result["error"]["retryable"]) or result["error"]["type"] == "upstream"
 
 
 def _beside(path: Path, ending: str) -> Path:

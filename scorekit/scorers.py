@@ -84,7 +84,13 @@ def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
     for index, result in enumerate(results):
         if isinstance(result, Failed):
             error = result.error
-            raise SampleError(error.type, error.message, id=result.id, index=index)
+            raise SampleError(
+                error.type,
+                error.message,
+                id=result.id,
+                index=index,
+                retryable=error.retryable,
+            )
     return [result for result in results if not isinstance(result, Failed)]
 
 

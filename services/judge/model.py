@@ -206,9 +206,11 @@ class OpenAIBackend(_Judge):
         except _Unfit as unfit:
             return unfit.error
         except LLMError as error:
-            return SampleError("overlong" if error.type == "overlong" else "upstream", f"{error}")
+            if error.type == "overlong":
+                return SampleError("overlong", f"{error}")
+            return SampleError("upstream", f"{error}", retryable=error.retryable)
         except UserError as error:  # a key or a model's name that the upstream refuses
-            return SampleError("upstream", f"{error}")
+            return SampleError("upstream", f"{error}", retryable=False)
 
     async def _close_idle(self, wanted: set[str]) -> None:
         """Close clients of other models than these, so that not too many stay open."""

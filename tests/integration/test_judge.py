@@ -252,9 +252,21 @@ def test_a_wrong_key_or_model_is_told_a_sample_without_the_key():
         (result,) = judge(url, GOOD)
         assert result["error"]["type"] == "upstream" and "key" in result["error"]["message"]
         assert "my-wrong-key" not in result["error"]["message"]
+        assert result["error"]["retryable"] is False
     with fake.running() as upstream, running_judge(upstream=upstream, key="right") as url:
         (result,) = judge(url, GOOD, model="nobody")
         assert result["error"]["type"] == "upstream" and "nobody" in result["error"]["message"]
+        assert result["error"]["retryable"] is False
+
+
+def test_what_an_upstream_refuses_for_good_is_not_retryable_and_what_it_fails_for_the_moment_is():
+    fake = saying(PASS)
+    with fake.running() as upstream, running_judge(upstream=upstream) as url:
+        for status in (400, 403, 404, 429, 500):
+            fake.fail(status)
+            (result,) = judge(url, GOOD)
+            assert result["error"]["type"] == "upstream", status
+            assert result["error"]["retryable"] is (status >= 429), status
 
 
 def test_overlong_texts_fail_before_and_behind_the_service():

@@ -12,6 +12,8 @@ from scorekit.__main__ import app
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from tests.judge_kit import GOOD, running_judge
+from tests.openai_server import FakeOpenAI
 from tests.servers import running_service, wait_until
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": "later" if i % 50 == 7 else f"m{i}"}
@@ -103,6 +105,23 @@ def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_pa
         whole = tmp_path / "whole.jsonl"
         assert _run(url, source, str(whole)).exit_code == 0
     assert out.read_bytes() == whole.read_bytes() and not again.exists()
+
+
+def test_a_refused_key_is_told_at_once_and_asked_for_again_when_it_is_mended(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    names = "source_lang", "target_lang", "source_text", "candidate"
+    rows = [{n: GOOD[n] for n in names} | {"candidate": f"그 집은 {i}."} for i in range(20)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
+    fake = FakeOpenAI(api_key="right", respond=lambda body, seed: verdict)
+    with fake.running() as upstream, running_judge(upstream=upstream, key="old") as url:
+        arguments = ["--task", "translation_filter", "--deadline", "600", str(source), str(out)]
+        first = CliRunner().invoke(app, ["score", "--url", url, *arguments])
+        assert first.exit_code == 3 and "failed: upstream" in first.stdout, first.output
+        assert len(fake.requests) == 20  # each once, and not until the deadline
+        fake.api_key = "old"
+        assert CliRunner().invoke(app, ["score", "--url", url, *arguments]).exit_code == 0
+    assert [result["ok"] for result in _read(out)] == [True] * 20
 
 
 def test_an_output_that_is_begun_anew_forgets_what_was_asked_again(tmp_path):
