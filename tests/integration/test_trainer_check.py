@@ -121,7 +121,7 @@ def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_pa
     findings = check(settings, *short)
     assert not findings.failed
     assert "holds a run of 1 updates; go on with --resume" in found(findings, "misc.run_dir")
-    assert "rl.lr: " in found(check(settings, *short, "rl.lr=0.1"), "misc.run_dir")
+    assert "misc.seed: " in found(check(settings, *short, "misc.seed=9"), "misc.run_dir")
 
 
 def test_the_memory_estimate_counts_what_is_held() -> None:
