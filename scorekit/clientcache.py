@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from scorekit.damaged import is_damaged_cache, move_aside, read_ends
+from scorekit.damaged import ScoreFile
 from scorekit.errors import UserError
 from scorekit.schemas import SCHEMA_VERSION, Info, Scored
 
@@ -62,9 +62,9 @@ class ClientCache:
         self._path = Path(path)
         self._resting_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
-        self._db: sqlite3.Connection | None = None
+        self._file = ScoreFile(self._path, _connect, self._tell_damage)
         try:
-            self._thread.submit(self._opened).result()
+            self._thread.submit(self._file.open).result()
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
                 self._rest(error)
@@ -83,8 +83,7 @@ class ClientCache:
 
     def close(self) -> None:
         """Close the file."""
-        if self._db is not None:
-            self._thread.submit(self._db.close).result()
+        self._thread.submit(self._file.close).result()
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[Any], Any], argument: Any) -> Any:
@@ -102,55 +101,50 @@ class ClientCache:
         self._resting_until = time.monotonic() + _REST_S
         log.warning("cache_db %s rests for %g s: %s", self._path, _REST_S, error)
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._db is None:
-            try:
-                self._db = self._open()
-            except sqlite3.DatabaseError as error:
-                if not is_damaged_cache(self._path, error):
-                    raise
-                aside = move_aside(self._path)
-                log.warning("cache_db %s is damaged: now %s, and begun anew", self._path, aside)
-                self._db = self._open()
-        return self._db
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)"
-            )
-            read_ends(db)
-        except sqlite3.Error:
-            db.close()
-            raise
-        return db
+    def _tell_damage(self, aside: Path) -> None:
+        log.warning("cache_db %s is damaged: now %s, and begun anew", self._path, aside)
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
-        db = self._opened()
-        found: dict[bytes, Scored] = {}
-        for start in range(0, len(keys), _LOOKUP):
-            some = keys[start : start + _LOOKUP]
-            marks = ",".join("?" * len(some))
-            rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
-            for key, value in rows:
-                result = _unpack(key, value)
-                if result is not None:
-                    found[key] = result
-        return found
+        return self._file.run(lambda db: _select(db, keys))
 
     def _set(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        db = self._opened()
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
-            db.execute("COMMIT")
-        finally:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+        self._file.run(lambda db: _insert(db, rows))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _select(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Scored]:
+    found: dict[bytes, Scored] = {}
+    for start in range(0, len(keys), _LOOKUP):
+        some = keys[start : start + _LOOKUP]
+        marks = ",".join("?" * len(some))
+        rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
+        for key, value in rows:
+            result = _unpack(key, value)
+            if result is not None:
+                found[key] = result
+    return found
+
+
+def _insert(db: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:

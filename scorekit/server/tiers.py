@@ -20,7 +20,7 @@ import structlog
 from platformdirs import user_cache_path
 from pydantic import SecretStr
 
-from scorekit.damaged import is_damaged_cache, move_aside, read_ends
+from scorekit.damaged import ScoreFile
 from scorekit.errors import UserError
 
 log = structlog.get_logger()
@@ -56,41 +56,37 @@ class SQLiteTier:
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._path = path
+        self._write_file = ScoreFile(path, self._connect, self._tell_damage)
+        self._read_file = ScoreFile(path, self._connect, self._tell_damage)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._open(path)
-            except sqlite3.DatabaseError as error:
-                if not is_damaged_cache(path, error):
-                    raise
-                aside = move_aside(path)
-                log.warning("cache_file_damaged", path=f"{path}", moved_to=f"{aside}")
-                self._open(path)
+            self._write_file.open()
+            self._read_file.open()
         except (sqlite3.Error, OSError) as error:
+            self._write_file.close()
             raise UserError(
                 f"--cache {path}: {error}; name another file or delete this one"
             ) from None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="sqlite-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="sqlite-read")
 
-    def _open(self, path: Path) -> None:
-        self._write_db = self._connect(path)
-        try:
-            self._prepare(self._write_db)
-            self._read_db = self._connect(path)
-        except sqlite3.Error:
-            self._write_db.close()
-            raise
+    def _tell_damage(self, aside: Path) -> None:
+        log.warning("cache_file_damaged", path=f"{self._path}", moved_to=f"{aside}")
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=self._BUSY_S, check_same_thread=False)
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute(f"PRAGMA journal_size_limit={16 * 2**20}")
-        db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
-        read_ends(db)
+        db = sqlite3.connect(path, timeout=self._BUSY_S, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute(f"PRAGMA journal_size_limit={16 * 2**20}")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)"
+            )
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of the keys."""
@@ -105,24 +101,28 @@ class SQLiteTier:
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        for thread, db in ((self._reader, self._read_db), (self._writer, self._write_db)):
+        for thread, file in ((self._reader, self._read_file), (self._writer, self._write_file)):
             thread.shutdown(cancel_futures=True)
-            db.close()
+            file.close()
 
     def _get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._read_file.run(lambda db: self._select(db, keys))
+
+    def _set(self, values: Mapping[bytes, bytes]) -> None:
+        self._write_file.run(lambda db: self._insert(db, values))
+
+    def _select(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes | None]:
         found: dict[bytes, bytes] = {}
         for start in range(0, len(keys), self._LOOKUP):
             part = keys[start : start + self._LOOKUP]
             marks = ",".join("?" * len(part))
-            found.update(
-                self._read_db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", part)
-            )
+            found.update(db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", part))
         return [found.get(key) for key in keys]
 
-    def _set(self, values: Mapping[bytes, bytes]) -> None:
-        with self._write_db as db:
+    def _insert(self, db: sqlite3.Connection, values: Mapping[bytes, bytes]) -> None:
+        with db:
             db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", values.items())
-            if self._used_bytes() > self._max_bytes:
+            if _used_bytes(db) > self._max_bytes:
                 # A few rows a write, not many at once: a large file would be held for seconds.
                 db.execute(
                     "DELETE FROM scores WHERE rowid IN "
@@ -130,12 +130,13 @@ class SQLiteTier:
                     (2 * len(values),),
                 )
 
-    def _used_bytes(self) -> int:
-        pages, free, size = (
-            self._write_db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    pages, free, size = (
+        db.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
 
 
 class RedisTier:

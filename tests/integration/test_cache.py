@@ -364,7 +364,7 @@ def test_a_full_disk_is_read_and_not_written(tmp_path):
         tier = SQLiteTier(tmp_path / "c.sqlite", 2**30)
         cache = _cache(tier, metrics := Metrics())
         await cache.store({_key(1): _value(1)})
-        tier._write_db.execute("PRAGMA max_page_count = 16")
+        tier._write_file.open().execute("PRAGMA max_page_count = 16")
         await cache.store({_key(i): _value(i) for i in range(2, 5000)})
         assert _counted(metrics, "errors_total") == 1
         assert await cache.fetch([_key(1)]) == {_key(1): _value(1)}

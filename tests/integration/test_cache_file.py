@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 
 import pytest
+from pydantic_core import to_json
 
 from scorekit.errors import UserError
 from scorekit.server.cache import Cache
@@ -43,6 +45,45 @@ def test_a_damaged_file_is_moved_aside_and_the_service_starts_anew(tmp_path, dam
     (aside,) = tmp_path.glob("c.sqlite.damaged-*")
     assert aside.read_bytes() == damaged
     assert "cache_file_damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("harm", ["damaged", "deleted"])
+def test_a_file_that_is_harmed_in_mid_run_is_begun_anew_without_a_restart(
+    tmp_path, harm, capsys, monkeypatch
+):
+    monkeypatch.setattr("scorekit.server.cache.REST_S", 0.0)
+    path = tmp_path / "c.sqlite"
+    # more than SQLite keeps in its log and in memory
+    values = {b"%016d" % i: to_json({"score": float(i), "x": "y" * 40_000}) for i in range(400)}
+
+    async def run():
+        tier = open_tier(f"sqlite:///{path}", name="x", max_bytes=2**30, redis_password=None)
+        tier.timeout_s = 60.0
+        cache = Cache(0, tier, Metrics(), None)
+        await cache.store(values)
+        if harm == "damaged":
+            size = path.stat().st_size
+            with path.open("r+b") as file:
+                file.seek(4096)
+                file.write(b"\xff" * (size - 4096))
+        else:
+            path.unlink()
+        assert len(await cache.fetch(list(values))) < len(values)
+        async with asyncio.timeout(60):
+            while cache.breaker_state != "closed":
+                await cache.fetch(list(values)[:1])  # its probe finds that all is well
+                await asyncio.sleep(0.01)
+        await cache.store(values)
+        assert await cache.fetch(list(values)) == values
+        await cache.close()
+
+    asyncio.run(run())
+    told = capsys.readouterr().out
+    assert ("cache_file_damaged" in told) == (harm == "damaged")
+    assert len(list(tmp_path.glob("c.sqlite.damaged-*"))) == (harm == "damaged")
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM scores").fetchone() == (400,)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_cache_file_is_never_put_into_a_folder_of_the_root_that_is_not_there(

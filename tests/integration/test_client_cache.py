@@ -186,6 +186,29 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
     assert aside.read_bytes() == damaged and "is damaged: now" in caplog.text
 
 
+@pytest.mark.parametrize("harm", ["damaged", "deleted"])
+def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monkeypatch):
+    monkeypatch.setattr("scorekit.clientcache._REST_S", 0.0)
+    samples = [sample | {"mt": sample["mt"] * 400} for sample in SAMPLES]  # beyond SQLite's memory
+    recorder = _recorder()
+    with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
+        first = client.score(samples)
+        if harm == "damaged":
+            size = path.stat().st_size
+            with path.open("r+b") as file:
+                file.seek(4096)
+                file.write(b"\xff" * (size - 4096))
+        else:
+            path.unlink()
+        with caplog.at_level(logging.WARNING):
+            again = client.score(samples)
+        client.score(samples)
+        recorder.requests.clear()
+        assert all(result.cached for result in client.score(samples))
+    assert [r.score for r in again] == [r.score for r in first] and not recorder.samples
+    assert ("is damaged: now" in caplog.text) == (harm == "damaged")
+
+
 def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monkeypatch):
     monkeypatch.setattr("scorekit.clientcache._BUSY_S", 0.05)
     monkeypatch.setattr("scorekit.clientcache._REST_S", 0.0)
