@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from scorekit.errors import UserError
+from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import example, letter_tokenizer, rollout, save_policy
 from trainer.advantage import TokenAdvantages
 from trainer.config import GenerationConfig, PolicyConfig, RLConfig
@@ -33,6 +34,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(path: Path, **keys: Any) -> tuple[nn.Module, PolicyConfig]:
     cfg = PolicyConfig(path=str(path), **keys)
     return load_policy(cfg, CPU)[0], cfg
+
+
+def exact(path: Path, **keys: Any) -> tuple[nn.Module, PolicyConfig]:
+    """In float64, to be used within `float64()`."""
+    model, cfg = load(path, **keys)
+    return doubled(model), cfg
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=CLOSE, rtol=0)
 
 
 def logprobs(model: nn.Module) -> Tensor:
@@ -58,8 +69,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@float64()
 def test_fresh_adapters_change_nothing(path: Path) -> None:
-    torch.testing.assert_close(logprobs(load(path, lora=LORA)[0]), logprobs(load(path)[0]))
+    close(logprobs(exact(path, lora=LORA)[0]), logprobs(exact(path)[0]))
 
 
 @pytest.mark.parametrize("keys", [{}, {"weights_dtype": "bfloat16"}])
@@ -77,13 +89,14 @@ def test_with_lora_only_adapters_learn_and_they_do_so_in_float32(
     assert {value.dtype for name, value in before.items() if name not in changed} == {held}
 
 
+@float64()
 def test_an_update_of_the_adapters_is_that_of_the_weights_they_merge_into(path: Path) -> None:
-    model, _ = load(path, lora=LORA)
+    model, _ = exact(path, lora=LORA)
     learn(model)
     adapted = logprobs(model)
-    assert (adapted - logprobs(load(path)[0])).abs().max() > 0.1
+    assert (adapted - logprobs(exact(path)[0])).abs().max() > 0.1
     merged = copy.deepcopy(model).merge_and_unload()
-    torch.testing.assert_close(logprobs(merged), adapted, atol=1e-4, rtol=1e-4)
+    close(logprobs(merged), adapted)
 
 
 def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path: Path) -> None:
@@ -122,24 +135,26 @@ def test_target_modules_name_the_layers_that_learn(path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"lora": LORA}])
+@float64()
 def test_the_reference_stays_what_the_policy_was(path: Path, keys: dict[str, Any]) -> None:
-    model, cfg = load(path, **keys)
-    base = logprobs(load(path)[0]).detach()
+    model, cfg = exact(path, **keys)
+    base = logprobs(exact(path)[0]).detach()
     reference = Reference(cfg, model, CPU)
     learn(model)
     with reference.active() as frozen:
-        torch.testing.assert_close(logprobs(frozen), base)
+        close(logprobs(frozen), base)
         assert (frozen is model) == bool(keys)  # no second copy of adapted weights
     assert (logprobs(model) - base).abs().max() > 0.1
     learn(model)  # what the reference turned off is on again
     assert any(p.requires_grad for p in model.parameters())
 
 
+@float64()
 def test_a_reference_of_its_own_is_another_model(path: Path, tmp_path: Path) -> None:
     other = save_policy(tmp_path / "other", letter_tokenizer(), seed=1)
     model, cfg = load(path, lora=LORA, reference_path=str(other))
     with Reference(cfg, model, CPU).active() as frozen:
-        torch.testing.assert_close(logprobs(frozen), logprobs(load(other)[0]))
+        close(logprobs(doubled(frozen)), logprobs(exact(other)[0]))
         assert not any(p.requires_grad for p in frozen.parameters())
 
 
@@ -149,13 +164,14 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("keys", [{}, {"lora": LORA}])
+@float64()
 def test_gradient_checkpointing_computes_layers_twice_for_the_same_gradients(
     path: Path, keys: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    plain = gradients(load(path, **keys)[0])
+    plain = gradients(exact(path, **keys)[0])
     torch.manual_seed(0)
-    model, _ = load(path, gradient_checkpointing=True, **keys)
+    model, _ = exact(path, gradient_checkpointing=True, **keys)
     mlp = without_wrappers(model).model.layers[0].mlp
     calls: list[bool] = []
     mlp.register_forward_pre_hook(lambda *_: calls.append(mlp.training))
@@ -166,7 +182,7 @@ def test_gradient_checkpointing_computes_layers_twice_for_the_same_gradients(
     assert calls == [False] * 3  # forward, and again on the way back; in eval mode
     assert plain.keys() == again.keys() and plain
     for name, value in plain.items():
-        torch.testing.assert_close(again[name], value)
+        close(again[name], value)
 
 
 def test_gradient_checkpointing_keeps_less_of_the_forward_pass(path: Path) -> None:

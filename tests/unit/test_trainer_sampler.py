@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig as HFGenerationConfig
 
 from scorekit.errors import UserError
+from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import (
     example,
     letter_tokenizer,
@@ -72,17 +73,18 @@ def test_the_config_says_what_becomes_of_a_completion() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @torch.no_grad()
+@float64()
 def test_logprobs_are_those_of_the_distribution_sampled_from(temperature: float) -> None:
-    model, reference = tiny_llama(TOKENIZER), tiny_llama(TOKENIZER, seed=1)
+    model, reference = doubled(tiny_llama(TOKENIZER)), doubled(tiny_llama(TOKENIZER, seed=1))
     made = sample(model, temperature=temperature, reference_model=reference)
     assert len({len(r.completion_token_ids) for r in made}) > 1  # padding matters
     for one in made:
         assert one.old_logprobs is not None
         assert one.ref_logprobs is not None
         own = logprobs_alone(model, one, temperature)
-        torch.testing.assert_close(torch.tensor(one.old_logprobs), own, atol=1e-5, rtol=0)
+        assert one.old_logprobs == pytest.approx(own.tolist(), rel=0, abs=CLOSE)
         ref = logprobs_alone(reference, one, temperature)
-        torch.testing.assert_close(torch.tensor(one.ref_logprobs), ref, atol=1e-5, rtol=0)
+        assert one.ref_logprobs == pytest.approx(ref.tolist(), rel=0, abs=CLOSE)
 
 
 @torch.no_grad()
