@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.float64 import doubled, float64
 from tests.sharded_trainer import ShardedWorld
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.advantage import TokenAdvantages, pad_rows, token_advantages
@@ -83,6 +84,8 @@ def update(
     log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
     """
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
+    if dtype == "float32":
+        plain = doubled(plain)  # autocast knows nothing of float64
     plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
@@ -120,6 +123,7 @@ def _whole(tensor: Any) -> Tensor:
     return whole.detach().clone()
 
 
+@float64()
 def main() -> None:
     """Rank 0 writes what `update` gives for each of `CASES`."""
     world, sharded = World(torch.device("cpu")), ShardedWorld(torch.device("cpu"))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.float64 import doubled, float64
 from tests.real_tokenizers import real_tokenizer
 from tests.trainer_kit import byte_level_tokenizer
 from trainer.checkpoint import State, save_checkpoint
@@ -52,17 +53,18 @@ def write_checkpoints(folder: Path) -> None:
 
 
 @torch.no_grad()
+@float64()
 def facts(folder: Path) -> dict[str, Any]:
-    """ids of TEXTS, what they decode to, the chat template, and logits on fixed ids."""
+    """ids of TEXTS, what they decode to, the chat template, and logits in float64 on fixed ids."""
     model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    logits = model(torch.arange(5, 45)[None]).logits[0, -1, :50]
+    logits = doubled(model)(torch.arange(5, 45)[None]).logits[0, -1, :50]
     return {
         "ids": ids,
         "text": [tokenizer.decode(row, skip_special_tokens=True) for row in ids],
         "special": [tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id],
         "template": tokenizer.chat_template,
-        "logits": [round(value, 4) for value in logits.tolist()],
+        "logits": logits.tolist(),
     }
 
 
