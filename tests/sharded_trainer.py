@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import trainer.train
 from scorekit.config import load_config
@@ -30,14 +31,20 @@ class ShardedWorld(World):
     def is_sharded(self) -> bool:
         return True
 
-    def prepare(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
-        for layer in model.model.layers:  # as accelerate does: each layer, then what is left
-            fully_shard(layer)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._prepared = self.accelerator.prepare
+        self.accelerator.prepare = self._as_on_accelerators
+
+    def _as_on_accelerators(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
+        for part in model.modules():  # as accelerate does: each layer, then what is left
+            if isinstance(part, GradientCheckpointingLayer):
+                fully_shard(part)
         fully_shard(model)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
         remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)
-        return model, self.accelerator.prepare(remade)
+        return model, self._prepared(remade)
 
 
 class WatchedReference(Reference):

@@ -20,7 +20,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.meeting import Meeting
-from trainer.policy import unwrapped
+from trainer.policy import unwrapped, without_wrappers
 
 T = TypeVar("T")
 
@@ -103,8 +103,13 @@ class World:
 
     def prepare(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
         """The model and its optimiser as these processes share them."""
-        shared, its_optimizer = self.accelerator.prepare(model, optimizer)
-        return shared, its_optimizer
+        if not self.is_sharded:
+            shared, its_optimizer = self.accelerator.prepare(model, optimizer)
+            return shared, its_optimizer
+        # In place, and what stands in peft's wrapper: FSDP2 takes what is called first for the
+        # outermost part, and that is what generates.
+        _, its_optimizer = self.accelerator.prepare(without_wrappers(model), optimizer)
+        return model, its_optimizer
 
     def shard(self, model: nn.Module) -> None:
         """Spread the weights of a model that does not learn over the processes, layer by layer:

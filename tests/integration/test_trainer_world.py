@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from scorekit.server.fake import FakeBackend
 from tests.float64 import CLOSE
@@ -182,6 +183,30 @@ def test_any_number_of_prompts_can_be_shared(
     assert len(held) == (4 * processes if weights == "sharded" else 0)
     for part, whole in held:  # a matrix's rows are shared out, so one may hold a row more
         assert int(part) < int(whole) / processes * 1.2
+
+
+def test_adapters_learn_alike_whether_the_weights_are_shared(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """What generates stands in peft's wrapper, and the passes of an update go through it."""
+    steps = []
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        for weights in ("whole", "sharded"):
+            done = torchrun(
+                "tests.sharded_trainer", str(config_file), weights,
+                f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}", METRICX_URL=m, XCOMET_URL=x,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            out = tmp_path / f"{weights}-0"
+            saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
+            assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
+            line = json.loads((out / "log.jsonl").read_text().splitlines()[0])
+            steps.append((sorted(saved), line))
+    (names, alone), (found, shared) = steps
+    assert found == names
+    for key in ("reward_mean", "policy_loss", "kl_ref", "grad_norm", "completion_length_mean"):
+        # Sums in float32 in another order, as above; the norm is of all of them.
+        assert shared[key] == pytest.approx(alone[key], rel=1e-3, abs=2e-5), key
 
 
 def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
