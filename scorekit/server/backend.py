@@ -90,6 +90,13 @@ class Backend(Protocol):
         ...
 
 
+def workers_of(backend: Backend) -> int:
+    """How many batches the backend works on at once: its `workers`, else one. One that waits for
+    others, and not for a device of its own, is kept full by several, each a thread of the server;
+    its `forward` is called from all of them."""
+    return int(getattr(backend, "workers", 1))
+
+
 def translation_probe(words: int) -> TranslationSample:
     """A translation of about that many words on each side."""
     return TranslationSample(src="word " * words, mt="말 " * words)

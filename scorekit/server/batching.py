@@ -19,7 +19,7 @@ import structlog
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Backend, Description, Encoded, Outcome
+from scorekit.server.backend import Backend, Description, Encoded, Outcome, workers_of
 from scorekit.server.batch import (
     default_batch_tokens,
     fault_kind,
@@ -71,7 +71,7 @@ class Batcher:
         self.backend = backend
         self.metrics = metrics
         self.on_scored = on_scored  # called on the event loop with the answers worth storing
-        self.pace = Pace(settings.stall_after)
+        self.pace = Pace(settings.stall_after, workers_of(backend))
         self._reading = Pace(max(TOKENISE_STALL_S, settings.stall_after or 0.0))
         self._settings = settings
         self._flights: dict[bytes, Flight] = {}
@@ -82,9 +82,11 @@ class Batcher:
         self._stopping = False
         self._dead = False
         self._failing = False
+        works = [("tokenise", self._tokenise_loop)]
+        works += [("model", self._model_loop)] * workers_of(backend)
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in (("tokenise", self._tokenise_loop), ("model", self._model_loop))
+            for name, work in works
         ]
 
     def warm_up(self, description: Description) -> None:
@@ -128,14 +130,15 @@ class Batcher:
             thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Let the batch in hand finish, then end the threads. wait_s: seconds to wait for each."""
+        """Let batches in hand finish, then end the threads. wait_s: seconds to wait for them."""
         self._pieces.stop()
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
+        until = time.monotonic() + wait_s
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(wait_s)
+                thread.join(max(0.0, until - time.monotonic()))
 
     @property
     def dead(self) -> bool:
@@ -307,7 +310,7 @@ class Batcher:
                         self._lanes.put([flight])
                 if len(self._lanes) > 2 * len(self._flights) + WINDOW:
                     self._lanes.purge()  # those who left outnumber those who wait
-                self._wake.notify()
+                self._wake.notify_all()
             if refused:
                 self._hand_over(self._deliver, *zip(*refused, strict=True))
 

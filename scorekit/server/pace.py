@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 #: Weight of the past at each new batch: about the last twenty count.
@@ -13,32 +14,30 @@ _FACTOR, _LEAST_S = 5.0, 5.0
 class Pace:
     """Seconds of a batch as a line over its padded tokens, fitted to the latest batches.
 
-    Written by the model thread; `overdue` may be asked by any thread.
+    Written by the threads of the model, `workers` of them; `overdue` may be asked by any thread.
     """
 
-    def __init__(self, stall_after_s: float | None) -> None:
+    def __init__(self, stall_after_s: float | None, workers: int = 1) -> None:
         self._stall_after_s = stall_after_s
+        self._workers = workers
         self._sums = [0.0] * 5  # of 1, n, s, n*n, n*s
-        self._in_hand: tuple[float, float] | None = None  # began at, may take
+        self._in_hand: dict[int, tuple[float, float]] = {}  # thread: began at, may take
         self.samples_per_s = 0.0
 
     def begin(self, tokens: int) -> None:
         """A call of the model begins."""
         limit = self._stall_after_s or max(_LEAST_S, _FACTOR * self.predict(tokens))
-        self._in_hand = (time.monotonic(), limit)
+        self._in_hand[threading.get_ident()] = (time.monotonic(), limit)
 
     def end(self) -> float:
         """The call is over; its seconds."""
-        assert self._in_hand is not None
-        seconds = time.monotonic() - self._in_hand[0]
-        self._in_hand = None
-        return seconds
+        return time.monotonic() - self._in_hand.pop(threading.get_ident())[0]
 
     def learn(self, tokens: int, samples: int, seconds: float) -> None:
         """A batch of so many padded tokens and samples took so long."""
         terms = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = [_KEEP * old + new for old, new in zip(self._sums, terms, strict=True)]
-        rate = samples / max(seconds, 1e-6)
+        rate = self._workers * samples / max(seconds, 1e-6)
         self.samples_per_s = 0.8 * self.samples_per_s + 0.2 * rate if self.samples_per_s else rate
 
     def predict(self, tokens: int) -> float:
@@ -56,5 +55,5 @@ class Pace:
 
     def overdue(self) -> bool:
         """Whether the call in hand takes longer than a working model would."""
-        in_hand = self._in_hand
-        return in_hand is not None and time.monotonic() - in_hand[0] > in_hand[1]
+        now = time.monotonic()
+        return any(now - began > limit for began, limit in self._in_hand.copy().values())

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,9 +139,10 @@ class _Question(NamedTuple):
 
 
 class OpenAIBackend(_Judge):
-    """Asks an OpenAI-compatible server, for a whole batch at once.
+    """Asks an OpenAI-compatible server, about `workers` samples at once: whenever one is answered
+    the next one is asked about, however slow the others are.
 
-    `forward` runs an event loop of its own in the thread that calls it.
+    An event loop in a thread of its own asks; `forward` waits for it.
     """
 
     def __init__(
@@ -151,11 +154,14 @@ class OpenAIBackend(_Judge):
         self.model = settings.model
         self._settings = settings
         self._key = key
+        self.workers = settings.max_concurrency
         self._clients = {self.model: self._new_client(self.model)}
+        self._asking: Counter[str] = Counter()  # questions in hand, by model
         self._loop = asyncio.new_event_loop()
 
     def load(self) -> Description:
         """Nothing to load: the upstream server need not be there yet."""
+        threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
         return self._describe(
             model=self.model,
             revision=digest_of(self.rubrics),
@@ -181,12 +187,18 @@ class OpenAIBackend(_Judge):
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order; a sample without one has the reason why."""
-        return self._loop.run_until_complete(self._judge_all([one.payload for one in batch]))
+        asked = self._judge_all([one.payload for one in batch])
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def _judge_all(self, questions: Sequence[_Question | None]) -> list[Outcome]:
-        await self._close_idle({q.model for q in questions if q is not None})
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._judge(question)) for question in questions]
+        models = [question.model for question in questions if question is not None]
+        self._asking.update(models)
+        try:
+            await self._close_idle()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._judge(question)) for question in questions]
+        finally:
+            self._asking.subtract(models)
         return [task.result() for task in tasks]
 
     async def _judge(self, question: _Question | None) -> Outcome:
@@ -212,11 +224,11 @@ class OpenAIBackend(_Judge):
         except UserError as error:  # a key or a model's name that the upstream refuses
             return SampleError("upstream", f"{error}", retryable=False)
 
-    async def _close_idle(self, wanted: set[str]) -> None:
-        """Close clients of other models than these, so that not too many stay open."""
-        idle = [model for model in self._clients if model not in wanted | {self.model}]
-        while idle and len(self._clients.keys() | wanted) > MAX_CLIENTS:
-            await self._clients.pop(idle.pop(0)).close()
+    async def _close_idle(self) -> None:
+        """Close clients of models that nobody asks now, so that not too many stay open."""
+        idle = [name for name in self._clients if name != self.model and not self._asking[name]]
+        for name in idle[: max(0, len(self._clients) + 1 - MAX_CLIENTS)]:
+            await self._clients.pop(name).close()
 
     def _client(self, model: str) -> LLMClient:
         if model not in self._clients:

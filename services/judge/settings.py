@@ -50,12 +50,13 @@ class JudgeSettings(ServiceSettings):
     max_attempts: int = Field(
         3, ge=1, description="Attempts at the upstream server until a sample fails with `upstream`."
     )
-    # Of an LLM a batch is `max_concurrency` samples; of rules, what takes well under a second.
+    # Of an LLM a batch is one sample, `max_concurrency` batches at once; of rules, what takes well
+    # under a second.
     max_batch_tokens: CliSuppress[int | None] = None
 
     @model_validator(mode="after")
     def _follow(self) -> Self:
-        self.max_batch_tokens = self.max_concurrency if self.backend == "openai" else RULES_BATCH
+        self.max_batch_tokens = 1 if self.backend == "openai" else RULES_BATCH
         if self.backend == "openai" and self.stall_after is None:
             # Two questions a sample, each with all its attempts: longer is no waiting any more.
             waits = self.max_attempts * (self.request_timeout_s + BACKOFF_S[-1])

@@ -156,6 +156,7 @@ def test_a_batch_is_asked_at_once():
     with fake.running() as upstream:
         settings = JudgeSettings(backend="openai", base_url=upstream, model="teacher")
         backend = OpenAIBackend(load_rubrics(), settings, None)
+        backend.load()
         samples = [JudgeSample(**GOOD | {"candidate": f"후보 {i}"}) for i in range(8)]
         fake.hang = True
         found = []
