@@ -227,8 +227,10 @@ class OpenAIBackend(_Judge):
     async def _close_idle(self) -> None:
         """Close clients of models that nobody asks now, so that not too many stay open."""
         idle = [name for name in self._clients if name != self.model and not self._asking[name]]
-        for name in idle[: max(0, len(self._clients) + 1 - MAX_CLIENTS)]:
-            await self._clients.pop(name).close()
+        excess = max(0, len(self._clients) + 1 - MAX_CLIENTS)
+        gone = [self._clients.pop(name) for name in idle[:excess]]
+        for client in gone:  # all are out of reach before the first wait: others may ask meanwhile
+            await client.close()
 
     def _client(self, model: str) -> LLMClient:
         if model not in self._clients:
