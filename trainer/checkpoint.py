@@ -42,9 +42,9 @@ class State:
 
     prompts_seen: position in the shuffled passes over the training prompts. learning_rate: of the
     last update. reward: mean reward on the held-out examples after this update (None: there was no
-    evaluation). rated_by: the evaluation set that it is of. origin: paths and digests of what the
-    run is made of, the reference policy among it (trainer/resume.py). versions: of transformers
-    and torch. files: name -> [bytes, digest].
+    evaluation, or one that scored too few of them). rated_by: the evaluation set that it is of.
+    origin: paths and digests of what the run is made of, the reference policy among it
+    (trainer/resume.py). versions: of transformers and torch. files: name -> [bytes, digest].
     """
 
     update: int

@@ -24,6 +24,9 @@ from trainer.services import Rewarder
 from trainer.world import World
 
 _SEED = 0  # of sampled translations
+#: Share of the examples that could have a reward which a mean has to cover to be held against the
+#: means of other evaluations.
+_RATED_FROM = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Report:
     metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
     spans_mean, spans_*_mean: error spans of a segment, by severity.
     reward_mean: sequence reward and mean token reward together, over the samples that have them
-    (reward_coverage); by it the best checkpoint is chosen.
+    (reward_coverage).
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
     stands only where all examples are of one language pair (trainer/quality.py says why).
@@ -76,6 +79,14 @@ class Report:
     pairs: dict[str, dict[str, Any]]
     seconds: float
     examples: list[dict[str, Any]]
+
+    @property
+    def rating(self) -> float | None:
+        """reward_mean, by which the best checkpoint is chosen; None where too many examples have no
+        reward: what a service left out may have been the hard ones."""
+        could = self.samples - (self.source_errors or 0)  # None of a run of an earlier release
+        covered = round(self.reward_coverage * self.samples)
+        return self.reward_mean if covered >= _RATED_FROM * could else None
 
     def figures(self) -> dict[str, Any]:
         """All fields but the examples."""

@@ -38,15 +38,28 @@ class Saver:
     def is_due(self, update: int, reports: Sequence[tuple[int, Report]]) -> bool:
         """Each save_every_n_updates, and where an evaluation is the best so far."""
         every = self.cfg.misc.save_every_n_updates
-        rated = {u: r.reward_mean for u, r in reports if u > 0 and r.reward_mean is not None}
+        rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
         is_best = update in rated and rated[update] >= max(rated.values())
         return every > 0 and (update % every == 0 or is_best)
 
     def save(
-        self, update: int, reward: float | None, model: nn.Module, tokenizer: Any, optimizer: Any
+        self,
+        update: int,
+        report: Report | None,
+        model: nn.Module,
+        tokenizer: Any,
+        optimizer: Any,
     ) -> Path:
-        """A checkpoint after `update` updates; every process has to call it. reward: State's."""
+        """A checkpoint after `update` updates; every process has to call it. report: of the set
+        that the best checkpoint is chosen by, where it was evaluated."""
         rl = self.cfg.rl
+        reward = report.rating if report else None
+        if report and reward is None and self.world.is_main:
+            log.warning(
+                "step %d is no candidate for the best checkpoint: its evaluation scored %.0f %% of "
+                "%d examples, and means over others do not compare",
+                update, 100 * report.reward_coverage, report.samples,
+            )  # fmt: skip
         state = State(
             update,
             config=self.cfg.model_dump(mode="json"),

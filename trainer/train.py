@@ -297,9 +297,8 @@ class Trainer:
         self.log.sync()
         self.world.at(f"update {update}, checkpoint")
         report = dict(self.deciding).get(update)
-        reward = report.reward_mean if report else None
         self.checkpoint = self.saver.save(
-            update, reward, self.model, self.tokenizer, self.optimizer
+            update, report, self.model, self.tokenizer, self.optimizer
         )
         self.saved = update
 

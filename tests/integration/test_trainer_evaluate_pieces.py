@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tests.reward_kit import reward_services, switched_service
-from tests.trainer_kit import example, letter_tokenizer, tiny_llama
-from trainer.config import GenerationConfig, RewardConfig
+from tests.trainer_kit import (
+    byte_level_tokenizer,
+    example,
+    letter_tokenizer,
+    save_policy,
+    tiny_llama,
+)
+from trainer.checkpoint import checkpoints, read_state
+from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
 from trainer.console import Console
 from trainer.evaluate import Report, evaluate_on_dataset
+from trainer.runlog import read_jsonl
 from trainer.services import Rewarder
+from trainer.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
 MODEL = tiny_llama(TOKENIZER)
@@ -79,3 +89,41 @@ def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
                 found.append(evaluated(rewarder).xcomet_coverage)
     assert found == [0.0, 1.0, 0.0, 1.0]
     assert caplog.text.count("xcomet is given up for this batch") == 2
+
+
+def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
+    metricx: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the second update one source of 17 has no score; its evaluation is rated as none."""
+    sources = [f"Save {n}." for n in range(17)]
+    with switched_service("xcomet") as (switch, url):
+        cfg = TrainerConfig.model_validate({
+            "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
+            "generation": {
+                "prompt_template": "source", "max_new_tokens": 4, "num_samples_per_prompt": 2,
+            },
+            "reward": {"metricx_urls": metricx, "xcomet_urls": url, "deadline_s": 2.0},
+            "rl": {"num_updates": 3, "batch_size": 2, "lr": 0.01},
+            "eval": {"eval_every_n_updates": 1},
+            "misc": {
+                "threads": 1, "device": "cpu", "run_dir": str(tmp_path / "run"),
+                "save_every_n_updates": 1, "keep_checkpoints": 3,
+            },
+        })  # fmt: skip
+        log = tmp_path / "run/log.jsonl"
+        switch.down = lambda body: "Save 16." in body and len(read_jsonl(log)) == 2
+        run = run_toy_rl([example("Open."), example("Close.")], list(map(example, sources)), cfg)
+    found = [(u, r.reward_coverage, r.rating == r.reward_mean) for u, r in run.reports]
+    assert found == [(0, 1.0, True), (1, 1.0, True), (2, 16 / 17, False), (3, 1.0, True)]
+    reports = dict(run.reports)
+    assert reports[2].rating is None
+    states = {
+        read_state(path).update: read_state(path)
+        for path in checkpoints(run.run_dir / "checkpoints")
+    }
+    assert {update: state.reward for update, state in states.items()} == {
+        1: reports[1].reward_mean, 2: None, 3: reports[3].reward_mean,
+    }  # fmt: skip
+    assert (
+        "step 2 is no candidate for the best checkpoint: its evaluation scored 94 %" in caplog.text
+    )
