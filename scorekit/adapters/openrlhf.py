@@ -189,13 +189,16 @@ def create_app(server: RewardServer) -> Any:
     async def health(request: Request) -> Response:
         return answer({"live": True})
 
-    return Starlette(
+    application = Starlette(
         routes=[
             route("/get_reward", server.get_reward),
             route("/remote_rm", server.remote_rm),
             Route("/health", health),
         ]
     )
+    # A redirect would name an address and a scheme, which behind a proxy are not the trainer's.
+    application.router.redirect_slashes = False
+    return application
 
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)

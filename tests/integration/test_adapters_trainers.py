@@ -154,6 +154,13 @@ def test_slime_gets_a_bare_number(metricx):
         assert slime_remote_rm(f"{url}/remote_rm", prompt, "가", None) == _reward("a", "가")
 
 
+def test_a_path_with_a_slash_behind_it_is_not_there_and_not_redirected(metricx):
+    with _served(metricx) as (url, _):
+        for path in ("get_reward", "remote_rm", "health"):
+            response = httpx.post(f"{url}/{path}/", json={})
+            assert response.status_code == 404 and "location" not in response.headers
+
+
 def test_slime_raises_after_ten_tries_and_never_sees_a_number_that_is_none(metricx):
     with _served(metricx) as (url, counting):
         with pytest.raises(httpx.HTTPStatusError) as failed:
