@@ -87,6 +87,8 @@ class Saver:
         Raises UserError where the run would go on with something else than it began with."""
         state = load_checkpoint(checkpoint, model)
         check_origin(self.origin, state)
+        if not self.world.is_main:
+            return state.update
         if state.processes != self.world.size:
             log.warning(
                 "the run had %d processes and has %d now: its samples will be others",

@@ -311,7 +311,7 @@ class Trainer:
             done = f"update {self.saved}" if self.saved else "no update yet"
             stopped = f"{signal.Signals(leaves).name} after {done}: go on with --resume"
             code = 128 + leaves
-        if stopped and code > 1:
+        if stopped and code > 1 and self.world.is_main:
             log.warning("the run ends: %s", stopped)
         self.world.wait()  # torchrun ends the others with the first that leaves
         return Artifacts(
@@ -344,7 +344,7 @@ class Trainer:
                 [rollouts[i] for i in kept], [rewards[i] for i in kept], update, lr
             )
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
-        if stats.steps == 0:
+        if stats.steps == 0 and self.world.is_main:
             why = "no optimiser step could be taken" if kept else "no sample was scored"
             log.warning("update %d is skipped: %s", update, why)
         self.sampler.sync(self.model, update)
