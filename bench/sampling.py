@@ -19,7 +19,7 @@ from typing import Any
 from bench.common import WORK, Figure, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.driver import Context, begin
+from synth.context import Context, begin
 from synth.measure import make_measure
 from synth.record import source_id
 from synth.sampling import BottomK, bucket_of, plan_quotas, prioritise

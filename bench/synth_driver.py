@@ -1,7 +1,7 @@
 """How many candidates a second can one driver process feed, when nobody it asks costs time?
 
 The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
-their own that answer at once; what is measured is the driver: requests, journals, shards, marks.
+their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
 
     python -m bench.synth_driver [--quick]
 """
@@ -27,7 +27,8 @@ from starlette.routing import Route
 from bench.common import WORK, Figure, quiet_logs, run, service
 from demo.processes import free_port
 from synth.config import SynthConfig
-from synth.driver import Context, begin, run_map_stage
+from synth.context import Context, begin
+from synth.driver import run_map_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.score_select_best import ScoreSelectBest

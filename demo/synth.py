@@ -50,6 +50,8 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
+    for kept in run_dir.glob("answers.sqlite*"):  # a demo shows all of the work
+        kept.unlink()
     logs = run_dir.with_name(run_dir.name + "-services")
     logs.mkdir(exist_ok=True)
     _say("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
@@ -97,7 +99,7 @@ def run_pipeline(overrides: list[str]) -> None:
     flags = [part for override in overrides for part in ("--set", override)]
     process = subprocess.Popen(
         [sys.executable, "-m", "synth", "run", "--config", str(CONFIG), "--stage", "all",
-         "--overwrite", *flags],
+         "--overwrite", "--yes", *flags],
         env=child_environment(), start_new_session=True,
     )  # fmt: skip
     try:

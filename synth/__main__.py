@@ -8,13 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
+from synth.context import Unfinished
+
+if TYPE_CHECKING:
+    from synth.run import RunOptions
 
 app = typer.Typer(
     help="Synthetic parallel data from MADLAD-400, a teacher and MetricX.",
@@ -50,6 +54,13 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew; later stages are cleared too.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --overwrite.")] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Reject what a service still does not answer.")
+    ] = False,
+    repair: Annotated[
+        int | None, typer.Option(min=0, help="Make this shard of the stage again, and go on.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take so many records at most.")] = None,
     shard_id: Annotated[int, typer.Option(min=0, help="This machine's number.")] = 0,
     num_shards: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
@@ -69,6 +80,8 @@ def run(
             raise UserError(f"--engine {engine}: give local or ray")
         if resume and overwrite:
             raise UserError("--resume, --overwrite: give one of them")
+        if repair is not None and (stage == "all" or overwrite or dry_run):
+            raise UserError("--repair: with one --stage, and without --overwrite and --dry-run")
         if shard_id >= num_shards:
             raise UserError(f"--shard-id {shard_id}: less than --num-shards {num_shards}")
         if dry_run:
@@ -77,9 +90,12 @@ def run(
                 raise UserError(f"--limit {limit}: a dry run takes {MOST_DRY_RUN_SOURCES} at most")
         options = RunOptions(
             stages=STAGES if stage == "all" else (stage,),
-            dry_run=dry_run, resume=resume, overwrite=overwrite, limit=limit,
-            shard_id=shard_id, num_shards=num_shards, engine=engine,
+            dry_run=dry_run, resume=resume or repair is not None, overwrite=overwrite, limit=limit,
+            shard_id=shard_id, num_shards=num_shards, engine=engine, give_up=give_up,
+            repair=repair,
         )  # fmt: skip
+        if overwrite and not yes:
+            _ask_before_overwrite(cfg, options)
         run_stages(cfg, options)
 
 
@@ -113,14 +129,50 @@ def estimate(
         Console().print(estimate_table(cfg, tokens_per_s=tokens_per_s))
 
 
+@app.command()
+def repair(config: ConfigFile, set_: Overrides = None) -> None:
+    """Look through all shards for damage, and mend the file of kept answers."""
+    with _clean_exit():
+        from synth.repair import repair as repair_run
+
+        cfg = load_config(SynthConfig, config, set_)
+        for line in repair_run(cfg):
+            typer.echo(line)
+
+
+def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
+    """Say what would be thrown away, and ask. Raises UserError where nobody can be asked."""
+    from synth.run import run_folder
+    from synth.stats import funnel
+
+    first = STAGES.index(options.stages[0])
+    counts = [c for c in funnel(run_folder(cfg, options)) if STAGES.index(c.stage) >= first]
+    if not any(c.done for c in counts):
+        return
+    lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
+    told = f"--overwrite throws away records of {lost} (answers that were paid for are kept)"
+    if not sys.stdin.isatty():
+        raise UserError(f"{told}: add --yes, or --resume in place of it")
+    if not typer.confirm(f"{told}. Go on?", err=True):
+        raise UserError("nothing was changed")
+
+
 @contextmanager
 def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
-    """A user's mistake: one line and exit code 2. Ctrl-C: how to go on, and 130."""
+    """A user's mistake: one line and exit code 2; records left open: 3. Ctrl-C: how to go on, and
+    130."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except Unfinished as error:
+        typer.echo(f"unfinished: {error}", err=True)
+        sys.exit(3)
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}; {how_to_resume}", err=True)
         sys.exit(2)
     except ScorekitError as error:
         typer.echo(f"error: {error}; what is done is kept: {how_to_resume}", err=True)
@@ -133,7 +185,7 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
 def how_to_resume(given: list[str]) -> str:
     """The same command with --resume. A part of it would do something else: without --dry-run the
     whole run, without --limit or --set another one."""
-    kept = [part for part in given if part not in ("--overwrite", "--resume")]
+    kept = [part for part in given if part not in ("--overwrite", "--resume", "--yes")]
     return f"python -m synth {shlex.join(kept)} --resume"
 
 

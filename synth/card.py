@@ -16,11 +16,11 @@ from synth.stats import StageCounts, funnel
 from synth.store import StageFolder, write_atomic
 
 if TYPE_CHECKING:
-    from synth.driver import Context
+    from synth.context import Context
 
 #: Keys that say where a run is, not what it makes.
 _PLACES: dict[str, Any] = {
-    "run": {"out_dir", "log_level", "shard_records", "fsync_records", "fsync_s", "prometheus_port"},
+    "run": {"out_dir", "log_level", "shard_records", "answers", "prometheus_port"},
     "data": {"files"},
     "teacher": {
         "base_url", "api_key_env", "request_timeout_s", "connect_timeout_s", "wait_for_server_s",

@@ -24,8 +24,11 @@ class RunConfig(Config):
     shard_records: int = Field(
         1000, ge=1, description="Sources a shard: what one machine takes at a time."
     )
-    fsync_records: int = Field(100, ge=1, description="Answers after which they are synced.")
-    fsync_s: float = Field(1.0, gt=0, description="Seconds after which they are synced.")
+    answers: str | None = Field(
+        None,
+        description="Where the services' answers are kept, over runs: a SQLite file, or redis:// "
+        "where several machines run; null: answers.sqlite in out_dir.",
+    )
     prometheus_port: int | None = Field(
         None, ge=1, le=65535, description="Port for Prometheus on loopback; null: none."
     )
@@ -50,6 +53,9 @@ class DataConfig(Config):
     sample_pool_size: int = Field(1_000_000, ge=1, description="Sources that are prefiltered.")
     newlines: Literal["auto", "real", "escaped"] = Field(
         "auto", description="Whether a document's line ends are characters or written as \\n."
+    )
+    max_unreadable: float = Field(
+        0.01, ge=0, le=1, description="Share of documents that may be unreadable; more is an error."
     )
     max_files: int | None = Field(None, ge=1, description="Read so many files at most.")
     max_documents: int | None = Field(
@@ -121,6 +127,9 @@ class TeacherConfig(Config):
     api_key_env: str = Field("VLLM_API_KEY", description="Environment variable with the key.")
     model: str = Field(
         "Qwen/Qwen3-235B-A22B-Instruct-2507", description="Model, or its served name."
+    )
+    revision: str | None = Field(
+        None, description="Of the model, in your words: answers of another one are not taken."
     )
     prompt: str = Field("teacher", description="Template of scorekit/prompts.py, or a file.")
     request_timeout_s: float = Field(120.0, gt=0, description="Least read time-out.")
@@ -245,6 +254,11 @@ class SynthConfig(Config):
         if self.segmentation.min_chars > self.segmentation.max_chars:
             raise ValueError("segmentation.min_chars is over max_chars")
         return self
+
+
+def answers_place(cfg: SynthConfig) -> str:
+    """Where answers are kept: of a dry run, too, in the folder of the run itself."""
+    return cfg.run.answers or str(cfg.run.out_dir / "answers.sqlite")
 
 
 def languages(cfg: SynthConfig) -> tuple[str, str]:

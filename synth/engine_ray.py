@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
-from synth.config import SynthConfig
-from synth.driver import Context, MapStage, own_shards, run_map_stage
+from synth.config import SynthConfig, answers_place
+from synth.context import Context, MapStage, Unfinished, own_shards
+from synth.driver import run_map_stage
 
 
 def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
     """Run this process's shards as Ray tasks; the run folder must be one that all nodes see.
 
     The budgets of the config (concurrency, sequences, rate) are for the run: each task gets its
-    share. Raises UserError where there is no cluster.
+    share. Raises UserError where there is no cluster, Unfinished where records are left open.
     """
     import ray
     import ray.exceptions
@@ -26,6 +28,11 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
             raise UserError(
                 "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
             ) from None
+    if "://" not in answers_place(ctx.cfg) and len(ray.nodes()) > 1:
+        raise UserError(
+            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
+            "file is for one"
+        )
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
@@ -35,17 +42,21 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
     where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
     ctx.advance(0, len(todo))
-    waiting = [work.remote(stage.name, cfg, where, ctx.limit, index, shards) for index in todo]
+    told = (ctx.limit, ctx.give_up, shards)
+    waiting = [work.remote(stage.name, cfg, where, told, index) for index in todo]
     while waiting:
         finished, waiting = ray.wait(waiting)
         try:
             counts = ray.get(finished)
         except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
             raise error.cause from None
-        for records_in, records_out in counts:
+        for records_in, records_out, open_ in counts:
             ctx.stats.records_in += records_in
             ctx.stats.records_out += records_out
+            ctx.stats.open.update(open_)
             ctx.advance(1, None)
+    if ctx.stats.open:
+        raise Unfinished(stage.name, ctx.stats.open)
 
 
 def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
@@ -60,18 +71,21 @@ def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
 
 
 def _run_shard(
-    name: str, cfg: dict[str, Any], where: tuple[str, str | None], limit: int | None,
-    index: int, shards: int,
-) -> tuple[int, int]:  # fmt: skip
-    """One shard, in a process of the cluster, which writes its own figures. Records in and out."""
+    name: str, cfg: dict[str, Any], where: tuple[str, str | None],
+    told: tuple[int | None, bool, int], index: int,
+) -> tuple[int, int, dict[str, int]]:  # fmt: skip
+    """One shard, in a process of the cluster, which writes its own figures. Records in, out, and
+    left open by code."""
     from synth.run import BY_NAME, run_async
 
     out_dir, inputs = where
+    limit, give_up, shards = told
     ctx = Context(
         SynthConfig.model_validate(cfg), Path(out_dir), Path(inputs) if inputs else None,
-        resume=True, limit=limit, shard_id=index, num_shards=shards,
+        resume=True, limit=limit, shard_id=index, num_shards=shards, give_up=give_up,
     )  # fmt: skip
     manifest = ctx.folder(name).manifest() or {}
-    run_async(run_map_stage(BY_NAME[name], manifest, ctx))
+    with contextlib.suppress(Unfinished):
+        run_async(run_map_stage(BY_NAME[name], manifest, ctx))
     ctx.stats.flush(ctx.folder(name), every_s=0)
-    return ctx.stats.records_in, ctx.stats.records_out
+    return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)

@@ -43,6 +43,16 @@ class Rejected:
         return {**self.record, **self.more, **told}
 
 
+@dataclass(slots=True)
+class Open:
+    """A record of which a service gave no answer, through no fault of the record: it is neither
+    kept nor rejected, and asked about again when the run is resumed."""
+
+    record: Record
+    reason_code: str
+    reason: str
+
+
 def source_id(text: str) -> str:
     """The name of a source: 128 bits over its normalised text, so that equal texts are one."""
     normal = " ".join(normalised("NFC", text).split())

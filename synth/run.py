@@ -28,7 +28,9 @@ from rich.text import Text
 from scorekit.config import save_config
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
-from synth.driver import Context, begin, run_map_stage
+from synth.context import Context, Stage, WholeStage, begin
+from synth.driver import run_map_stage
+from synth.locks import held
 from synth.report import write_report
 from synth.stages.export import Export, bare_url
 from synth.stages.format_filter import FormatFilter
@@ -60,13 +62,19 @@ class RunOptions:
     shard_id: int = 0
     num_shards: int = 1
     engine: str = "local"
+    give_up: bool = False
+    repair: int | None = None
+
+
+def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
+    """Where the run stands; a dry run has a folder of its own."""
+    out_dir = cfg.run.out_dir
+    return out_dir.with_name(out_dir.name + "-dry-run") if options.dry_run else out_dir
 
 
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     """Run the stages in their order. Raises UserError; KeyboardInterrupt leaves what is done."""
-    out_dir = cfg.run.out_dir
-    if options.dry_run:
-        out_dir = out_dir.with_name(out_dir.name + "-dry-run")
+    out_dir = run_folder(cfg, options)
     out_dir.mkdir(parents=True, exist_ok=True)
     _log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False)
@@ -84,7 +92,7 @@ def _run_one(
     name: str, cfg: SynthConfig, out_dir: Path, options: RunOptions, console: Console,
     exporter: Exporter | None,
 ) -> bool:  # fmt: skip
-    """One stage with its progress bar; False where the work of other machines is awaited."""
+    """One stage with its progress bar; False where the work of other machines is not done."""
     with _progress(console, name) as advance:
         ctx = Context(
             cfg, out_dir,
@@ -92,10 +100,13 @@ def _run_one(
             resume=options.resume,
             overwrite=options.overwrite and name == options.stages[0],
             limit=options.limit, shard_id=options.shard_id, num_shards=options.num_shards,
-            advance=advance,
+            share=options.num_shards == 1 or len(options.stages) > 1,
+            give_up=options.give_up, advance=advance, tell=console.print,
         )  # fmt: skip
         if exporter is not None:
             exporter.watch(name, ctx.stats)
+        if options.repair is not None:
+            drop_shard(BY_NAME[name], ctx, options.repair)
         run_stage(name, ctx, options.engine)
     folder = ctx.folder(name)
     counts = count_stage(folder)
@@ -105,7 +116,7 @@ def _run_one(
             f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}"
         )
     if not folder.done():
-        console.print(f"{name}: its other shards are awaited; run the later stages then")
+        console.print(f"{name}: other machines' shards are not done")
         return False
     if counts is not None and not counts.records_out and name != options.stages[-1]:
         codes = ", ".join(f"{code} {count}" for code, count in counts.rejected.items())
@@ -128,12 +139,41 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
                 run_map_stage_on_ray(stage, manifest, ctx)
             else:
                 run_async(run_map_stage(stage, manifest, ctx))
-        elif stage.after is None or not ctx.folder(name).done():
-            stage.run(ctx, manifest)  # the first one knows by itself, and has parts to clear away
+        elif stage.after is None:
+            stage.run(ctx, manifest)  # it knows by itself, and has parts to clear away
+        else:
+            run_whole_stage(stage, manifest, ctx)
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():
         write_views(ctx, name)
+
+
+def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -> None:
+    """A stage that sees all records: one process runs it, and where work is shared the others
+    wait. Raises UserError where another process is at it, or its input is not what it was."""
+    folder = ctx.folder(stage.name)
+    if folder.done():
+        return
+    locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
+    with held(locks, "run it", wait=ctx.tell if ctx.share else None):
+        if not folder.done():
+            stage.run(ctx, manifest)
+
+
+def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
+    """Let a shard be made again; of a stage that sees all records, all of them. Later stages stay:
+    the same bytes come out. Raises UserError for a shard that is not there."""
+    folder = ctx.folder(stage.name)
+    shards = folder.shards() or 0
+    if index >= shards:
+        raise UserError(f"--repair {index}: {folder.path} has {shards} shards")
+    if hasattr(stage, "process"):
+        with held([(folder.lock(index), False)], "repair it"):
+            folder.drop(index)
+    else:
+        with held([(folder.lock(), False)], "repair it"):
+            folder.clear()
 
 
 def _without_credentials(cfg: SynthConfig) -> SynthConfig:
@@ -162,7 +202,11 @@ def run_async(work: Any) -> None:
 
 
 def _log_to(path: Path, level: str) -> None:
-    """One JSON object a line, appended."""
+    """One JSON object a line, appended: of the run, and what the LLM client retries."""
+    client = logging.getLogger("scorekit.llm")
+    client.handlers = [_ToStructlog()]
+    client.propagate = False
+    client.setLevel(logging.INFO)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -173,6 +217,14 @@ def _log_to(path: Path, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
         logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
     )
+
+
+class _ToStructlog(logging.Handler):
+    """Hands a library's record to our log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log its message under its level, and the name of its logger."""
+        log.log(record.levelno, record.getMessage(), logger=record.name)
 
 
 @contextmanager

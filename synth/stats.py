@@ -27,7 +27,7 @@ from synth.distributions import distributions
 from synth.store import StageFolder, digest_of, to_line, write_atomic
 
 if TYPE_CHECKING:
-    from synth.driver import Context
+    from synth.context import Context
 
 #: In their order.
 STAGES = (
@@ -52,6 +52,8 @@ class CallStats:
 class StageStats:
     """Counts of one process in one stage.
 
+    open: records that a service gave no answer for, by code. answers_kept: answers that were there
+    and nobody was asked for; damaged_answers: those that were found broken, and asked for again.
     teacher: the client's own counts, which go on counting, or a copy of them.
     scorer: what MetricX says of itself, see `scorer_figures`.
     """
@@ -60,6 +62,9 @@ class StageStats:
     records_in: int = 0
     records_out: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    open: Counter[str] = field(default_factory=Counter)
+    answers_kept: int = 0
+    damaged_answers: int = 0
     teacher: Any = field(default_factory=dict)
     metricx: CallStats = field(default_factory=CallStats)
     judge: CallStats = field(default_factory=CallStats)
@@ -77,6 +82,8 @@ class StageStats:
             "seconds": time.monotonic() - self.started,
             "records_in": self.records_in,
             "records_out": self.records_out,
+            "open": dict(sorted(self.open.items())),
+            "answers": {"kept": self.answers_kept, "damaged": self.damaged_answers},
             "teacher": dict(counts),
             "metricx": dataclasses.asdict(self.metricx),
             "judge": dataclasses.asdict(self.judge),
@@ -186,7 +193,10 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
         "processes": len(found),
         "seconds": round(seconds, 3),
         "records_per_s": round(records / seconds, 3) if seconds else None,
-        **{key: _sum(each[key] for each in found) for key in ("teacher", "metricx", "judge")},
+        **{
+            key: _sum(each.get(key, {}) for each in found)
+            for key in ("answers", "teacher", "metricx", "judge")
+        },
         "scorer": _merge_scorer([each["scorer"] for each in found if each["scorer"]]),
         "driver_memory_peak_bytes": max((e["driver_memory_peak_bytes"] for e in found), default=0),
     }

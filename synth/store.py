@@ -1,22 +1,20 @@
-"""Files that survive kill -9: journals of answers, shards written in order, marks of completion.
+"""Files that survive kill -9: shards written in order, marks of completion.
 
-A journal is append-only; a torn last line is cut off when it is opened again. A shard's output is
-written under a temporary name and renamed when it is whole; its mark is written after that. So
-what has its final name is complete, and what a mark names was there before the mark.
+A shard's output is written under a temporary name and renamed when it is whole; its mark is
+written after that. So what has its final name is complete, and what a mark names was there before
+the mark. A mark holds the digests of its files, which are compared before they are read.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from scorekit.errors import UserError
 
@@ -67,92 +65,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class Journal:
-    """Answers under a key of their request's content, appended as they come.
-
-    An answer is with the kernel when `put` returns, so that kill -9 does not lose it; it is synced
-    to the disk after `fsync_records` answers or `fsync_s` seconds, for the day the power fails.
-    Only offsets are held in memory.
-    """
-
-    def __init__(self, path: Path, *, fsync_records: int, fsync_s: float) -> None:
-        """Raises UserError where another process has it open: both would write the same shard."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._fsync_records = fsync_records
-        self._fsync_s = fsync_s
-        self._where: dict[str, tuple[int, int]] = {}  # key -> offset and length of its line
-        self._file: IO[bytes] = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
-        except BlockingIOError:
-            self._file.close()
-            raise UserError(
-                f"{path}: another process is at this shard: let it end, or give each machine a "
-                "--shard-id of its own"
-            ) from None
-        self._end = self._index()
-        self._unsynced = 0
-        self._synced_at = time.monotonic()
-
-    def _index(self) -> int:
-        """Read the keys; cut off a last line that is not whole. The length of what is good."""
-        end = 0
-        with self._path.open("rb") as file:
-            for line in file:
-                try:
-                    key = json.loads(line)["k"] if line.endswith(b"\n") else None
-                except (ValueError, TypeError, KeyError):
-                    key = None
-                if not isinstance(key, str):
-                    break
-                self._where[key] = (end, len(line))
-                end += len(line)
-        if end < self._path.stat().st_size:
-            self._file.truncate(end)
-        return end
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-    def get(self, key: str) -> Any:
-        """The answer under a key; None without one."""
-        place = self._where.get(key)
-        if place is None:
-            return None
-        return json.loads(os.pread(self._file.fileno(), place[1], place[0]))["a"]
-
-    def put(self, key: str, answer: Any) -> None:
-        """Append an answer."""
-        line = to_line({"k": key, "a": answer})
-        view = memoryview(line)
-        while view:  # a write may be a part of it
-            view = view[self._file.write(view) :]
-        self._where[key] = (self._end, len(line))
-        self._end += len(line)
-        self._unsynced += 1
-        late = time.monotonic() - self._synced_at >= self._fsync_s
-        if self._unsynced >= self._fsync_records or late:
-            self.sync()
-
-    def sync(self) -> None:
-        """Put what was appended on the disk."""
-        if self._unsynced:
-            os.fsync(self._file.fileno())
-        self._unsynced = 0
-        self._synced_at = time.monotonic()
-
-    def close(self) -> None:
-        """Sync and close."""
-        self.sync()
-        self._file.close()
-
-    def remove(self) -> None:
-        """Close, and delete the file: its shard is done."""
-        self.close()
-        self._path.unlink(missing_ok=True)
-
-
 class ShardWriter:
     """Writes one file of a shard: under a temporary name until `commit`."""
 
@@ -199,7 +111,6 @@ class StageFolder:
     shard-00000.jsonl   the records that go on
     rejected-00000.jsonl  the records that do not, each with `reason_code` and `stage`
     done-00000.json     the mark of the shard: counts, digests of its input and its files
-    journal-00000.jsonl answers of a shard in work
     service-NAME.json   what the service said of itself that the stage asks
     """
 
@@ -216,9 +127,11 @@ class StageFolder:
         """The records of a shard that do not."""
         return self.path / f"rejected-{index:05d}.jsonl"
 
-    def journal(self, index: int) -> Path:
-        """The answers of a shard in work."""
-        return self.path / f"journal-{index:05d}.jsonl"
+    def lock(self, index: int | None = None) -> Path:
+        """The lock of a shard, or of the whole stage. Not in the stage's own folder, which a
+        clearing takes away."""
+        name = self.name if index is None else f"{self.name}-{index:05d}"
+        return self.out_dir / ".locks" / f"{name}.lock"
 
     def mark(self, index: int) -> dict[str, Any] | None:
         """The mark of a shard; None while it is not done."""
@@ -227,6 +140,30 @@ class StageFolder:
     def set_mark(self, index: int, mark: Mapping[str, Any]) -> None:
         """Say that a shard is done. Its files must be committed before."""
         write_atomic(self.path / f"done-{index:05d}.json", to_line(mark))
+
+    def verify(self, index: int) -> None:
+        """Return if the files of a shard are those that its mark was written for. Raises UserError
+        that says how to mend it."""
+        mark = self.mark(index)
+        if mark is None:
+            raise UserError(f"{self.path}: shard {index} is not done; resume that stage first")
+        wanted = {self.shard(index): mark["digest"]}
+        if mark.get("rejected_digest"):
+            wanted[self.rejected(index)] = mark["rejected_digest"]
+        for path, digest in wanted.items():
+            if not path.exists():
+                fault = "is gone"
+            elif digest_file(path) != digest:
+                fault = "was changed since it was written"
+            else:
+                continue
+            raise UserError(
+                f"{path}: it {fault}: mend it with `run --stage {self.name} --repair {index}`"
+            )
+
+    def drop(self, index: int) -> None:
+        """Take the mark from a shard, so that it is made again."""
+        (self.path / f"done-{index:05d}.json").unlink(missing_ok=True)
 
     def manifest(self) -> dict[str, Any] | None:
         """What the stage was begun with; None where it was not begun."""
@@ -270,8 +207,9 @@ class StageFolder:
         return self.shards() is not None and not self.missing()
 
     def records(self) -> Iterator[Record]:
-        """All records that go on, in order."""
+        """All records that go on, in order. Raises UserError where a shard was changed."""
         for index in range(self.shards() or 0):
+            self.verify(index)
             yield from read_records(self.shard(index))
 
     def all_rejected(self) -> Iterator[Record]:

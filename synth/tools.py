@@ -1,38 +1,32 @@
-"""What a stage asks: teacher, MetricX, judge; each answer is journaled under its request."""
+"""What a stage asks: teacher, MetricX, judge. Nobody is asked for an answer that is kept."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import SecretStr
-
 from scorekit.client import ScoringClient
-from scorekit.errors import ScorekitError, ServiceUnreachable, UserError
+from scorekit.errors import ScorekitError, ServiceUnreachable
 from scorekit.languages import find_language
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
-from scorekit.schemas import Info
-from synth.config import SynthConfig, languages
+from synth.answers import Answers, open_answers
+from synth.clients import check_judge, check_metricx, note_service, open_teacher, service_info
+from synth.config import SynthConfig, answers_place, languages
 from synth.stats import CallStats, StageStats, scorer_figures
-from synth.store import Journal, Record, StageFolder, digest_of, to_line, write_atomic
+from synth.store import Record, StageFolder, digest_of
 
 if TYPE_CHECKING:
-    from scorekit.llm import LLMClient, LLMError, Sampling
+    from scorekit.llm import LLMClient, LLMError
 
 #: Candidates in one request at most: what is lost when it is cut off, and asked again.
 PART = 32
 #: Requests in a row that a service fails after all pauses: it is not the texts, the run stops.
 FAILURES_IN_A_ROW = 10
-#: What makes a service another one, whose answers are not to be mixed.
-_IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
 
 class SourceFailed(ScorekitError):
@@ -41,6 +35,24 @@ class SourceFailed(ScorekitError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class NotYet(ScorekitError):
+    """A service gave no answer, and it is not the text's fault: it may give one later."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the teacher is asked, but for the seed; top_k, min_p, penalties are always neutral."""
+
+    messages: list[dict[str, str]]
+    max_tokens: int
+    temperature: float
+    top_p: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +64,19 @@ class Score:
 
 
 class Tools:
-    """The services of one stage, with the journal of one shard."""
+    """The services of one stage, and the answers that they have given."""
 
     def __init__(
-        self, cfg: SynthConfig, stats: StageStats, teacher: LLMClient | None,
-        metricx: ScoringClient | None, judge: ScoringClient | None,
+        self, cfg: SynthConfig, stats: StageStats, answers: Answers, teacher: LLMClient | None,
+        metricx: ScoringClient | None, judge: ScoringClient | None, *,
+        identities: Mapping[str, Any] | None = None, give_up: bool = False,
     ) -> None:  # fmt: skip
         self.cfg = cfg
         self.stats = stats
+        self._answers = answers
         self._teacher, self._metricx, self._judge = teacher, metricx, judge
-        self._journal: Journal | None = None
+        self._identities = dict(identities or {})
+        self._give_up = give_up
         self._failing: Counter[str] = Counter()
         self._template = load_template(cfg.teacher.prompt)
         source, target = languages(cfg)
@@ -78,21 +93,18 @@ class Tools:
         """Records in work at once: enough to keep every request in flight, and little more."""
         return max(64, 2 * self.cfg.teacher.max_concurrency)
 
-    def with_journal(self, journal: Journal) -> Tools:
-        """The same services, with another journal."""
-        tools = Tools(self.cfg, self.stats, self._teacher, self._metricx, self._judge)
-        tools._journal, tools._failing = journal, self._failing
-        return tools
-
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, cfg: SynthConfig, uses: frozenset[str], folder: StageFolder, stats: StageStats
-    ) -> AsyncIterator[Tools]:
+        cls, cfg: SynthConfig, uses: frozenset[str], folder: StageFolder, stats: StageStats,
+        give_up: bool = False,
+    ) -> AsyncIterator[Tools]:  # fmt: skip
         """Connect and check what is there against the config, before anything is spent; and
-        against what the stage, if it is resumed, was begun with. Raises UserError."""
+        against what the stage, if it is resumed, was begun with. give_up: what a service still
+        does not answer is a failure for good. Raises UserError."""
         async with AsyncExitStack() as stack:
             teacher = metricx = judge = None
+            identities = {}
             before: dict[str, float] = {}
             if "teacher" in uses:
                 teacher = await stack.enter_async_context(open_teacher(cfg))
@@ -106,9 +118,9 @@ class Tools:
                         cache_db=cache_db, retry_samples=False,  # `_ask` does
                     )
                 )  # fmt: skip
-                info = await _info(metricx, "metricx")
+                info = await service_info(metricx, "metricx")
                 check_metricx(cfg, info)
-                _note_service(folder, "metricx", info)
+                identities["metricx"] = note_service(folder, "metricx", info)
                 before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
             if "judge" in uses:
                 judge = await stack.enter_async_context(
@@ -117,12 +129,18 @@ class Tools:
                         retry_samples=False,
                     )
                 )  # fmt: skip
-                info = await _info(judge, "judge")
+                info = await service_info(judge, "judge")
                 check_judge(cfg, info)
-                _note_service(folder, "judge", info)
+                identities["judge"] = note_service(folder, "judge", info)
+            answers = open_answers(answers_place(cfg))
+            stack.push_async_callback(answers.close)
             try:
-                yield cls(cfg, stats, teacher, metricx, judge)
+                yield cls(
+                    cfg, stats, answers, teacher, metricx, judge,
+                    identities=identities, give_up=give_up,
+                )  # fmt: skip
             finally:
+                stats.damaged_answers = answers.damaged
                 if metricx is not None:
                     stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)
 
@@ -131,53 +149,64 @@ class Tools:
     ) -> list[dict[str, Any]]:
         """n translations of a source: {"index", "text", "finish_reason"}, candidate i with seed+i.
 
-        Raises SourceFailed where this source can have none.
+        Each candidate is kept under a key of its own: of 256 whose first 128 were asked for once,
+        128 are asked for. Raises SourceFailed where this source can have none, NotYet where the
+        teacher failed.
         """
-        from scorekit.llm import Sampling
-
         generation = self.cfg.teacher.generation
         blob = record["source_type"] == "blob"
         limit = generation.max_tokens_blob if blob else generation.max_tokens
-        messages = self._messages(record["source_text"])
-        found: list[dict[str, Any]] = []
+        asked = _Asked(self._messages(record["source_text"]), limit, temperature, generation.top_p)
+        keys = [self._candidate_key(asked, seed + index) for index in range(n)]
+        found = dict(await self._answers.get(keys))
+        self.stats.answers_kept += len(found)
         per_call = self.cfg.final_generation.strategy == "per_call"
         step = 1 if per_call else min(PART, self.cfg.teacher.max_sequences or PART)
-        for start in range(0, n, step):
-            count = min(step, n - start)
-            sampling = Sampling(
-                max_tokens=limit, temperature=temperature, top_p=generation.top_p,
-                seed=seed + start,
-            )  # fmt: skip
-            for choice in await self._chat(messages, sampling, count):
-                found.append({**choice, "index": start + choice["index"]})
-        return found
+        missing = [index for index in range(n) if keys[index] not in found]
+        for part in _runs(missing, step):
+            found |= await self._chat(asked, seed, part, keys)
+        for key in keys:
+            if "failed" in found[key]:
+                raise SourceFailed(f"teacher_{found[key]['failed']}", found[key]["message"])
+        return [{"index": index, **found[key]} for index, key in enumerate(keys)]
+
+    def _candidate_key(self, asked: _Asked, seed: int) -> str:
+        teacher = self.cfg.teacher
+        greedy = asked.temperature == 0  # it has no use for a seed
+        return digest_of(
+            ["teacher", teacher.model, teacher.revision, asdict(asked), None if greedy else seed]
+        )
 
     async def _chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, n: int
-    ) -> list[dict[str, Any]]:
-        from scorekit.llm import LLMError
+        self, asked: _Asked, seed: int, part: range, keys: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Candidates `part` by key, which are kept. A source that does not fit the model's context
+        has {"failed", "message"} in their place."""
+        from scorekit.llm import LLMError, Sampling
 
         assert self._teacher is not None
-        key = digest_of([self.cfg.teacher.model, messages, asdict(sampling), n])
-        answer = self._recall(key)
-        if answer is None:
-            try:
-                choices = await self._teacher.chat(messages, sampling, n=n, request_id=key)
-            except LLMError as error:
-                if error.type != "overlong":
-                    raise self._teacher_failed(error) from None
-                answer = {"failed": error.type, "message": str(error)[:300]}
-            else:
-                self._failing["the teacher"] = 0
-                answer = [
-                    {"index": c.index, "text": c.text, "finish_reason": c.finish_reason}
-                    for c in choices
-                ]
-            self._note(key, answer)
-        if isinstance(answer, dict):
-            raise SourceFailed(f"teacher_{answer['failed']}", answer["message"])
-        found: list[dict[str, Any]] = answer
-        return found
+        sampling = Sampling(
+            max_tokens=asked.max_tokens, temperature=asked.temperature, top_p=asked.top_p,
+            seed=seed + part.start,
+        )  # fmt: skip
+        name = keys[part.start]
+        try:
+            choices = await self._teacher.chat(
+                asked.messages, sampling, n=len(part), request_id=name
+            )
+        except LLMError as error:
+            if error.type != "overlong":
+                raise self._teacher_failed(error) from None
+            told = {"failed": error.type, "message": str(error)[:300]}
+            answers = {keys[index]: told for index in part}
+        else:
+            self._failing["the teacher"] = 0
+            answers = {
+                keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
+                for c in choices
+            }
+        await self._answers.put(answers)
+        return answers
 
     def _teacher_failed(self, error: LLMError) -> ScorekitError:
         """What to raise: one source that a server cannot bear must not stop all others, and
@@ -190,7 +219,9 @@ class Tools:
             return ScorekitError(
                 f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
             )
-        return SourceFailed(f"teacher_{error.type}", str(error)[:300])
+        final = self._give_up or error.type == "refused"
+        kind = SourceFailed if final else NotYet
+        return kind(f"teacher_{error.type}", str(error)[:300])
 
     def _failed_again(self, service: str) -> bool:
         """Count a request that came to nothing; whether there are too many in a row."""
@@ -198,20 +229,27 @@ class Tools:
         return self._failing[service] >= FAILURES_IN_A_ROW
 
     async def score(self, src: str, mts: Sequence[str]) -> list[Score]:
-        """MetricX of each translation, by quality estimation (no reference)."""
+        """MetricX of each translation, by quality estimation (no reference). Raises NotYet."""
         assert self._metricx is not None
-        key = digest_of(["metricx", self.cfg.metricx.checkpoint, src, list(mts)])
-        answer = self._recall(key)
-        if answer is None:
-            samples = [{"src": src, "mt": mt} for mt in mts]
+        identity = self._identities.get("metricx")
+        keys = [digest_of(["metricx", identity, src, mt]) for mt in mts]
+        found = dict(await self._answers.get(keys))
+        self.stats.answers_kept += len(found)
+        missing = {key: mt for key, mt in zip(keys, mts, strict=True) if key not in found}
+        if missing:
+            samples = [{"src": src, "mt": mt} for mt in missing.values()]
             results = await self._ask(self._metricx, samples, self.stats.metricx, None)
-            answer = [r["score"] if r["ok"] else r["error"]["type"] for r in results]
-            if not any(map(_may_come, results)):
-                self._note(key, answer)
-        return [Score(None, a) if isinstance(a, str) else Score(a) for a in answer]
+            told = {
+                key: {"score": r["score"]} if r["ok"] else {"error": r["error"]["type"]}
+                for key, r in zip(missing, results, strict=True)
+            }
+            await self._keep(told, results, "the score of a translation")
+            found |= told
+        return [Score(found[key].get("score"), found[key].get("error")) for key in keys]
 
     async def judge(self, src: str, candidate: str) -> dict[str, Any]:
-        """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}."""
+        """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}.
+        Raises NotYet, unless a verdict that is missing lets pass."""
         assert self._judge is not None
         judge = self.cfg.filters.llm_judge
         sample = {
@@ -221,15 +259,35 @@ class Tools:
         options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
         if judge.model is not None:
             options["model"] = judge.model  # type: ignore[assignment]
-        key = digest_of(["judge", options, sample])
-        answer = self._recall(key)
-        if answer is None:
-            (result,) = await self._ask(self._judge, [sample], self.stats.judge, options)
-            answer = result["verdict"] if result["ok"] else {"error": result["error"]["type"]}
-            if not _may_come(result):
-                self._note(key, answer)
-        verdict: dict[str, Any] = answer
+        key = digest_of(["judge", self._identities.get("judge"), options, sample])
+        found = dict(await self._answers.get([key]))
+        self.stats.answers_kept += len(found)
+        if not found:
+            results = await self._ask(self._judge, [sample], self.stats.judge, options)
+            (result,) = results
+            found = {key: result["verdict"] if result["ok"] else {"error": result["error"]["type"]}}
+            lenient = judge.fail_policy == "permissive"
+            await self._keep(found, results, "a verdict", lenient=lenient)
+        verdict: dict[str, Any] = found[key]
         return verdict
+
+    async def _keep(
+        self, told: Mapping[str, Any], results: Sequence[Mapping[str, Any]], what: str, *,
+        lenient: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep what is an answer; raise NotYet where one is missing that may still come."""
+        open_ = [r for r in results if _may_come(r)]
+        good = {
+            key: answer
+            for (key, answer), r in zip(told.items(), results, strict=True)
+            if not _may_come(r)
+        }
+        if good:
+            await self._answers.put(good)
+        if open_ and not (lenient or self._give_up):
+            kind = open_[0]["error"]["type"]
+            service = "score" if "score" in what else "judge"
+            raise NotYet(f"{service}_{kind}", f"{what} did not come: {kind}")
 
     async def _ask(
         self, client: ScoringClient, samples: list[dict[str, Any]], stats: CallStats,
@@ -273,81 +331,15 @@ class Tools:
             {"role": "user", "content": fill(self._template, {**self._fields, "text": text})},
         ]
 
-    def _recall(self, key: str) -> Any:
-        assert self._journal is not None
-        return self._journal.get(key)
 
-    def _note(self, key: str, answer: Any) -> None:
-        assert self._journal is not None
-        self._journal.put(key, answer)
-
-
-def open_teacher(cfg: SynthConfig) -> LLMClient:
-    """The client of the teacher; its key comes from the environment."""
-    from scorekit.llm import LLMClient
-
-    teacher = cfg.teacher
-    key = os.environ.get(teacher.api_key_env)
-    return LLMClient(
-        teacher.base_url, teacher.model,
-        api_key=SecretStr(key) if key else None,
-        request_timeout_s=teacher.request_timeout_s,
-        connect_timeout_s=teacher.connect_timeout_s,
-        max_concurrency=teacher.max_concurrency,
-        max_sequences=teacher.max_sequences,
-        max_attempts=teacher.retry.max_attempts,
-        backoff_s=tuple(teacher.retry.backoff_s),
-        requests_per_minute=teacher.requests_per_minute,
-        strategy=cfg.final_generation.strategy,
-        wait_for_server_s=teacher.wait_for_server_s,
-    )  # fmt: skip
-
-
-def check_metricx(cfg: SynthConfig, info: Info) -> None:
-    """The service must be what the config expects. Raises UserError."""
-    told = cfg.metricx
-    if Path(told.checkpoint).name != Path(info.model).name:
-        raise UserError(f"metricx.checkpoint is {told.checkpoint}, the service has {info.model}")
-    if told.device is not None and not info.device.startswith(told.device):
-        raise UserError(f"metricx.device is {told.device}, the service runs on {info.device}")
-
-
-def check_judge(cfg: SynthConfig, info: Info) -> None:
-    """Rules ask no model. Raises UserError where the config names one."""
-    model = cfg.filters.llm_judge.model
-    if info.model == "rules" and model not in (None, "rules"):
-        raise UserError(
-            f"filters.llm_judge.model is {model}, but the judge at {cfg.filters.llm_judge.url} is "
-            "the rules back end: start it with --backend openai, or leave the model out"
-        )
-
-
-async def _info(client: ScoringClient, name: str) -> Info:
-    try:
-        await client.wait_ready(60.0)
-        return await client.info()
-    except ServiceUnreachable as error:
-        raise UserError(f"{name}: {error}; start it, or give {name}'s url") from None
-
-
-def _note_service(folder: StageFolder, name: str, info: Info) -> None:
-    """Keep what the service says of itself, for the stage and for the run. Raises UserError where
-    the stage was begun with another one: half of its answers would be of that."""
-    told = info.model_dump()
-    path = folder.service(name)
-    if path.exists():
-        before = json.loads(path.read_bytes())
-        changed = [key for key in _IDENTITY if before.get(key) != told[key]]
-        if changed:
-            key = changed[0]
-            raise UserError(
-                f"{folder.path}: the {name} service's {key} was {before.get(key)}, is {told[key]}; "
-                "start the same one again, or give --overwrite"
-            )
-    else:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, to_line(told))
-    write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
+def _runs(indexes: Sequence[int], most: int) -> Iterator[range]:
+    """The indexes, which rise, as ranges of neighbours, each of `most` at most."""
+    start = 0
+    for at in range(1, len(indexes) + 1):
+        ends = at == len(indexes) or indexes[at] != indexes[at - 1] + 1 or at - start == most
+        if ends:
+            yield range(indexes[start], indexes[at - 1] + 1)
+            start = at
 
 
 def _may_come(result: Mapping[str, Any] | None) -> bool:

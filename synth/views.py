@@ -13,7 +13,7 @@ from synth.stats import STAGES
 from synth.store import StageFolder, to_line
 
 if TYPE_CHECKING:
-    from synth.driver import Context
+    from synth.context import Context
 
 #: Stage -> the view of the records that it let through.
 KEPT = {

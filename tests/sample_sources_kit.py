@@ -8,7 +8,7 @@ from pathlib import Path
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.driver import Context, begin
+from synth.context import Context, begin
 from synth.stages.sample_sources import SampleSources
 from synth.store import digest_file
 
@@ -19,7 +19,8 @@ V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.g
 
 
 def config(out_dir, files=(V1,), **sections):
-    data = {"src_lang": "kor", "tgt_lang": "eng", "sample_pool_size": 120, "files": list(files)}
+    data = {"src_lang": "kor", "tgt_lang": "eng", "sample_pool_size": 120, "files": list(files),
+            "max_unreadable": 1.0}  # fmt: skip
     content = {
         "run": {"out_dir": str(out_dir), "shard_records": 50, **sections.pop("run", {})},
         "data": {**data, **sections.pop("data", {})},

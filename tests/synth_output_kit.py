@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from synth.config import SynthConfig
-from synth.driver import Context, begin, run_map_stage
+from synth.context import Context, begin
+from synth.driver import run_map_stage
 from synth.record import source_id
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter

@@ -23,7 +23,7 @@ from synth.store import Record, ShardWriter
 if TYPE_CHECKING:
     import pyarrow
 
-    from synth.driver import Context
+    from synth.context import Context
 
 FOLDER = "export"
 TRAIN, PAIRS = "train", "pairs"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ import structlog
 
 from scorekit.errors import UserError
 from synth.config import DataConfig, SynthConfig
-from synth.driver import Context
+from synth.context import Context, own_shards
 from synth.ingest import Ingest
+from synth.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.madlad import REVISION, SourceFile, madlad_id, source_files
 from synth.parts import Part, PartCounts
 from synth.sampling import TYPES, BottomK, plan_quotas
@@ -44,7 +46,7 @@ class SampleSources:
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
         data = cfg.data.model_dump(
-            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total"}
+            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total", "max_unreadable"}
         )
         return {
             "data": {**data, "src_lang": madlad_id(cfg.data.src_lang),
@@ -76,11 +78,15 @@ class _Sampling:
         self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
 
     def run(self) -> None:
+        with held([(self.folder.lock(), True)], "sample there"):
+            self._run()
+
+    def _run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
         with _alone(self.folder.path):
             if self.folder.manifest() is None:
                 self.folder.set_manifest(self.manifest)
-        self._read_own()
+        self._read()
         missing = [index for index in range(len(self.files)) if not self._complete(index)]
         if missing and self.folder.shards() is None:
             shards = sorted({index % self.ctx.num_shards for index in missing})
@@ -91,18 +97,31 @@ class _Sampling:
             if self.folder.shards() is None:
                 self._merge()
 
-    def _read_own(self) -> None:
-        own = range(self.ctx.shard_id, len(self.files), self.ctx.num_shards)
-        done = [i for i in own if self._complete(i)]
-        self.ctx.advance(len(done), len(own))
+    def _read(self) -> None:
+        """This process's files, and where work is shared every one that nobody is at."""
+        own = own_shards(len(self.files), self.ctx)
+        wanted = range(len(self.files)) if self.ctx.share else own
+        done = [i for i in wanted if self._complete(i)]
+        self.ctx.advance(len(done), len(wanted))
         sample = BottomK(self.quotas)
         for index in done:  # what they hold, later files need not
             _offer_part(sample, self.parts[index])
-        todo = [i for i in own if i not in set(done)]
-        ingest = Ingest(self.cfg, sample) if todo else None
-        for index in todo:
-            assert ingest is not None
-            ingest.read(self.files[index], self.parts[index], self._documents(self.files[index]))
+        claims = Claims([i for i in wanted if i not in set(done)], self._complete, self.folder.lock)
+        if not claims.left:
+            return
+        ingest = Ingest(self.cfg, sample)
+        while claims.left:
+            claimed = claims.next()
+            if claimed is None:
+                if claims.left:
+                    time.sleep(LOOK_AGAIN_S)
+                continue
+            index, lock = claimed
+            try:
+                file = self.files[index]
+                ingest.read(file, self.parts[index], self._documents(file))
+            finally:
+                release(self.folder.lock(index), lock)
             self.ctx.advance(1, None)
 
     def _complete(self, index: int) -> bool:
@@ -125,11 +144,28 @@ class _Sampling:
         found = [part.counts() or PartCounts("") for part in self.parts]
         if not len(chosen):
             raise UserError(_why_nothing(found))
+        self._check_readable(found)
         counts = self._write(chosen)
         self._note(found, counts, doubles)
         number = -(-len(chosen) // self.cfg.run.shard_records)
         self.folder.set_manifest({**self.manifest, "shards": number})
         shutil.rmtree(self.folder.path / "parts", ignore_errors=True)
+
+    def _check_readable(self, found: list[PartCounts]) -> None:
+        """Raise UserError where too much of the corpus could not be read."""
+        unread = _unread(sum((part.rejected for part in found), Counter()))
+        documents = sum(part.documents + part.broken_lines for part in found)
+        share = max(
+            unread.total() / max(1, documents),
+            unread["broken_gzip"] / len(found),  # the rest of such a file is lost, too
+        )
+        if share > self.data.max_unreadable:
+            codes = ", ".join(f"{code} {count:,}" for code, count in sorted(unread.items()))
+            raise UserError(
+                f"data.files: {unread.total():,} of {documents:,} documents could not be read "
+                f"({codes}){_first_broken(found)}; mend them, or allow a share of "
+                f"{share:.2g} by data.max_unreadable, and --resume"
+            )
 
     def _write(self, chosen: np.ndarray) -> Counter[str]:
         """The shards with their marks, and all of them as Parquet. Sources by type and bucket."""
@@ -153,8 +189,8 @@ class _Sampling:
         """counts.json: in = sampled + rejected. And the same for this process's stats."""
         rejected = sum((part.rejected for part in found), Counter())
         pieces = sum(part.pieces for part in found)
-        codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
-        unread = Counter({code: rejected.pop(code) for code in codes if code in rejected})
+        unread = _unread(rejected)
+        rejected -= unread
         rejected["duplicate"] = doubles
         rejected["not_sampled"] = pieces - sampled.total() - rejected.total()
         rejected = +rejected
@@ -317,8 +353,19 @@ def _alone(folder: Path) -> Iterator[None]:
 def _why_nothing(found: list[PartCounts]) -> str:
     documents = sum(part.documents for part in found)
     if not documents:
-        broken = next(((part.file, part.broken[0]) for part in found if part.broken), None)
-        told = f"; first: {broken[0]} line {broken[1]['line']}: {broken[1]['reason']}"
-        return "data.files: no document could be read" + (told if broken else "")
+        return "data.files: no document could be read" + _first_broken(found)
     codes = sum((part.rejected for part in found), Counter())
     return f"data.files: {documents} documents, and no source left of them: {dict(codes)}"
+
+
+def _first_broken(found: list[PartCounts]) -> str:
+    for part in found:
+        for line in part.broken:
+            return f"; the first: {part.file} line {line['line']}: {line['reason']}"
+    return ""
+
+
+def _unread(rejected: Counter[str]) -> Counter[str]:
+    """Of what was left out, the documents that could not be read."""
+    codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
+    return Counter({code: rejected[code] for code in codes if rejected[code]})

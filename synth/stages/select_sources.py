@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.driver import Context
+from synth.context import Context
 from synth.record import Rejected
 from synth.store import ShardWriter
 
@@ -37,7 +37,7 @@ class SelectSources:
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Rank, choose, and write the chosen in the order of their sources."""
-        if ctx.shard_id:
+        if ctx.shard_id and not ctx.share:
             raise UserError(f"--stage {self.name} sees all shards at once: run it without them")
         source = ctx.input_of(self)
         missing = source.missing()

@@ -246,7 +246,7 @@ def test_conservative_rejects_what_the_judge_failed_on(run):
     out = folder.with_name("conservative")
     subprocess.run(["cp", "-r", folder, out], check=True)
     more = ("--set", f"run.out_dir={out}", "--set", "filters.llm_judge.fail_policy=conservative")
-    synth(path, "format_filter", "--overwrite", *more)
+    synth(path, "format_filter", "--overwrite", "--yes", *more)
     synth(path, "export", *more)
     assert read(out / "export/train.jsonl") == []
     rejected = [r for r in read(out / "rejected.jsonl") if r["stage"] == "format_filter"]

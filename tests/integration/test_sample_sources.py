@@ -11,7 +11,7 @@ import pytest
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
 from synth.config import DataConfig
-from synth.driver import Context, begin
+from synth.context import Context, begin
 from synth.madlad import REVISION, SourceFile, hub_pattern, madlad_id, read_documents, source_files
 from synth.stages.sample_sources import SampleSources
 from synth.store import digest_file
@@ -292,7 +292,9 @@ def test_what_cannot_work_is_one_clear_line(tmp_path):
         run(config(tmp_path / "3", data={"src_lang": "jpn"}))
     empty = tmp_path / "empty.jsonl"
     empty.write_text("no JSON\n")
-    with pytest.raises(UserError, match=r"no document could be read; first: empty.jsonl line 1"):
+    with pytest.raises(
+        UserError, match=r"no document could be read; the first: empty.jsonl line 1"
+    ):
         run(config(tmp_path / "4", [str(empty)]))
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(UserError, match=r"folder.jsonl: cannot be read: .*--resume"):

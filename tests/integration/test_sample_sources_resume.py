@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from synth import ingest
-from synth.driver import Context
+from synth.context import Context
 from synth.ingest import Ingest
 from synth.parts import PartWriter
 from synth.store import ShardWriter, read_records

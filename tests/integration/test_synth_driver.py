@@ -11,13 +11,14 @@ from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from synth.config import SynthConfig
-from synth.driver import Context, begin, run_map_stage
+from synth.context import Context, begin
+from synth.driver import run_map_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
-from synth.store import Journal, ShardWriter, StageFolder, digest_of
+from synth.store import ShardWriter, StageFolder, digest_of
 from tests.openai_server import FakeOpenAI
 from tests.servers import running_service
 
@@ -235,21 +236,3 @@ def test_a_metricx_service_with_another_model_is_refused_before_anything_is_aske
     with pytest.raises(UserError, match="the service has fake-metricx"):
         run(cfg, stages=STAGES[:1])
     assert len(teacher.requests) == asked
-
-
-def test_the_journal_cuts_off_a_torn_line_and_keeps_the_rest(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path, fsync_records=2, fsync_s=60)
-    for i in range(5):
-        journal.put(f"k{i}", {"text": "한글 " * i})
-    journal.close()
-    whole = path.read_bytes()
-    for cut in (1, 7, 20):
-        path.write_bytes(whole[:-cut])
-        journal = Journal(path, fsync_records=2, fsync_s=60)
-        assert len(journal) == 4 and journal.get("k4") is None
-        assert journal.get("k3") == {"text": "한글 " * 3}
-        journal.put("k4", {"text": "한글 " * 4})
-        assert journal.get("k4") == {"text": "한글 " * 4}
-        journal.close()
-        assert path.read_bytes() == whole

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from synth.context import Context
 from synth.distributions import Spread
-from synth.driver import Context
 from synth.estimate import estimate, plan, status
 from synth.report import write_report
 from synth.stats import Exporter, StageStats, scorer_figures, write_stats
@@ -65,6 +65,7 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     lenient = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "permissive"}})
     with running_judge(max_field_chars=3) as url:  # an error of every sample
         strict.filters.llm_judge.url = lenient.filters.llm_judge.url = url
+        (tmp_path / "answers.sqlite").unlink()  # the verdicts of before
         told = run_filter(strict, overwrite=True).stats
         assert told.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
         told = run_filter(lenient, overwrite=True).stats

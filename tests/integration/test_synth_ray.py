@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import ServiceUnreachable, UserError
-from synth.driver import Context, begin
+from synth.context import Context, begin
 from synth.engine_ray import run_map_stage_on_ray, shared_budget
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore

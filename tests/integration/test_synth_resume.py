@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,8 @@ import synth.tools
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
-from synth.driver import Context, begin, clear
+from synth.context import Context, Unfinished, begin, clear
+from synth.locks import held, try_lock
 from synth.run import RunOptions, run_stages
 from synth.stages.generate_128 import Generate128
 from synth.stages.sample_sources import SampleSources
@@ -70,31 +71,30 @@ def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, met
     assert told["revision"] == "another"
 
 
-def test_a_shard_has_one_process_at_a_time(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher, metricx):  # noqa: F811
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
-    path = StageFolder(tmp_path, "prefilter_score").journal(1)
-    path.parent.mkdir(parents=True)
-    with path.open("a+b") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises((UserError, ExceptionGroup)) as failed:
-            run(cfg, stages=PREFILTER)
-    assert failed.group_contains(UserError, match="another process is at this shard")
-    run(cfg, stages=PREFILTER, resume=True)
+    path = StageFolder(tmp_path, "prefilter_score").lock(1)
+    theirs = try_lock(path)
+    told = []
+
+    def tell(line):  # the other driver dies as soon as this one waits for it
+        told.append(line)
+        assert StageFolder(tmp_path, "prefilter_score").mark(1) is None
+        theirs.close()
+
+    run(cfg, stages=PREFILTER, tell=tell)
     assert len(records(tmp_path, "prefilter_score")) == 20
+    (line,) = told
+    assert f"waits for process {os.getpid()}" in line and not path.exists()
 
 
-def test_a_finished_stage_needs_no_service_and_loses_its_last_journal(
-    tmp_path, teacher, metricx  # noqa: F811
-):  # fmt: skip
+def test_a_finished_stage_needs_no_service(tmp_path, teacher, metricx):  # noqa: F811
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=PREFILTER)
-    left = StageFolder(tmp_path, "prefilter_score").journal(0)  # killed between mark and deletion
-    left.write_bytes(b"")
     cfg.teacher.base_url = cfg.metricx.url = f"http://127.0.0.1:{free_port()}"
     run(cfg, stages=PREFILTER, resume=True)
-    assert not left.exists()
 
 
 def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teacher, metricx):  # noqa: F811
@@ -156,11 +156,29 @@ def test_one_of_several_machines_clears_nothing(tmp_path, teacher, metricx):  # 
     assert StageFolder(tmp_path, "prefilter_score").mark(0)
 
 
-def test_a_machine_stops_where_the_others_are_awaited(tmp_path, teacher, metricx, capsys):  # noqa: F811
+def test_one_stage_of_one_machine_ends_with_its_own_shards(tmp_path, teacher, metricx, capsys):  # noqa: F811
     write_sources(tmp_path, TEXTS)
-    options = RunOptions(("prefilter_score", "select_sources"), num_shards=2)
-    run_stages(config(tmp_path, teacher, metricx), options)
-    assert "other shards are awaited" in capsys.readouterr().err
+    run_stages(config(tmp_path, teacher, metricx), RunOptions(("prefilter_score",), num_shards=2))
+    assert "other machines' shards are not done" in capsys.readouterr().err
+
+
+def test_several_stages_of_one_machine_take_the_shards_that_nobody_is_at(
+    tmp_path, teacher, metricx, undisturbed  # noqa: F811
+):  # fmt: skip
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run_stages(cfg, RunOptions(tuple(NAMES), shard_id=1, num_shards=2))
+    assert output(tmp_path) == output(undisturbed)
+
+
+def test_nothing_is_cleared_under_a_driver_that_reads_it(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=PREFILTER)
+    with held([(StageFolder(tmp_path, "prefilter_score").lock(), True)], "read it"):
+        with pytest.raises(UserError, match="cannot clear it"):
+            run(cfg, stages=PREFILTER, overwrite=True)
+    run(cfg, stages=PREFILTER, overwrite=True)
 
 
 def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):  # noqa: F811
@@ -191,7 +209,9 @@ def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, m
     assert "the teacher" in str(failed.value) and "secret" not in str(failed.value)
 
 
-def test_one_source_that_the_teacher_cannot_bear_stops_no_run(tmp_path, metricx):  # noqa: F811
+def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up(
+    tmp_path, metricx  # noqa: F811
+):  # fmt: skip
     def respond(body, seed):
         if "number 3 " in body["messages"][-1]["content"]:
             raise RuntimeError("the engine fell over")
@@ -200,8 +220,16 @@ def test_one_source_that_the_teacher_cannot_bear_stops_no_run(tmp_path, metricx)
     fake = FakeOpenAI(respond=respond)
     with fake.running() as fake.url:
         write_sources(tmp_path, TEXTS)
-        run(config(tmp_path, fake, metricx), stages=PREFILTER)
-    rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
+        cfg = config(tmp_path, fake, metricx)
+        cfg.teacher.wait_for_server_s = 60  # a broken connection is not what is tested
+        with pytest.raises(Unfinished, match=r"1 records are left open \(teacher_server_error 1\)"):
+            run(cfg, stages=PREFILTER)
+        folder = StageFolder(tmp_path, "prefilter_score")
+        assert folder.missing() == [0]  # the others of its shard are asked about once
+        asked = len(fake.requests)
+        run(cfg, stages=PREFILTER, resume=True, give_up=True)
+        assert len(fake.requests) - asked <= 2 * cfg.teacher.retry.max_attempts
+    rejected = list(folder.all_rejected())
     assert [(r["source_text"], r["reason_code"]) for r in rejected] == [
         (TEXTS[3], "teacher_server_error")
     ]

@@ -18,8 +18,8 @@ from demo.madlad_shard import documents, write_shard
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
-from synth.config import SynthConfig
-from synth.driver import Context, begin
+from synth.config import SynthConfig, answers_place
+from synth.context import Context, begin
 from synth.madlad import hub_pattern
 from synth.record import Rejected, source_id
 from synth.run import RunOptions, run_stages
@@ -30,7 +30,7 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose
 from synth.stats import StageStats
-from synth.store import Journal, StageFolder
+from synth.store import StageFolder
 from synth.tools import Tools
 from tests.judge_kit import running_judge
 from tests.openai_server import FakeOpenAI
@@ -108,12 +108,11 @@ def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
 
     folder = StageFolder(cfg.run.out_dir, "asked")
     folder.clear()  # each config is another stage's beginning
+    Path(answers_place(cfg)).unlink(missing_ok=True)
 
     async def run():
         async with Tools.open(cfg, uses, folder, StageStats()) as tools:
-            path = cfg.run.out_dir / "journal.jsonl"
-            journal = Journal(path, fsync_records=1, fsync_s=1)
-            return await work(tools.with_journal(journal))
+            return await work(tools)
 
     servers[0].well()
     servers[0].forget()

@@ -1,0 +1,35 @@
+"""What a damaged disk left of a run: which shards are to be made again, which answers are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from scorekit.errors import UserError
+from synth.answers import mend
+from synth.config import SynthConfig, answers_place
+from synth.locks import held
+from synth.stats import STAGES
+from synth.store import StageFolder
+
+
+def repair(cfg: SynthConfig) -> Iterator[str]:
+    """Lines about each shard that is damaged, with the command that makes it again; then the file
+    of answers is copied without what cannot be read. Raises UserError while a driver is at work."""
+    folders = [StageFolder(cfg.run.out_dir, name) for name in STAGES]
+    with held([(folder.lock(), False) for folder in folders], "mend it"):
+        damaged = 0
+        for folder in folders:
+            for index in range(folder.shards() or 0):
+                if folder.name == "export" or folder.mark(index) is None:
+                    continue
+                try:
+                    folder.verify(index)
+                except UserError as error:
+                    damaged += 1
+                    yield str(error)
+        yield f"{damaged} damaged shards"
+        place = answers_place(cfg)
+        if "://" not in place and Path(place).exists():
+            kept, lost = mend(Path(place))
+            yield f"{place}: {kept} answers kept, {lost} lost"

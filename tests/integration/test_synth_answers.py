@@ -1,0 +1,276 @@
+"""What was paid for once is not paid for again, and what is damaged is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from bench.redis_process import running_redis
+from scorekit.errors import UserError
+from synth.__main__ import app
+from synth.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
+from synth.context import Unfinished
+from synth.repair import repair
+from synth.run import RunOptions, run_stages
+from synth.store import StageFolder, digest_of
+from tests.integration.test_synth_driver import (  # noqa: F401
+    NAMES,
+    STAGES,
+    TEXTS,
+    config,
+    metricx,
+    output,
+    records,
+    run,
+    teacher,
+    undisturbed,
+    write_sources,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """A run sends the log of the process to its folder."""
+    kept = structlog.get_config()
+    yield
+    structlog.configure(**kept)
+
+
+KEYS = [digest_of(i) for i in range(3000)]
+
+
+def answer(i):
+    return {"text": f"번역 {i} " * 20, "finish_reason": "stop"}
+
+
+def fill(path, numbers=range(3000)):
+    async def work():
+        answers = SqliteAnswers(path)
+        for i in numbers:
+            await answers.put({KEYS[i]: answer(i)})
+        await answers.close()
+
+    asyncio.run(work())
+
+
+def read(path, keys=KEYS):
+    async def work():
+        answers = open_answers(path)
+        try:
+            return await answers.get(keys), answers.damaged
+        finally:
+            await answers.close()
+
+    return asyncio.run(work())
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def test_an_answer_outlives_a_process_that_is_killed(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    code = (
+        "import asyncio, os, signal\n"
+        "from tests.integration.test_synth_answers import KEYS, SqliteAnswers, answer\n"
+        "async def work():\n"
+        f"    answers = SqliteAnswers(__import__('pathlib').Path({str(path)!r}))\n"
+        "    for i in range(50): await answers.put({KEYS[i]: answer(i)})\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(work())"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert read(path) == ({KEYS[i]: answer(i) for i in range(50)}, 0)
+
+
+def test_null_is_an_answer_too_and_a_new_one_takes_the_place_of_the_old(tmp_path):
+    async def work():
+        answers = SqliteAnswers(tmp_path / "answers.sqlite")
+        await answers.put({KEYS[0]: None, KEYS[1]: "a"})
+        await answers.put({KEYS[1]: "b"})
+        return await answers.get(KEYS[:3])
+
+    assert asyncio.run(work()) == {KEYS[0]: None, KEYS[1]: "b"}
+
+
+def test_a_damaged_value_is_no_answer_and_hides_no_other(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    fill(path)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE answers SET value = x'00' || substr(value, 2) WHERE id = 7")
+    db.commit()
+    db.close()
+    found, damaged = read(path)
+    assert damaged == 1 and found == {KEYS[i]: answer(i) for i in range(3000) if i != 6}
+
+
+def test_a_file_with_a_bad_page_loses_that_page_only_and_is_mended(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    fill(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    kept, lost = mend(path)
+    assert kept >= 2800 and lost <= 200 and kept + lost == 3000
+    found, damaged = read(path)
+    assert len(found) == kept and not damaged
+    assert all(found[KEYS[i]] == answer(i) for i in range(3000) if KEYS[i] in found)
+    assert path.with_name("answers.sqlite.damaged").exists()
+
+
+def test_what_is_no_sqlite_file_is_said_in_one_line(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(b"not a database, but long enough to be one" * 100)
+    with pytest.raises(UserError, match="file is not a database"):
+        open_answers(path)
+
+
+def test_processes_share_a_file(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    code = (
+        "import sys, pathlib\n"
+        "from tests.integration.test_synth_answers import fill\n"
+        "fill(pathlib.Path(sys.argv[1]), range(int(sys.argv[2]), 300, 3))"
+    )
+    work = [subprocess.Popen([sys.executable, "-c", code, path, str(i)]) for i in range(3)]
+    assert [process.wait() for process in work] == [0, 0, 0]
+    assert len(read(path)[0]) == 300
+
+
+def test_machines_share_a_redis_whose_password_is_in_no_url(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=REDIS_PASSWORD):
+        open_answers("redis://user:geheim@127.0.0.1:1/0")
+    monkeypatch.setenv(REDIS_PASSWORD, "geheim")
+
+    async def work(url):
+        first, second = open_answers(url), open_answers(url)
+        await first.put({KEYS[0]: answer(0), KEYS[1]: answer(1)})
+        raw = await second._db.get(b"synth:" + bytes.fromhex(KEYS[1]))
+        await second._db.set(b"synth:" + bytes.fromhex(KEYS[1]), raw[:-1] + b"?")
+        found = await second.get(KEYS[:3])
+        for each in (first, second):
+            await each.close()
+        return found, second.damaged
+
+    with running_redis("--requirepass", "geheim") as redis:
+        assert asyncio.run(work(redis.url)) == ({KEYS[0]: answer(0)}, 1)
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def test_more_sources_and_candidates_pay_for_what_is_new_alone(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    run(config(tmp_path, teacher, metricx))
+    asked = choices(teacher)
+    more = config(tmp_path, teacher, metricx, data__target_examples_total=12)
+    run(more, stages=STAGES[1:], overwrite=True)
+    assert choices(teacher) - asked == 2 * 6  # two further sources
+    asked = choices(teacher)
+    more.final_generation.num_candidates = 9
+    run(more, stages=STAGES[2:], overwrite=True)
+    assert choices(teacher) - asked == 12 * 3  # three further candidates of each
+    assert all(len(r["candidates"]) == 9 for r in records(tmp_path, "generate_128"))
+    fresh = tmp_path / "fresh"
+    write_sources(fresh, TEXTS)
+    both = config(fresh, teacher, metricx, data__target_examples_total=12)
+    both.final_generation.num_candidates = 9
+    run(both)
+    assert output(fresh) == output(tmp_path)
+
+
+def choices(fake):
+    return sum(request.body.get("n", 1) for request in fake.requests)
+
+
+def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=STAGES[:1])
+    asked = len(teacher.requests)
+    cfg.teacher.revision = "the one of Tuesday"
+    run(cfg, stages=STAGES[:1], overwrite=True)
+    assert len(teacher.requests) - asked == 40
+
+
+def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
+    tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
+):  # fmt: skip
+    monkeypatch.setattr("synth.tools.FAILURES_IN_A_ROW", 1000)
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    teacher.fail(500, times=60)  # two thirds of all first tries
+    with pytest.raises(Unfinished) as failed:
+        run_stages(cfg, RunOptions(tuple(NAMES)))
+    assert failed.value.open["teacher_server_error"] > 3
+    assert not list(StageFolder(tmp_path, "prefilter_score").all_rejected())
+    assert StageFolder(tmp_path, "select_sources").manifest() is None
+    teacher.well()
+    run_stages(cfg, RunOptions(tuple(NAMES), resume=True))
+    assert output(tmp_path) == output(undisturbed)
+
+
+def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps(cfg.model_dump(mode="json")))
+    command = ["run", "--config", str(path), "--stage", "prefilter_score"]
+    teacher.fail(500, times=16)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 3 and "left open (teacher_server_error" in done.output
+    assert "--give-up" in done.output
+    assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
+
+
+def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):  # noqa: F811
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=STAGES[:2])
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps(cfg.model_dump(mode="json")))
+    command = ["run", "--config", str(path), "--stage", "prefilter_score", "--overwrite"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "throws away records of prefilter_score 20, select_sources 10" in done.output
+    assert StageFolder(tmp_path, "select_sources").done()
+    assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
+    assert not StageFolder(tmp_path, "select_sources").done()
+
+
+# -- a damaged disk --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["lines", "byte", "gone"])
+def test_a_changed_shard_is_noticed_named_and_made_again(
+    tmp_path, teacher, metricx, undisturbed, fault  # noqa: F811
+):  # fmt: skip
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg)
+    folder = StageFolder(tmp_path, "prefilter_score")
+    path = folder.shard(1)
+    whole = path.read_bytes()
+    if fault == "lines":
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    elif fault == "byte":
+        path.write_bytes(whole.replace(b"score", b"scone", 1))
+    else:
+        path.unlink()
+    with pytest.raises(UserError, match="--stage prefilter_score --repair 1"):
+        run(cfg, resume=True)
+    with pytest.raises(UserError, match="--stage prefilter_score --repair 1"):
+        run(cfg, stages=STAGES[1:], overwrite=True)
+    assert sum("--repair 1" in line for line in repair(cfg)) == 1
+    asked = len(teacher.requests)
+    run_stages(cfg, RunOptions(("prefilter_score",), resume=True, repair=1))
+    assert len(teacher.requests) == asked and path.read_bytes() == whole
+    run(cfg, resume=True)
+    run(cfg, stages=STAGES[1:], overwrite=True)
+    assert output(tmp_path) == output(undisturbed)
