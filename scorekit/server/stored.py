@@ -17,6 +17,8 @@ from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreR
 
 #: Many times the largest answer: a hundred spans that quote a long text.
 MAX_VALUE_BYTES = 2**20
+#: What our services say of a span.
+_SEVERITIES = frozenset({"MINOR", "MAJOR", "CRITICAL"})
 _OF_THE_SERVICE = {"id": None, "ok": True, "cached": False}  # what it adds to each answer
 
 
@@ -50,7 +52,8 @@ def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange)
         return False
     low = -math.inf if scores.min is None else scores.min
     high = math.inf if scores.max is None else scores.max
-    if fields.keys() - answer_type.model_fields.keys() or not low <= answer.score <= high:
+    told = answer.model_dump(exclude=set(_OF_THE_SERVICE), exclude_unset=True)
+    if told != fields or not low <= answer.score <= high:  # a name that is not ours, at any depth
         return False
     if isinstance(answer, JudgeScored):
         return True
@@ -64,14 +67,16 @@ def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange)
 
 
 def _lie_in(mt: str, spans: Sequence[ErrorSpan], exact: bool) -> bool:
-    """Whether spans are within a text; exact ones are ordered, disjoint and quote it."""
+    """Whether spans are whole and within a text; exact ones are ordered, disjoint and quote it."""
     end = 0
     for span in spans:
+        if span.severity not in _SEVERITIES or span.confidence is None or span.text is None:
+            return False
         if not (0 <= span.start <= len(mt) and 0 <= span.end <= len(mt)):
             return False
         if exact and not (end <= span.start < span.end and mt[span.start : span.end] == span.text):
             return False
-        if span.confidence is not None and not 0.0 <= span.confidence <= 1.0:
+        if not 0.0 <= span.confidence <= 1.0:
             return False
         end = span.end
     return True

@@ -199,6 +199,7 @@ class OpenAIBackend(_Judge):
                 tasks = [group.create_task(self._judge(question)) for question in questions]
         finally:
             self._asking.subtract(models)
+            self._asking = +self._asking  # callers name models: none is kept that nobody asks
         return [task.result() for task in tasks]
 
     async def _judge(self, question: _Question | None) -> Outcome:

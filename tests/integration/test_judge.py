@@ -15,7 +15,7 @@ from scorekit.schemas import Failed, JudgeOptions, JudgeSample, JudgeScored, Sco
 from scorekit.scorers import reward_output
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
-from services.judge.model import OpenAIBackend
+from services.judge.model import MAX_CLIENTS, OpenAIBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
 from tests.judge_kit import ANSWER, GOOD, judge, running_judge
@@ -167,6 +167,19 @@ def test_a_batch_is_asked_at_once():
         fake.hang = False
         asking.join(30)
         assert [outcome["verdict"] for outcome in found] == [PASS] * 8
+
+
+def test_models_that_callers_named_leave_nothing_behind_but_a_few_clients():
+    fake = FakeOpenAI()
+    with fake.running() as upstream:
+        settings = JudgeSettings(backend="openai", base_url=upstream, model="teacher")
+        backend = OpenAIBackend(load_rubrics(None), settings, None)
+        backend.load()
+        for i in range(40):
+            options = JudgeOptions(model=f"no such model {i}")
+            (outcome,) = backend.forward(backend.encode([JudgeSample(**GOOD)], options))
+            assert outcome.type == "upstream" and not outcome.retryable
+        assert len(backend._clients) <= MAX_CLIENTS and not backend._asking
 
 
 def test_malformed_json_gets_a_second_try():

@@ -38,11 +38,15 @@ def test_what_no_service_could_have_written_does_not():
         {"truncated": {"src": 1}}, {"more": "text"}, {"id": "x"}, {"verdict": {}},
         {"error_spans": "none"}, {"error_spans": [3]},
         span(end=7), span(start=-1), span(start=6), span(text="something else"), span(severity=3),
-        span(confidence=1.5), {"error_spans": [SPAN, SPAN]},
+        span(confidence=1.5), span(severity="<SCRIPT>"), span(severity="major"), span(more="text"),
+        span(confidence=None), span(text=None), {"truncated": TRUNCATED | {"more": True}},
+        {"error_spans": [SPAN, SPAN]},
         {"error_spans": [SPAN | {"text": "x" * MAX_VALUE_BYTES}]},
     ):  # fmt: skip
         assert not _counts(GOOD | forged), forged
     assert not _counts({"score": 0.5})
+    verdict = {"pass": True, "reason_code": "ok", "notes": "", "more": "text"}
+    assert not _counts({"score": 1.0, "verdict": verdict}, JudgeSample(task="translation_filter"))
     assert not _counts(GOOD, JudgeSample(task="translation_filter"))
     assert not _counts(to_json(GOOD).replace(b"0.5", b'0.5,"score":0.25', 1))  # of two names one
 
