@@ -64,6 +64,9 @@ def running_service(
 ) -> Iterator[str]:
     """Serve a backend as run.py does until the block ends; gives its URL once it is ready."""
     settings.setdefault("cache", "memory")
+    # No batch hangs, and no client is slow, because the machine is busy or the model is held.
+    settings.setdefault("stall_after", PATIENCE_S)
+    settings.setdefault("receive_timeout_s", PATIENCE_S)
     checked = ServiceSettings(**settings)
     app = create_app(backend, checked, secrets)
     with running_app(app, server_config(app, checked)) as url:
