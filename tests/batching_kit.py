@@ -14,6 +14,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.job import Job
 from scorekit.server.metrics import Metrics
 from scorekit.server.settings import ServiceSettings
+from tests.servers import PATIENCE_S
 
 
 class Gate(FakeBackend):
@@ -80,7 +81,7 @@ def _run(test, backend=None, **limits):
                 release(1000)
             batcher.stop()
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
     return stored
 
 

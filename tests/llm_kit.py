@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from scorekit.llm import LLMClient, LLMError, Sampling
+from tests.servers import PATIENCE_S
 
 MESSAGES = [
     {"role": "system", "content": "You are a professional translator."},
@@ -54,6 +55,6 @@ def ask(url, fake, sampling=SAMPLED, n=1, json_schema=None, **settings):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)

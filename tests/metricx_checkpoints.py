@@ -1,4 +1,5 @@
-"""The golden MetricX checkpoint is stored without its zeros; this writes it out in full."""
+"""The golden MetricX checkpoint is stored without its zeros; this writes it out in full, and says
+how exact its scores are."""
 
 from __future__ import annotations
 
@@ -8,6 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+
+#: Of a score 0..25 in float32. To round every weight once moves these scores by up to 2.3e-5
+#: (measured in float64), and a sum over the longest input adds sqrt(1535) = 39 such errors up.
+#: The most that any of ten kernels made of it was 1.4e-4.
+FLOAT32 = 1e-3
 
 
 def expand_golden(compact: Path, folder: Path) -> None:

@@ -15,6 +15,8 @@ from peft import PeftModel
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from tests.servers import PATIENCE_S
+
 NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
@@ -94,7 +96,7 @@ class VLLMStub:
     def completions(self, body: dict[str, Any]) -> Response:
         self.bodies.append(body)
         if body["prompt"][0] in self.held:
-            self.release.wait(30)
+            self.release.wait(PATIENCE_S)
         if self.failures:
             status = self.failures.pop(0)
             if status == 0:

@@ -13,12 +13,8 @@ from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.scorers import SampleForScoring
 from services.metricx.model import MetricXBackend, MetricXQEScorer
 from tests.float64 import CLOSE, float64
+from tests.metricx_checkpoints import FLOAT32
 from tests.servers import running_service
-
-#: Of a score 0..25 in float32. To round every weight once moves these scores by up to 2.3e-5
-#: (measured in float64), and a sum over the longest input adds sqrt(1535) = 39 such errors up.
-#: The most that any of ten kernels made of it was 1.4e-4.
-FLOAT32 = 1e-3
 
 
 def _samples(golden, mode):

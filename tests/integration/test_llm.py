@@ -9,6 +9,7 @@ import pytest
 from scorekit.llm import Choice, LLMError, Sampling
 from tests.llm_kit import GREEDY, MESSAGES, SAMPLED, ask, client, until
 from tests.openai_server import FakeOpenAI
+from tests.servers import PATIENCE_S
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_cancelled_requests_give_their_place_back(url, fake):
             await asyncio.wait([*running, *waiting])
             assert llm.counts.failures == 0 and not waiting[1].exception()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def test_the_rate_limiter_spaces_the_requests(url, fake):

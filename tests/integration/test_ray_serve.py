@@ -20,7 +20,8 @@ from scorekit.client import SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
 from services.metricx.model import MetricXBackend
-from tests.servers import free_port, running_service, wait_until
+from tests.metricx_checkpoints import FLOAT32
+from tests.servers import PATIENCE_S, free_port, running_service, wait_until
 
 pytestmark = pytest.mark.slow
 RUN = f"{os.getpid()}"  # in the names of the applications, so that their processes are ours
@@ -122,13 +123,13 @@ def test_metricx_gives_the_scores_that_it_gives_in_process(deploy, metricx_folde
     expected = LocalScorer(MetricXBackend(str(metricx_folder), device="cpu", threads=1))
     with SyncScoringClient(url, batch_size=10) as client:
         scores = [result.score for result in client.score(pairs)]
-    assert scores == pytest.approx(expected.score_batch(pairs).sequence_scores, abs=1e-5)
+    assert scores == pytest.approx(expected.score_batch(pairs).sequence_scores, abs=FLOAT32)
 
 
 def test_a_request_of_many_samples_goes_whole_to_one_replica(deploy):
     url = deploy("whole", {})
     samples = distinct_samples(3000)
-    answer = httpx.post(f"{url}/v1/score", json={"samples": samples}, timeout=60).json()
+    answer = httpx.post(f"{url}/v1/score", json={"samples": samples}, timeout=PATIENCE_S).json()
     assert [r["score"] for r in answer["results"]] == expected_scores(samples)
     counts: set[float] = set()
     name = 'scorekit_samples_total{outcome="ok"}'
@@ -183,7 +184,7 @@ def test_what_is_too_much_gets_429_with_retry_after_and_the_rest_its_answer(depl
 
     def ask(number):
         samples = distinct_samples(1, number)
-        return samples, httpx.post(f"{url}/v1/score", json={"samples": samples}, timeout=60)
+        return samples, httpx.post(f"{url}/v1/score", json={"samples": samples}, timeout=PATIENCE_S)
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
@@ -262,7 +263,7 @@ def test_accepted_requests_are_answered_when_an_application_is_deleted(deploy):
     samples = distinct_samples(3)
     with ThreadPoolExecutor(1) as pool:
         body = {"samples": samples}
-        asked = pool.submit(httpx.post, f"{url}/v1/score", json=body, timeout=60)
+        asked = pool.submit(httpx.post, f"{url}/v1/score", json=body, timeout=PATIENCE_S)
         wait_until(lambda: metric(url, "scorekit_queue_items") > 0)
         serve.delete(f"drain-{RUN}")
         answer = asked.result()

@@ -17,6 +17,7 @@ from scorekit.server.backend import Encoded
 from scorekit.server.batch import cut_batches
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.batching_kit import Gate, _run, _until
+from tests.servers import PATIENCE_S
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
 
@@ -263,7 +264,7 @@ def test_a_lifted_sample_is_scored_once():
     class Slow(Gate):
         def encode(self, samples, options):
             if samples[0].mt == "bulk":
-                go.wait(20)
+                go.wait(PATIENCE_S)
             return super().encode(samples, options)
 
     backend = Slow()

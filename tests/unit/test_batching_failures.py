@@ -12,6 +12,7 @@ from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.batch import padded_tokens, run_batch
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.batching_kit import Gate, _run, _until
+from tests.servers import PATIENCE_S
 
 
 def _encode(backend, *mts):
@@ -255,7 +256,7 @@ def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
     class Stuck(FakeBackend):
         def encode(self, samples, options):
             if samples[0].mt == "hangs":
-                go.wait(20)
+                go.wait(PATIENCE_S)
             return super().encode(samples, options)
 
     async def test(batcher, submit):
