@@ -13,6 +13,7 @@ The two type lists are closed: a client may switch on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 #: Types of a failed sample. The first two are the text's fault, the others the service's.
@@ -28,6 +29,14 @@ SAMPLE_ERROR_TYPES = (
 #: Types for which the text is to blame: asking again gives the same answer.
 TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
 _RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})
+
+
+def may_pass_later(error: Mapping[str, Any]) -> bool:
+    """Whether a later run may do better than a sample's failure, as it stands in an answer. What is
+    behind a service may have been mended meanwhile, also where to ask again at once is no use (a
+    refused key)."""
+    return bool(error["retryable"]) or error["type"] == "upstream"
+
 
 #: Type of a refused request -> (HTTP status, whether the same request may succeed later).
 REQUEST_ERRORS: dict[str, tuple[int, bool]] = {

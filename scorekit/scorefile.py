@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pydantic_core import from_json, to_json
 
 from scorekit.async_client import ScoringClient
-from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
 from scorekit.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.schemas import Info, Priority, Result, Scored
 
@@ -319,11 +319,7 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
 
 
 def _may_pass(result: Mapping[str, Any]) -> bool:
-    """Whether a later run may do better. What is behind a service may have been mended meanwhile,
-    also where asking at once again was no use (a refused key)."""
-    if result["ok"]:
-        return False
-    return bool(result["error"]["retryable"]) or result["error"]["type"] == "upstream"
+    return not result["ok"] and may_pass_later(result["error"])
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from scorekit.client import ScoringClient
-from scorekit.errors import ScorekitError, ServiceUnreachable
+from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
 from scorekit.languages import find_language
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from synth.answers import Answers, open_answers
@@ -343,7 +343,7 @@ def _runs(indexes: Sequence[int], most: int) -> Iterator[range]:
 
 
 def _may_come(result: Mapping[str, Any] | None) -> bool:
-    return result is not None and not result["ok"] and result["error"]["retryable"]
+    return result is not None and not result["ok"] and may_pass_later(result["error"])
 
 
 def _name(tag: str) -> str:

@@ -13,7 +13,8 @@ import structlog
 from typer.testing import CliRunner
 
 from bench.redis_process import running_redis
-from scorekit.errors import UserError
+from scorekit.errors import SampleError, UserError
+from synth import tools
 from synth.__main__ import app
 from synth.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
 from synth.context import Unfinished
@@ -274,3 +275,10 @@ def test_a_changed_shard_is_noticed_named_and_made_again(
     run(cfg, resume=True)
     run(cfg, stages=STAGES[1:], overwrite=True)
     assert output(tmp_path) == output(undisturbed)
+
+
+def test_what_an_upstream_refused_is_no_answer_to_keep():
+    refused = SampleError("upstream", "a refused key", retryable=False).wire()
+    assert tools._may_come({"ok": False, "error": refused})
+    confused = SampleError("model_failure", "no verdict").wire()
+    assert not tools._may_come({"ok": False, "error": confused})
