@@ -208,7 +208,9 @@ class RedisAnswers:
         try:
             import redis.asyncio as redis
         except ImportError:
-            raise UserError("run.answers: a Redis needs `pip install redis`") from None
+            raise UserError(
+                'run.answers: a Redis needs `pip install -e ".[synth]"` in the checkout'
+            ) from None
         if "@" in url and ":" in url.rpartition("@")[0].partition("//")[2]:
             raise UserError(f"run.answers: no password in a URL: put it into {REDIS_PASSWORD}")
         self._url = url

@@ -215,7 +215,7 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
              "-m", "trainer", "train", "--config", str(config_file),
-             "--set", f"misc.run_dir={tmp_path}/out", "--set", "misc.patience_s=5",
+             "--set", f"misc.run_dir={tmp_path}/out", "--set", "misc.patience_s=30",
              "--set", "rl.num_updates=100000"],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
