@@ -11,6 +11,9 @@ from synth.config import SynthConfig, answers_place
 from synth.context import Context, MapStage, Unfinished, own_shards
 from synth.driver import run_map_stage
 
+#: Seconds in which a task that is ended has to be gone.
+_END_S = 30.0
+
 
 def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
     """Run this process's shards as Ray tasks; the run folder must be one that all nodes see.
@@ -44,19 +47,30 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     ctx.advance(0, len(todo))
     told = (ctx.limit, ctx.give_up, shards)
     waiting = [work.remote(stage.name, cfg, where, told, index) for index in todo]
-    while waiting:
-        finished, waiting = ray.wait(waiting)
-        try:
-            counts = ray.get(finished)
-        except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
-            raise error.cause from None
-        for records_in, records_out, open_ in counts:
-            ctx.stats.records_in += records_in
-            ctx.stats.records_out += records_out
-            ctx.stats.open.update(open_)
-            ctx.advance(1, None)
+    try:
+        while waiting:
+            finished, waiting = ray.wait(waiting)
+            for records_in, records_out, open_ in ray.get(finished):
+                ctx.stats.records_in += records_in
+                ctx.stats.records_out += records_out
+                ctx.stats.open.update(open_)
+                ctx.advance(1, None)
+    except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
+        raise error.cause from None
+    finally:
+        _end(waiting)
     if ctx.stats.open:
         raise Unfinished(stage.name, ctx.stats.open)
+
+
+def _end(tasks: list[Any]) -> None:
+    """End tasks that nobody waits for any more: they would go on asking, and hold their shards."""
+    import ray
+
+    for task in tasks:
+        ray.cancel(task, force=True)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=_END_S)
 
 
 def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
