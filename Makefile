@@ -40,7 +40,7 @@ demo: setup ## the main job on small real models: score, evaluate, train, compar
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
 	$(PY) -m demo.synth
 
-test: setup ## every test that takes seconds (about 5 minutes on 2 cores)
+test: setup ## every test that takes seconds (about 20 minutes on 2 cores)
 	$(PY) -m pytest -m "not slow and not vllm"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
