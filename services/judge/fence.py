@@ -35,15 +35,17 @@ _HTML = (
 )
 _BARS = "|｜¦│"
 #: The first character of what is shaped like a special token of a chat template, which a server
-#: reads as one even inside a message; and the last one of those with a bar.
-SPECIAL = re.compile(
-    rf"[<\[](?=[{_BARS}])|(?<=[{_BARS}])[>\]]"  # <|im_end|>, <｜User｜>, [|endofturn|], <turn|>
+#: reads as one even inside a message.
+OPENS = re.compile(
+    rf"[<\[](?=[{_BARS}])"  # <|im_end|>, <｜User｜>, [|endofturn|]
     r"|<(?=\[[^\[\]<>\n]{1,64}\]>)"  # <[end▁of▁sentence]>
     rf"|<(?=/?(?!(?i:{_HTML})>)[\w:.▁-]{{1,64}}>)"  # </s>, <seed:bos>, <end_of_turn>, <think>
     r"|<(?=</?\w{1,64}>>)"  # <<SYS>>
     r"|\[(?=/?[a-z]?[A-Z][A-Z0-9_]{1,63}\])"  # [/INST], [gMASK]
     r"|\](?=~!?\w{1,16}[\[\]])|\[(?=\w{1,16}~\[)"  # ]~b], [e~[
 )
+#: The last character of those that end in a bar. One character can be both: "|]~b[".
+CLOSES = re.compile(rf"(?<=[{_BARS}])[>\]]")  # <|im_end|>, <turn|>
 
 
 def code_of(key: bytes, texts: Mapping[str, str]) -> str:
@@ -59,9 +61,5 @@ def fenced(name: str, text: str, code: str) -> str:
 
 def defused(text: str) -> str:
     """The text with our brackets made plain, and a space inside the marks of chat templates."""
-    return SPECIAL.sub(_spaced, text.translate(_BRACKETS))
-
-
-def _spaced(mark: re.Match[str]) -> str:
-    closes = mark.start() > 0 and mark.string[mark.start() - 1] in _BARS and mark.group() in ">]"
-    return f" {mark.group()}" if closes else f"{mark.group()} "
+    opened = OPENS.sub(r"\g<0> ", text.translate(_BRACKETS))
+    return CLOSES.sub(r" \g<0>", opened)

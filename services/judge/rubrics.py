@@ -19,7 +19,7 @@ from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
 from scorekit.llm_errors import LLMError
-from services.judge.fence import END, RULE, SPECIAL, code_of, fenced
+from services.judge.fence import CLOSES, END, OPENS, RULE, code_of, fenced
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: Longest notes of a verdict, in characters; the rest is cut.
@@ -70,7 +70,8 @@ class Rubric(Config):
     @cached_property
     def digest(self) -> str:
         """128 bits in hex over all that shapes a verdict, the fence's words included."""
-        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES, SPECIAL.pattern]
+        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES]
+        content += [OPENS.pattern, CLOSES.pattern]
         return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
 
     def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:

@@ -6,11 +6,11 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.llm import Choice, LLMError, parse_json
-from services.judge.fence import SPECIAL, defused
+from services.judge.fence import CLOSES, OPENS, defused
 from services.judge.rubrics import load_rubrics
 
 RUBRICS = load_rubrics()
@@ -31,9 +31,10 @@ def test_no_token_of_a_chat_stays_whole(token):
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+@example("|]~!b[")
 def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
     safe = defused(text)
-    assert not SPECIAL.search(safe)
+    assert not OPENS.search(safe) and not CLOSES.search(safe)
     plain = text.translate(str.maketrans({"⟦": "[", "⟧": "]"}))
     assert safe.replace(" ", "") == plain.replace(" ", "")
 
@@ -118,5 +119,5 @@ def test_a_partial_answer_may_pass_or_not():
 
 def test_the_shapes_are_part_of_what_a_verdict_depends_on(monkeypatch):
     before = FILTER.digest
-    monkeypatch.setattr("services.judge.rubrics.SPECIAL", re.compile("x"))
+    monkeypatch.setattr("services.judge.rubrics.OPENS", re.compile("x"))
     assert load_rubrics()["translation_filter"].digest != before
