@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scorekit.languages import find_language
 from synth.config import SynthConfig, languages
+from synth.reasons import explain
 from synth.stats import StageCounts, funnel
 from synth.store import StageFolder, write_atomic
 
@@ -61,6 +62,7 @@ def card(
         corpus=corpus,
         size=_size_category(rows["train"]),
         stages=counts,
+        reasons={code: explain(code) for code in sorted({c for s in counts for c in s.rejected})},
         settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
     )
 

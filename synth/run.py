@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from synth.config import SynthConfig
 from synth.context import Context, Stage, WholeStage, begin
 from synth.driver import run_map_stage
 from synth.locks import held
+from synth.reasons import explain
 from synth.report import write_report
 from synth.stages.export import Export, bare_url
 from synth.stages.format_filter import FormatFilter
@@ -48,6 +50,8 @@ log = structlog.get_logger()
 ORDER = (SampleSources(), PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest(),
          FormatFilter(), Export())  # fmt: skip
 BY_NAME: dict[str, Any] = {stage.name: stage for stage in ORDER}
+#: Reasons that are explained after a stage: the most frequent.
+_REASONS_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ def _run_one(
         console.print(
             f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}"
         )
+        for code, count in Counter(counts.rejected).most_common(_REASONS_TOLD):
+            console.print(f"  {count:,} {code}: {explain(code)}")
     if not folder.done():
         console.print(f"{name}: other machines' shards are not done")
         return False

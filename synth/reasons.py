@@ -1,0 +1,111 @@
+"""Why a record or a candidate does not go on: each reason code, and what it means.
+
+One table, for the report, the card and the terminal. A new code needs a line here:
+tests/unit/test_synth_reasons.py finds every code that a stage can give.
+"""
+
+from __future__ import annotations
+
+#: Code -> what it means, in one sentence. {0}: what the rest of a family's code means.
+REASONS: dict[str, str] = {
+    # sample_sources: documents that cannot be read
+    "broken_json": "The line of the file is no JSON, or no Unicode text.",
+    "broken_gzip": "The compressed file breaks off here; the rest of it cannot be read.",
+    "no_text": "The document has no field `text` with a string or a list of strings.",
+    "not_a_list": "The document is one text, and segmentation.mode asks for lists of lines.",
+    "not_a_string": "The document is a list of lines, and segmentation.mode asks for texts.",
+    # sample_sources: segments that are no sources
+    "noise_html": "The segment holds HTML tags or entities.",
+    "noise_url": "Most of the segment is addresses.",
+    "noise_code": "The segment reads as program code.",
+    "noise_letters": "Less than half of the segment is letters.",
+    "no_bucket": "Its length lies in no bucket of bucketing.boundaries.",
+    "blob_too_long": "The blob has more tokens than blob_max_tokens when measured as a whole.",
+    "duplicate": "The same text stands elsewhere in the corpus; one of them is kept.",
+    "not_sampled": "Good as a source, but the pool was filled by others, drawn at random.",
+    # select_sources
+    "not_selected": "Its sampled translation improved less on the greedy one than others did.",
+    # Outputs of the teacher
+    "cut": "The teacher's output was cut by max_tokens.",
+    "empty": "The translation is empty.",
+    "looping": "The output repeats itself without end.",
+    "no_candidate": "No candidate of the source could compete: the reason names why each fell out.",
+    "no_candidates": "No candidate was left to filter.",
+    # format_filter: the rules
+    "too_short": "The text has fewer characters than min_chars.",
+    "too_long": "The text has more characters than max_chars.",
+    "role_token": "A leftover of a chat stands in the translation, such as `assistant:`.",
+    "meta_phrase": "The translation speaks of itself, such as `Here is the translation`.",
+    "tag": "A tag or marker stands in the translation that the source does not have.",
+    "copied_source": "The translation is the source, copied more or less whole.",
+    "wrong_script": "Too few letters are in the script of the target language.",
+    "wrong_language": "The translation is written in another language.",
+    "repetition": "More of the translation loops than of the source.",
+    "truncated": "The translation ends too early: something that it opens is not closed.",
+    "length_ratio": "The translation is too long or too short for its source.",
+    "numbers_missing": "Numbers of the source are not in the translation.",
+    "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
+    # Families
+    "greedy_*": "Of the greedy translation: {0}",
+    "sample_*": "Of the sampled translation: {0}",
+    "teacher_*": "The teacher gave no translation: {0}.",
+    "score_*": "MetricX gave no score: {0}.",
+    "judge_*": "The judge gave no verdict: {0}.",
+    "judge_error:*": "The judge gave no verdict, and filters.llm_judge.fail_policy is "
+    "conservative: {0}.",
+    "judge:*": "The judge refused it: {0}.",
+}
+#: Words of the families: why a service has failed.
+FAILURES: dict[str, str] = {
+    "unreachable": "it could not be reached, or broke the connection off",
+    "timeout": "no answer in time",
+    "overloaded": "it was overloaded (HTTP 429)",
+    "server_error": "it failed (HTTP 5xx)",
+    "malformed": "its answer could not be understood",
+    "length": "its answer was cut by max_tokens",
+    "overlong": "the text does not fit the model's context",
+    "incomplete": "it gave fewer choices than were asked for",
+    "refused": "it refused the request (HTTP 4xx)",
+    "invalid_input": "it does not take such a text",
+    "non_finite": "the model's score was no number",
+    "model_failure": "the model failed on this text",
+    "cancelled": "the request was cancelled",
+    "upstream": "the LLM behind it failed",
+}
+#: Words of `judge:*`: of the rubric's LLM, then of the judge's rules.
+VERDICTS: dict[str, str] = {
+    "wrong_language": "it is not written in the target language",
+    "meaning": "it distorts the meaning grossly, or leaves out or adds a part",
+    "commentary": "it holds an explanation, a note or a reply beside the translation",
+    "structure": "it breaks the lines, lists or numbering of the source",
+    "empty": "it is empty",
+    "meta_phrase": "it speaks of itself",
+    "role_token": "a leftover of a chat stands in it",
+    "marker": "a tag stands in it that the source does not have",
+    "copied": "it is the source, copied",
+    "wrong_script": "too few letters are in the target language's script",
+    "repetition": "it loops",
+    "length": "it is too long or too short for its source",
+}
+UNKNOWN = "This version does not know the reason."
+
+
+def explain(code: str) -> str:
+    """What a reason code means, in one sentence. A word that a judge of one's own rubric chose
+    stands for itself, and a code of another version is said to be unknown."""
+    if code in REASONS:
+        return REASONS[code]
+    families = [key for key in REASONS if key.endswith("*") and code.startswith(key[:-1])]
+    if not families:
+        return UNKNOWN
+    family = max(families, key=len)
+    return REASONS[family].format(_inner(family[:-1], code.removeprefix(family[:-1])))
+
+
+def _inner(family: str, rest: str) -> str:
+    if family in ("greedy_", "sample_"):
+        told = explain(rest)
+        return told[:1].lower() + told[1:] if not told.startswith("MetricX") else told
+    if family == "judge:":
+        return VERDICTS.get(rest, rest.replace("_", " "))
+    return FAILURES.get(rest, UNKNOWN[:-1])
