@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -160,7 +161,27 @@ class BlobConfig(Config):
 
     enabled: bool = True
     blob_ratio: float = Field(0.5, ge=0, le=1, description="Share of blobs among the sources.")
+    sentence_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        exclude=True,  # a run is known by blob_ratio, whichever of the two was given
+        description="Share of sentences: what blob_ratio leaves. Give one of the two.",
+    )
     blob_max_tokens: int = Field(512, ge=1, description="Most tokens of a blob, as measured.")
+
+    @model_validator(mode="after")
+    def _one_ratio(self) -> BlobConfig:
+        if self.sentence_ratio is None:
+            return self
+        if "blob_ratio" not in self.model_fields_set:
+            self.blob_ratio = round(1 - self.sentence_ratio, 12)
+        elif not math.isclose(self.sentence_ratio + self.blob_ratio, 1, abs_tol=1e-9):
+            raise ValueError(
+                f"sentence_ratio {self.sentence_ratio:g} and blob_ratio {self.blob_ratio:g} do not "
+                "add up to 1: give one of them"
+            )
+        return self
 
 
 class FinalGenerationConfig(Config):

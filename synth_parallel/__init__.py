@@ -1,0 +1,1 @@
+"""Another name of the package synth, as requirement documents write it."""

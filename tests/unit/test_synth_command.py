@@ -1,0 +1,67 @@
+"""The command under its two names, and what it says where it cannot go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from scorekit.config import load_config, save_config
+from scorekit.errors import UserError
+from synth.config import SynthConfig
+
+NAMES = ("synth", "synth_parallel.cli")
+
+
+def command(name, *arguments):
+    """Run it as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", name, *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def written(path, **sections):
+    """A config file of a run under this folder."""
+    data = {
+        "run": {"out_dir": str(path / "run")},
+        "data": {"src_lang": "eng", "tgt_lang": "kor", "files": [str(path / "*.jsonl")]},
+    }
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    (path / "c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    return path / "c.yaml"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_names_are_one_command(name, tmp_path):
+    assert "estimate" in command(name, "--help").stdout
+    config = str(written(tmp_path))
+    told = command(name, "estimate", "--config", config)
+    assert (told.returncode, told.stderr) == (0, "") and "generate_128" in told.stdout
+    told = command(name, "run", "--config", config, "--stage", "none")
+    assert told.returncode == 2 and told.stderr.startswith("error: --stage none: ")
+
+
+def ratios(tmp_path, **blob):
+    cfg = load_config(SynthConfig, written(tmp_path, final_generation={"blob": blob}))
+    return cfg.final_generation.blob
+
+
+def test_the_share_of_sentences_may_be_given_in_place_of_that_of_blobs(tmp_path):
+    assert ratios(tmp_path, sentence_ratio=0.7).blob_ratio == 0.3
+    assert ratios(tmp_path, sentence_ratio=0.7, blob_ratio=0.3).blob_ratio == 0.3
+    assert ratios(tmp_path).blob_ratio == 0.5
+    with pytest.raises(UserError, match=r"sentence_ratio 0.7 and blob_ratio 0.5 do not add up"):
+        ratios(tmp_path, sentence_ratio=0.7, blob_ratio=0.5)
+
+
+def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
+    kept = [ratios(tmp_path, **blob) for blob in ({"sentence_ratio": 0.7}, {"blob_ratio": 0.3})]
+    assert kept[0].model_dump() == kept[1].model_dump()
+    cfg = load_config(
+        SynthConfig, written(tmp_path, final_generation={"blob": {"sentence_ratio": 1}})
+    )
+    save_config(cfg, tmp_path / "kept.yaml")
+    assert load_config(SynthConfig, tmp_path / "kept.yaml").final_generation.blob.blob_ratio == 0
