@@ -36,14 +36,18 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded": {"shard": True},
     "one": {"prompts": 1},
     "one sharded": {"prompts": 1, "shard": True},
+    "gspo": {"algorithm": "gspo"},
+    "gspo sharded": {"algorithm": "gspo", "shard": True},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 sharded": {"dtype": "bfloat16", "shard": True},
 }
 
 
-def config(loss_mean: str) -> RLConfig:
+def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
     """Two passes of two steps, with every term of the loss."""
     return RLConfig(
+        algorithm=algorithm,  # type: ignore[arg-type]
+        clip_eps=0.2,
         loss_mean=loss_mean,  # type: ignore[arg-type]
         micro_batch_tokens=16,
         minibatches=2,
@@ -79,6 +83,7 @@ def update(
     prompts: int = 5,
     dtype: str = "float32",
     shard: bool = False,
+    algorithm: str = "ppo",
 ) -> dict[str, Any]:
     """The gradients of a pass, the weights after an update, its figures, and under those weights
     log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
@@ -89,7 +94,7 @@ def update(
     plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-    cfg, (rollouts, advantages) = config(loss_mean), batch(prompts)
+    cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts)
     passes = Passes(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
     gradients = {name: _whole(p.grad) for name, p in plain.named_parameters()}

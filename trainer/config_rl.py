@@ -14,8 +14,10 @@ from trainer.config_base import may_change
 class RLConfig(Config):
     """The update of the policy."""
 
-    algorithm: Literal["ppo", "reinforce"] = Field(
-        "ppo", description="Clipped surrogate, or plain policy gradient (one step a batch)."
+    algorithm: Literal["ppo", "gspo", "reinforce"] = Field(
+        "ppo",
+        description="Clipped surrogate of each token's ratio, of the whole sequence's, or plain "
+        "policy gradient (one step a batch).",
     )
     num_updates: int = may_change(20, ge=1, description="Updates of the run.")
     batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
@@ -26,9 +28,12 @@ class RLConfig(Config):
         4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
     )
     ppo_epochs: int = Field(
-        2, ge=1, description="Passes over a batch (PPO); with 1 the ratio is 1 and clips nothing."
+        2,
+        ge=1,
+        description="Passes over a batch (not of reinforce); with 1, and one minibatch, the ratio "
+        "is 1 and clips nothing.",
     )
-    minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (PPO).")
+    minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (not of reinforce).")
     lr: float = may_change(1e-6, gt=0, description="Peak learning rate of AdamW.")
     warmup_updates: int = may_change(0, ge=0, description="Updates of linear warm-up.")
     lr_decay: Literal["none", "linear", "cosine"] = may_change(
@@ -38,7 +43,13 @@ class RLConfig(Config):
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    clip_eps: float = Field(0.2, gt=0, lt=1, description="PPO's clip range of the ratio.")
+    clip_eps: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="Clip range of the ratio; where none is named, gspo's is 3e-4 below and 4e-4 "
+        "above 1.",
+    )
     clip_eps_high: float | None = Field(
         None, gt=0, description="Its upper side, 1 + clip_eps_high; null: clip_eps."
     )
@@ -98,6 +109,16 @@ class RLConfig(Config):
         """The one whose gradient is right, where none is named."""
         if isinstance(data, dict) and data.get("kl_in") == "reward":
             return {"kl_estimator": "k1"} | data
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gspos_own(cls, data: Any) -> Any:
+        """Its paper's clip range and mean (arXiv 2507.18071, sections 4.1, 5.1), where none is
+        named: a mean of many log-ratios moves far less than one of them."""
+        if isinstance(data, dict) and data.get("algorithm") == "gspo":
+            clip = {} if "clip_eps" in data else {"clip_eps": 3e-4, "clip_eps_high": 4e-4}
+            return clip | {"loss_mean": "sequence"} | data
         return data
 
     @model_validator(mode="after")

@@ -86,6 +86,15 @@ def importance_weights(
     return _ratio(old_BT, sampler_BT, limit).clamp(max=cap).detach()
 
 
+def sequence_importance_weights(
+    old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
+) -> Tensor:
+    """The same for a loss whose ratio is the sequence's: one weight for all of its tokens, of their
+    mean log-ratio. [B, T]."""
+    weights_B1 = sequence_log_ratio(old_BT, sampler_BT, mask_BT, limit).exp().clamp(max=cap)
+    return weights_B1.detach().expand(mask_BT.shape)
+
+
 def ppo_loss(
     new_BT: Tensor,
     old_BT: Tensor,
@@ -107,6 +116,39 @@ def ppo_loss(
     if correction_BT is not None:
         surrogate_BT = surrogate_BT * correction_BT
     return -masked_mean(surrogate_BT, mask_BT, normalizer)
+
+
+def sequence_log_ratio(
+    new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, limit: float = MAX_LOG_RATIO
+) -> Tensor:
+    """log s = mean(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
+    sums_B1 = (new_BT - old_BT).masked_fill(~mask_BT, 0.0).sum(-1, keepdim=True)
+    counts_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
+    return (sums_B1 / counts_B1).clamp(-limit, limit)
+
+
+def gspo_loss(
+    new_BT: Tensor,
+    old_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    normalizer: float | Tensor,
+    clip_eps: float,
+    *,
+    clip_eps_high: float | None = None,
+    correction_BT: Tensor | None = None,
+    max_log_ratio: float = MAX_LOG_RATIO,
+) -> Tensor:
+    """`ppo_loss` with the ratio of the whole sequence, s = exp(mean(new - old)), on each of its
+    tokens: GSPO in its token form, s pi / sg(pi) (arXiv 2507.18071, section 4.3), where sg stops
+    the gradient. With one advantage a sequence and `sequence_normalizer` its value and gradient are
+    those of the sequence form, mean(min(s A, clip(s) A)); with several the tokens keep their own.
+    """
+    log_s_B1 = sequence_log_ratio(new_BT, old_BT, mask_BT, max_log_ratio).detach()
+    return ppo_loss(
+        new_BT, new_BT.detach() - log_s_B1, advantages_BT, mask_BT, normalizer, clip_eps,
+        clip_eps_high=clip_eps_high, correction_BT=correction_BT, max_log_ratio=max_log_ratio,
+    )  # fmt: skip
 
 
 def reinforce_loss(
@@ -178,7 +220,7 @@ class LossWeights:
     """What the loss is made of; the fields are the config's (`rl`). kl_coef: 0 where the KL is
     shown only, or is part of the reward."""
 
-    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    algorithm: Literal["ppo", "gspo", "reinforce"] = "ppo"
     clip_eps: float = 0.2
     clip_eps_high: float | None = None
     kl_coef: float = 0.0
@@ -237,14 +279,16 @@ def policy_loss(
     policy term + kl_coef x KL(policy || reference) - entropy_coef x mean entropy. The KL is a mean
     over the tokens of its own mask, with its own normalizer (default: the other's).
     Figures: `policy_loss` (already divided by the normalizer), and the sums `approx_kl`
-    (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac`, `entropy`; over the tokens of
+    (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac` (with GSPO all tokens of a
+    sequence whose ratio left the range), `entropy`; over the tokens of
     the KL `kl_ref` (new - ref) and `kl_ref_k3` (its k3 estimate, never negative).
     """
     mask_BT, held_BT, limit = batch.mask, batch.held, weights.max_log_ratio
     # Zeros beforehand: NaN times the 0 of a mask would be a gradient of NaN.
     batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~held_BT, 0.0)
-    if weights.algorithm == "ppo":
-        loss = ppo_loss(
+    if weights.algorithm in ("ppo", "gspo"):
+        clipped_loss = ppo_loss if weights.algorithm == "ppo" else gspo_loss
+        loss = clipped_loss(
             new_BT, batch.old, batch.advantages, mask_BT, normalizer, weights.clip_eps,
             clip_eps_high=weights.clip_eps_high, correction_BT=batch.correction,
             max_log_ratio=limit,
@@ -273,9 +317,12 @@ def policy_loss(
 
 def _ratio_figures(new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
     log_ratio_BT = (new_BT - batch.old).clamp(-weights.max_log_ratio, weights.max_log_ratio)
-    ratio_BT = log_ratio_BT.exp()
+    ratio_BT = clipped_BT = log_ratio_BT.exp()
+    if weights.algorithm == "gspo":
+        log_s_B1 = sequence_log_ratio(new_BT, batch.old, batch.mask, weights.max_log_ratio)
+        clipped_BT = log_s_B1.exp().expand(ratio_BT.shape)
     high = weights.clip_eps if weights.clip_eps_high is None else weights.clip_eps_high
-    outside_BT = ((ratio_BT < 1 - weights.clip_eps) | (ratio_BT > 1 + high)).float()
+    outside_BT = ((clipped_BT < 1 - weights.clip_eps) | (clipped_BT > 1 + high)).float()
     return {
         "approx_kl": masked_sum(ratio_BT - 1 - log_ratio_BT, batch.mask).item(),
         "clip_frac": masked_sum(outside_BT, batch.mask).item(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from trainer.loss import (
     TokenBatch,
     importance_weights,
     policy_loss,
+    sequence_importance_weights,
     sequence_normalizer,
     token_normalizer,
 )
@@ -125,8 +126,8 @@ def update_policy(
     """
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
-    epochs = ppo_cfg.ppo_epochs if ppo_cfg.algorithm == "ppo" else 1
-    minibatches = ppo_cfg.minibatches if ppo_cfg.algorithm == "ppo" else 1
+    again = ppo_cfg.algorithm != "reinforce"
+    epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
@@ -134,10 +135,12 @@ def update_policy(
     # Without a weight of the KL, a row that only the KL would hold has no part in the loss.
     counted = advantages.held if passes.weights.kl_coef else advantages.mask
     with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
-    for _ in range(epochs):
+    for epoch in range(epochs):
         order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
-        for part in range(min(minibatches, len(order))):
-            chosen = order[part::minibatches]
+        steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
+        if epoch == 0 and ppo_cfg.algorithm == "gspo":
+            rollouts = with_own_logprobs(rollouts, steps, passes)
+        for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
             world.meet()
             _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
@@ -170,22 +173,64 @@ def accumulate_gradients(
     cfg, world = passes.cfg, passes.world
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
     held_tokens = {index: int(advantages.held[index].sum()) for index in chosen}
-    lengths = [rollout.length for rollout in rollouts]
-    batches = list(micro_batches(lengths, cfg.micro_batch_tokens, chosen))
-    mine = batches[world.rank :: world.size]
-    rounds = -(-len(batches) // world.size)
     sums: dict[str, float] = {}
-    for number in range(rounds):
-        idle = number >= len(mine)
-        rows = batches[0] if idle else mine[number]
+    for rows, idle, last in _own_passes(rollouts, chosen, passes):
         normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, held_tokens)]
-        with world.no_sync(passes.model, last=number == rounds - 1):
+        with world.no_sync(passes.model, last=last):
             loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
             (loss * (0 if idle else 1)).backward()
         if not idle:
             _add(sums, figures)
     world.add_up(passes.model)
     return sums
+
+
+def _own_passes(
+    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: Passes
+) -> Iterator[tuple[list[int], bool, bool]]:
+    """(rows of a micro-batch, whether it only keeps step with the other processes, whether it is
+    the last) of this process's passes over the chosen rollouts."""
+    world, lengths = passes.world, [rollout.length for rollout in rollouts]
+    batches = list(micro_batches(lengths, passes.cfg.micro_batch_tokens, chosen))
+    mine = batches[world.rank :: world.size]
+    rounds = -(-len(batches) // world.size)
+    for number in range(rounds):
+        idle = number >= len(mine)
+        yield batches[0] if idle else mine[number], idle, number == rounds - 1
+
+
+@torch.no_grad()
+def with_own_logprobs(
+    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: Passes
+) -> list[Rollout]:
+    """Rollouts whose `old_logprobs` come from the very passes that the optimiser steps will make.
+
+    GSPO's clip range (3e-4) is narrower than rounding: with bfloat16 weights another batch or
+    padding moves the mean log-ratio of a sequence by up to 8e-4. Made in the same micro-batches,
+    it is exactly 0 until the first step.
+    """
+    found: dict[int, list[float]] = {}
+    model = passes.world.reading(passes.model)
+    for chosen in steps:
+        for rows, idle, _ in _own_passes(rollouts, chosen, passes):
+            of = [rollouts[row] for row in rows]
+            with autocast(next(model.parameters()).device, passes.dtype):
+                logprobs_BT, _, _ = completion_logprobs(
+                    model,
+                    [rollout.prompt_input_ids for rollout in of],
+                    [rollout.completion_token_ids for rollout in of],
+                    passes.temperature,
+                    passes.pad_id,
+                )
+            for row, rollout, values in zip(rows, of, logprobs_BT.tolist(), strict=True):
+                if not idle:
+                    found[row] = values[: len(rollout.completion_token_ids)]
+    for theirs in passes.world.gather([found]):
+        found |= theirs
+    return [
+        replace(rollout, old_logprobs=found.get(row, rollout.old_logprobs))
+        for row, rollout in enumerate(rollouts)
+    ]
 
 
 def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:
@@ -219,17 +264,22 @@ def _micro_batch_loss(
             with_entropy=cfg.entropy_coef > 0,
         )
     length = mask.shape[1]
+    learned = mask & advantages.mask[rows, :length].to(device)
     old = _logprob_rows(chosen, "old_logprobs").to(device)
     ref = correction = None
     if weights.kl_coef or chosen[0].ref_logprobs is not None:
         ref = _logprob_rows(chosen, "ref_logprobs").to(device)
     if chosen[0].sampler_logprobs is not None:
         sampler = _logprob_rows(chosen, "sampler_logprobs").to(device)
-        correction = importance_weights(old, sampler, cfg.importance_cap, cfg.max_log_ratio)
+        limits = cfg.importance_cap, cfg.max_log_ratio
+        if cfg.algorithm == "gspo":
+            correction = sequence_importance_weights(old, sampler, learned, *limits)
+        else:
+            correction = importance_weights(old, sampler, *limits)
     tokens = TokenBatch(
         old=old,
         advantages=advantages.values[rows, :length].float().to(device),
-        mask=mask & advantages.mask[rows, :length].to(device),
+        mask=learned,
         ref=ref,
         correction=correction,
         kl_mask=mask & advantages.held[rows, :length].to(device),

@@ -299,7 +299,7 @@ def letter_urls() -> Iterator[tuple[str, str]]:
         yield m, x
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 def test_the_reward_rises(tmp_path: Path, letter_urls: tuple[str, str], algorithm: str) -> None:
     done = toy(tmp_path, letter_urls, f"rl.algorithm={algorithm}", "rl.center_groups=true")
     rewards = [line["r_seq_mean"] for line in done.updates]

@@ -84,7 +84,7 @@ def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
 def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     algorithm: str, key: str, value: float

@@ -114,7 +114,7 @@ def test_reinforce_gradient_is_the_policy_gradient() -> None:
     torch.testing.assert_close(logits.grad, expected)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -0.5, -4.0]], requires_grad=True)
@@ -145,7 +145,7 @@ def test_token_mean_and_sequence_mean() -> None:
 
 
 @pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 @pytest.mark.parametrize("garbage", [1e6, float("nan"), float("inf"), float("-inf")])
 def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimator: str) -> None:
     generator = torch.Generator().manual_seed(2)
