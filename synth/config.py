@@ -154,6 +154,9 @@ class PrefilterConfig(Config):
     rank_by: Literal["bucket", "overall"] = Field(
         "bucket", description="Take the most improved of each bucket, or of all."
     )
+    min_improvement: float | None = Field(
+        None, description="Sources that improved less (MetricX points) are not taken."
+    )
 
 
 class BlobConfig(Config):
@@ -189,6 +192,9 @@ class FinalGenerationConfig(Config):
 
     num_candidates: int = Field(128, ge=1, description="Candidates a source.")
     store_top_k: int = Field(1, ge=1, description="Best candidates that are kept.")
+    max_score: float | None = Field(
+        None, ge=0, description="Candidates with a worse (higher) MetricX score are not kept."
+    )
     strategy: Literal["auto", "per_call", "n_parameter"] = Field(
         "auto", description="n in one request, one call each, or the first with a fall-back."
     )

@@ -25,11 +25,14 @@ REASONS: dict[str, str] = {
     "not_sampled": "Good as a source, but the pool was filled by others, drawn at random.",
     # select_sources
     "not_selected": "Its sampled translation improved less on the greedy one than others did.",
+    "below_min_improvement": "Its sampled translation improved less than "
+    "prefilter.min_improvement asks.",
     # Outputs of the teacher
     "cut": "The teacher's output was cut by max_tokens.",
     "empty": "The translation is empty.",
     "looping": "The output repeats itself without end.",
     "no_candidate": "No candidate of the source could compete: the reason names why each fell out.",
+    "over_max_score": "Even its best candidate scored worse than final_generation.max_score.",
     "no_candidates": "No candidate was left to filter.",
     # format_filter: the rules
     "too_short": "The text has fewer characters than min_chars.",

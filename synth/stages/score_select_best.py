@@ -30,6 +30,7 @@ class ScoreSelectBest:
             **metricx_settings(cfg),
             "store_top_k": final.store_top_k,
             "store_candidates": final.store_candidates,
+            **({} if final.max_score is None else {"max_score": final.max_score}),
         }
 
     async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
@@ -62,6 +63,12 @@ class ScoreSelectBest:
             return Rejected(rest, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items()))
         scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))
         topk = _distinct(scored)[: final.store_top_k]
+        if final.max_score is not None:
+            best = topk[0]["score"]
+            topk = [candidate for candidate in topk if candidate["score"] <= final.max_score]
+            if not topk:
+                reason = f"the best scored {best:.3f}, over {final.max_score:g}"
+                return Rejected(rest, "over_max_score", reason)
         kept = {**rest, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
         if final.store_candidates:
             kept["candidates"] = scored

@@ -1,24 +1,31 @@
-"""The sources whose sampled translation improved most on the greedy one."""
+"""The sources whose sampled translation improved most on the greedy one.
+
+Two passes over what was prefiltered. The first writes an entry of 42 bytes a source to the disk;
+among the entries the best are looked for some at a time. So memory follows the sources that are
+wanted, whatever the pool. The second writes the records in the order in which they come.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.record import Rejected
-from synth.store import ShardWriter
+from synth.store import Record, ShardWriter, StageFolder
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class _Entry(NamedTuple):
-    """Sorts by improvement; of equal ones the source's id decides, in every run alike."""
-
-    improvement: float
-    source_id: str
-    bucket: int
+#: What is sorted of a source: by improvement; of equal ones the id decides, in every run alike.
+_ENTRY = [("improvement", "<f8"), ("source_id", "S32"), ("bucket", "<u2")]
+#: Entries that are read or written at once.
+_CHUNK = 1 << 16
 
 
 class SelectSources:
@@ -29,10 +36,12 @@ class SelectSources:
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """What the choice depends on."""
+        least = cfg.prefilter.min_improvement
         return {
             "target_examples_total": cfg.data.target_examples_total,
             "rank_by": cfg.prefilter.rank_by,
             "shard_records": cfg.run.shard_records,
+            **({} if least is None else {"min_improvement": least}),
         }
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
@@ -43,82 +52,176 @@ class SelectSources:
         missing = source.missing()
         if missing:
             raise UserError(f"{source.path}: shard {missing[0]} is not done; resume that stage")
-        ranks = choose(_entries(ctx, source), ctx.cfg)
         folder = ctx.folder(self.name)
         folder.path.mkdir(parents=True, exist_ok=True)
+        entries = folder.path / ".entries.tmp"
+        try:
+            write_entries(entries, _records(ctx, source))
+            chosen = choose(entries, ctx.cfg)
+        finally:
+            entries.unlink(missing_ok=True)
+        ranked = _ranked(_records(ctx, source), chosen)
         per_shard = ctx.cfg.run.shard_records
-        shards = max(1, -(-len(ranks) // per_shard))
-        records = enumerate_limited(ctx, source)
-        done = False
+        shards = max(1, -(-len(chosen) // per_shard))
         for index in range(shards):
-            with (
-                ShardWriter(folder.shard(index)) as kept,
-                ShardWriter(folder.rejected(index)) as rejected,
-            ):
-                while not done and (kept.records < per_shard or index == shards - 1):
-                    record = next(records, None)
-                    if record is None:
-                        done = True
-                    elif record["source_id"] in ranks:
-                        kept.write({**record, "rank": ranks[record["source_id"]]})
-                        ctx.stats.records_out += 1
-                    else:
-                        rejected.write(Rejected(record, "not_selected").as_record(self.name))
-                        ctx.stats.rejected["not_selected"] += 1
-                    ctx.stats.records_in += record is not None
-                    ctx.advance(record is not None, None)
-                mark = {
-                    "records": kept.records,
-                    "rejected": {"not_selected": rejected.records} if rejected.records else {},
-                    "input": source.manifest_digest(),
-                    "rejected_digest": rejected.commit(),
-                    "digest": kept.commit(),
-                }
-            folder.set_mark(index, mark)
+            room = None if index == shards - 1 else per_shard
+            _write_shard(ctx, folder, index, ranked, room, source.manifest_digest())
         folder.set_manifest({**manifest, "shards": shards})
 
 
-def enumerate_limited(ctx: Context, source: Any) -> Any:
-    """The records of the stage before, up to ctx.limit."""
-    from itertools import islice
+def _write_shard(
+    ctx: Context, folder: StageFolder, index: int, ranked: Iterator[tuple[Record, int | None]],
+    room: int | None, input_digest: str | None,
+) -> None:  # fmt: skip
+    """Write records until `room` of them are chosen (None: all), and the mark."""
+    least = ctx.cfg.prefilter.min_improvement
+    codes: dict[str, int] = {}
+    with (
+        ShardWriter(folder.shard(index)) as kept,
+        ShardWriter(folder.rejected(index)) as rejected,
+    ):
+        while room is None or kept.records < room:
+            record, rank = next(ranked, (None, None))
+            if record is None:
+                break
+            if rank is not None:
+                kept.write({**record, "rank": rank})
+            else:
+                lost = _not_chosen(record, least)
+                rejected.write(lost.as_record(folder.name))
+                codes[lost.reason_code] = codes.get(lost.reason_code, 0) + 1
+            ctx.stats.records_in += 1
+            ctx.advance(1, None)
+        ctx.stats.records_out += kept.records
+        ctx.stats.rejected.update(codes)
+        mark = {
+            "records": kept.records,
+            "rejected": dict(sorted(codes.items())),
+            "input": input_digest,
+            "rejected_digest": rejected.commit(),
+            "digest": kept.commit(),
+        }
+    folder.set_mark(index, mark)
 
+
+def _not_chosen(record: Record, least: float | None) -> Rejected:
+    improvement = record["prefilter"]["improvement"]
+    if least is not None and improvement < least:
+        return Rejected(record, "below_min_improvement", f"{improvement:.3f}, under {least:g}")
+    return Rejected(record, "not_selected")
+
+
+def _records(ctx: Context, source: StageFolder) -> Iterator[Record]:
+    """The records of the stage before, up to ctx.limit."""
     return islice(source.records(), ctx.limit)
 
 
-def _entries(ctx: Context, source: Any) -> list[_Entry]:
-    return [
-        _Entry(r["prefilter"]["improvement"], r["source_id"], r["length_bucket_id"])
-        for r in enumerate_limited(ctx, source)
-    ]
+def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
+    """Records with their rank, None for those that are not chosen. chosen: of `choose`."""
+    import numpy as np
+
+    in_order = np.argsort(chosen)
+    at = 0
+    for position, record in enumerate(records):
+        if at < len(chosen) and chosen[in_order[at]] == position:
+            yield record, int(in_order[at])
+            at += 1
+        else:
+            yield record, None
 
 
-def choose(entries: list[_Entry], cfg: SynthConfig) -> dict[str, int]:
-    """source_id -> rank (0: the most improved) of the chosen.
+def write_entries(path: Path, records: Iterator[Record]) -> None:
+    """What is sorted of each record, one after the other, as _ENTRY says."""
+    import numpy as np
+
+    with path.open("wb") as file:
+        while found := [
+            (r["prefilter"]["improvement"], r["source_id"], r["length_bucket_id"])
+            for r in islice(records, _CHUNK)
+        ]:
+            file.write(np.array(found, dtype=_ENTRY).tobytes())
+
+
+def choose(path: Path, cfg: SynthConfig) -> np.ndarray:
+    """The positions of the chosen among the entries, the most improved first.
 
     rank_by bucket: an equal share for each bucket that has sources; what a bucket cannot fill goes
     to the most improved of the others.
     """
-    wanted = cfg.data.target_examples_total
-    if cfg.prefilter.rank_by == "overall":
-        chosen = heapq.nsmallest(wanted, entries, key=_order)
-    else:
-        chosen = _by_bucket(entries, wanted)
-    return {entry.source_id: rank for rank, entry in enumerate(sorted(chosen, key=_order))}
+    import numpy as np
+
+    wanted, least = cfg.data.target_examples_total, cfg.prefilter.min_improvement
+    apart = cfg.prefilter.rank_by == "bucket"
+    counts: Counter[int] = Counter()
+    for rows in _rows(path, least, apart):
+        counts.update(rows["bucket"].tolist())
+    tops = {
+        bucket: _Best(wanted // len(counts) + (place < wanted % len(counts)))
+        for place, bucket in enumerate(sorted(counts))
+    }
+    for rows in _rows(path, least, apart):
+        for bucket, best in tops.items():
+            best.offer(rows[rows["bucket"] == bucket])
+    chosen = np.concatenate([_no_rows(), *(best.rows() for best in tops.values())])
+    taken = np.sort(chosen["position"])
+    if len(taken) < min(wanted, counts.total()):
+        spare = _Best(wanted - len(taken))
+        for rows in _rows(path, least, apart):
+            at = np.searchsorted(taken, rows["position"]).clip(max=len(taken) - 1)
+            spare.offer(rows[taken[at] != rows["position"]])
+        chosen = np.concatenate([chosen, spare.rows()])
+    return chosen[_order(chosen)]["position"]
 
 
-def _by_bucket(entries: list[_Entry], wanted: int) -> list[_Entry]:
-    buckets: dict[int, list[_Entry]] = defaultdict(list)
-    for entry in entries:
-        buckets[entry.bucket].append(entry)
-    chosen: list[_Entry] = []
-    spare: list[_Entry] = []
-    for position, bucket in enumerate(sorted(buckets)):
-        share = wanted // len(buckets) + (position < wanted % len(buckets))
-        ranked = sorted(buckets[bucket], key=_order)
-        chosen += ranked[:share]
-        spare += ranked[share:]
-    return chosen + heapq.nsmallest(wanted - len(chosen), spare, key=_order)
+class _Best:
+    """The most improved of all rows that were offered, `count` at most."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held = [_no_rows()]
+        self._size = 0
+
+    def offer(self, rows: np.ndarray) -> None:
+        self._held.append(rows)
+        self._size += len(rows)
+        if self._size > 2 * self._count + _CHUNK:
+            self._held = [self.rows()]
+            self._size = len(self._held[0])
+
+    def rows(self) -> np.ndarray:
+        import numpy as np
+
+        held = np.concatenate(self._held)
+        return held[_order(held)[: self._count]]
 
 
-def _order(entry: _Entry) -> tuple[float, str]:
-    return -entry.improvement, entry.source_id
+def _order(rows: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.lexsort((rows["source_id"], -rows["improvement"]))
+
+
+def _no_rows() -> np.ndarray:
+    import numpy as np
+
+    return np.empty(0, dtype=[*_ENTRY, ("position", "<i8")])
+
+
+def _rows(path: Path, least: float | None, apart: bool) -> Iterator[np.ndarray]:
+    """The entries that may be chosen, with their positions, some at a time.
+
+    apart: by their buckets; else all are of one.
+    """
+    import numpy as np
+
+    start = 0
+    with path.open("rb") as file:
+        while len(found := np.fromfile(file, dtype=_ENTRY, count=_CHUNK)):
+            rows = np.empty(len(found), dtype=_no_rows().dtype)
+            for name in found.dtype.names:
+                rows[name] = found[name]
+            rows["position"] = np.arange(start, start + len(found))
+            if not apart:
+                rows["bucket"] = 0
+            start += len(found)
+            yield rows if least is None else rows[rows["improvement"] >= least]

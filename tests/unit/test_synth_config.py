@@ -28,7 +28,7 @@ from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
-from synth.stages.select_sources import choose
+from synth.stages.select_sources import choose, write_entries
 from synth.stats import StageStats
 from synth.store import StageFolder
 from synth.tools import Tools
@@ -98,9 +98,11 @@ def the_hub(cfg, servers):
 
 
 def the_selection(cfg, servers):
-    from synth.stages.select_sources import _Entry
-
-    return len(choose([_Entry(float(i), f"{i:02}", 0) for i in range(20)], cfg))
+    path = cfg.run.out_dir / "entries"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_entries(path, ({"source_id": f"{i:02}", "length_bucket_id": 0,
+                          "prefilter": {"improvement": float(i)}} for i in range(20)))  # fmt: skip
+    return len(choose(path, cfg))
 
 
 def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):

@@ -1,0 +1,96 @@
+"""select_sources: the choice of sorting everything, in memory that follows what is wanted."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synth.config import SynthConfig
+from synth.stages import select_sources
+from synth.stages.select_sources import choose, write_entries
+
+
+def config(wanted, rank_by="bucket", least=None):
+    return SynthConfig.model_validate({
+        "run": {"out_dir": "unused"},
+        "data": {"src_lang": "ko", "tgt_lang": "en", "target_examples_total": wanted},
+        "prefilter": {"rank_by": rank_by, "min_improvement": least},
+    })  # fmt: skip
+
+
+def record(number, improvement, bucket):
+    return {"source_id": f"{number * 7919 % 10007:032x}", "length_bucket_id": bucket,
+            "prefilter": {"improvement": improvement}}  # fmt: skip
+
+
+def chosen(tmp_path, records, cfg):
+    path = tmp_path / "entries"
+    write_entries(path, iter(records))
+    return choose(path, cfg).tolist()
+
+
+def order(row):
+    return -row["prefilter"]["improvement"], row["source_id"]
+
+
+def by_sorting(records, cfg):
+    """What `choose` gives, by sorting everything."""
+    least = cfg.prefilter.min_improvement
+    able = [r for r in records if least is None or r["prefilter"]["improvement"] >= least]
+    wanted = cfg.data.target_examples_total
+    ranked = sorted(able, key=order)
+    if cfg.prefilter.rank_by == "bucket":
+        buckets = sorted({r["length_bucket_id"] for r in able})
+        best, spare = [], []
+        for place, bucket in enumerate(buckets):
+            share = wanted // len(buckets) + (place < wanted % len(buckets))
+            own = [r for r in ranked if r["length_bucket_id"] == bucket]
+            best += own[:share]
+            spare += own[share:]
+        ranked = sorted(best + sorted(spare, key=order)[: wanted - len(best)], key=order)
+    return [records.index(r) for r in ranked[:wanted]]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """So that what is held is cut while rows come."""
+    monkeypatch.setattr(select_sources, "_CHUNK", 7)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.25]), st.integers(0, 4)),
+             max_size=80),
+    st.integers(1, 40), st.sampled_from(["bucket", "overall"]),
+    st.sampled_from([None, 0.0, 0.75]),
+)  # fmt: skip
+def test_the_choice_is_that_of_sorting_everything(tmp_path_factory, rows, wanted, rank_by, least):
+    records = [record(i, *row) for i, row in enumerate(rows)]
+    cfg = config(wanted, rank_by, least)
+    folder = tmp_path_factory.getbasetemp()
+    assert chosen(folder, records, cfg) == by_sorting(records, cfg)
+
+
+def test_nothing_to_choose_from_is_no_error(tmp_path):
+    assert chosen(tmp_path, [], config(3)) == []
+    assert chosen(tmp_path, [record(0, 1.0, 0)], config(3, least=2.0)) == []
+
+
+def test_memory_follows_what_is_wanted_and_not_the_pool(tmp_path, monkeypatch):
+    monkeypatch.setattr(select_sources, "_CHUNK", 1000)
+    cfg = config(100)
+
+    def peak(pool):
+        path = tmp_path / str(pool)
+        records = (record(i, i * 31 % 1009 / 100, i % 9) for i in range(pool))
+        tracemalloc.start()
+        write_entries(path, records)
+        choose(path, cfg)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(2000)  # numpy is loaded
+    assert peak(60_000) < 1.2 * peak(15_000)
