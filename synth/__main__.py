@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -127,6 +128,26 @@ def estimate(
 
         cfg = load_config(SynthConfig, config, set_)
         Console().print(estimate_table(cfg, tokens_per_s=tokens_per_s))
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(help="A stage or a view, such as rejected.")],
+    config: ConfigFile,
+    set_: Overrides = None,
+) -> None:
+    """Print the records of a stage or a view, a line of JSON each."""
+    with _clean_exit():
+        from synth.store import to_line
+        from synth.views import shown_records
+
+        cfg = load_config(SynthConfig, config, set_)
+        try:
+            for record in shown_records(cfg.run.out_dir, what):
+                sys.stdout.buffer.write(to_line(record))
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()

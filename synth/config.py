@@ -25,6 +25,10 @@ class RunConfig(Config):
     shard_records: int = Field(
         1000, ge=1, description="Sources a shard: what one machine takes at a time."
     )
+    view_records: int = Field(
+        100_000, ge=0, description="Views of more records are not written as files beside the "
+        "shards: `synth_parallel show` prints them."
+    )  # fmt: skip
     answers: str | None = Field(
         None,
         description="Where the services' answers are kept, over runs: a SQLite file, or redis:// "

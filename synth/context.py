@@ -165,7 +165,7 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     changed = [
         f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
         for key in {**old, **new}
-        if old.get(key) != new.get(key) and key not in ("digest", "shards")
+        if old.get(key) != new.get(key) and key not in ("digest", "shards", "layout")
     ]
     return "; ".join(changed[:5]).replace("settings.", "") or "its input has changed"
 

@@ -98,6 +98,8 @@ def _plan(
                     "give --overwrite"
                 )
             folder.verify(index)
+        elif mark.get("let_go"):
+            source.verify_input(index)  # says so before a service is asked
         yield index, records, own is not None
 
 
@@ -130,7 +132,7 @@ class _Shard:
     async def run(self) -> None:
         """Work through the records in order, many at once; write them in order; mark the shard,
         unless records of it are left open."""
-        self.source.verify(self.index)
+        self.source.verify_input(self.index)
         started = time.monotonic()
         with (
             ShardWriter(self.folder.shard(self.index)) as kept,

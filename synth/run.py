@@ -39,7 +39,7 @@ from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
-from synth.stages.score_select_best import ScoreSelectBest
+from synth.stages.score_select_best import ScoreSelectBest, let_candidates_go
 from synth.stages.select_sources import SelectSources
 from synth.stats import Exporter, count_stage, write_stats
 from synth.store import StageFolder
@@ -153,6 +153,8 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
         write_stats(ctx, name)
     if ctx.folder(name).done():
         write_views(ctx, name)
+        if name == ScoreSelectBest.name:
+            let_candidates_go(ctx)
 
 
 def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
+from scorekit.errors import UserError
 from synth.config import SynthConfig
+from synth.context import Context
+from synth.locks import held
 from synth.record import Kept, Rejected
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
-from synth.store import Record
+from synth.store import Record, StageFolder
 from synth.tools import Tools
 
 
@@ -73,6 +77,17 @@ class ScoreSelectBest:
         if final.store_candidates:
             kept["candidates"] = scored
         return Kept(kept)
+
+
+def let_candidates_go(ctx: Context) -> None:
+    """Delete the candidates of generate_128 when all of them are scored, unless they are to be
+    stored: the kept answers hold their texts, too. Not while another driver reads there."""
+    source = StageFolder(ctx.out_dir, ScoreSelectBest.after)
+    if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
+        return
+    with suppress(UserError), held([(source.lock(), False)], "let candidates go"):
+        for index in range(source.shards() or 0):
+            source.let_go(index)
 
 
 def _distinct(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
+from synth.store import StageFolder
 from tests.vllm_kit import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm
@@ -182,7 +183,13 @@ def read(path: Path) -> list[dict]:
 
 
 def stage_records(run: Path, stage: str) -> list[dict]:
-    return [r for path in sorted(run.glob(f"stages/{stage}/shard-*.jsonl")) for r in read(path)]
+    return list(StageFolder(run, stage).records())
+
+
+def candidate_digests(run: Path) -> list[str]:
+    """Of the shards with all candidates, which are let go when those are scored."""
+    folder = StageFolder(run, "generate_128")
+    return [(folder.mark(i) or {})["digest"] for i in range(folder.shards() or 0)]
 
 
 @pytest.fixture(scope="module")
@@ -259,5 +266,5 @@ def test_single_calls_give_the_same_pairs_as_n_in_one_request(run):
     out = folder.with_name("per_call")
     synth(path, "all", "--set", f"run.out_dir={out}",
           "--set", "final_generation.strategy=per_call")  # fmt: skip
-    assert stage_records(out, "generate_128") == stage_records(folder, "generate_128")
+    assert candidate_digests(out) == candidate_digests(folder)
     assert read(out / "export/train.jsonl") == read(folder / "export/train.jsonl")

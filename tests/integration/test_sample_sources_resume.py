@@ -12,7 +12,7 @@ from synth import ingest
 from synth.context import Context
 from synth.ingest import Ingest
 from synth.parts import PartWriter
-from synth.store import ShardWriter, read_records
+from synth.store import ShardWriter, StageFolder, read_records
 from tests.sample_sources_kit import (
     config,
     records,
@@ -145,4 +145,4 @@ def test_batches_do_not_change_what_comes_out(tmp_path, monkeypatch):
 
 
 def run_shard(out_dir, index):
-    return out_dir / f"stages/sample_sources/shard-{index:05d}.jsonl"
+    return StageFolder(out_dir, "sample_sources").shard(index)

@@ -20,7 +20,7 @@ from synth.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
 from synth.context import Unfinished
 from synth.repair import repair
 from synth.run import RunOptions, run_stages
-from synth.store import StageFolder, digest_of
+from synth.store import ShardWriter, StageFolder, digest_of, read_records
 from tests.integration.test_synth_driver import (  # noqa: F401
     NAMES,
     STAGES,
@@ -248,7 +248,7 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):  # noqa:
 # -- a damaged disk --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["lines", "byte", "gone"])
+@pytest.mark.parametrize("fault", ["lines", "byte", "torn", "gone"])
 def test_a_changed_shard_is_noticed_named_and_made_again(
     tmp_path, teacher, metricx, undisturbed, fault  # noqa: F811
 ):  # fmt: skip
@@ -259,9 +259,16 @@ def test_a_changed_shard_is_noticed_named_and_made_again(
     path = folder.shard(1)
     whole = path.read_bytes()
     if fault == "lines":
-        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+        lines = list(read_records(path))[:2]
+        with ShardWriter(path) as shard:
+            for line in lines:
+                shard.write(line)
+            shard.commit()
     elif fault == "byte":
-        path.write_bytes(whole.replace(b"score", b"scone", 1))
+        middle = len(whole) // 2
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    elif fault == "torn":
+        path.write_bytes(whole[: len(whole) // 2])
     else:
         path.unlink()
     with pytest.raises(UserError, match="--stage prefilter_score --repair 1"):
