@@ -16,13 +16,18 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 import structlog
 
 from scorekit.errors import UserError
+from synth import salvage
+from synth.locks import held, try_lock
 
 log = structlog.get_logger()
 
@@ -31,6 +36,7 @@ REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
 _CHECKSUM = 8  # bytes
 _LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
 _BUSY_S = 60.0  # while other processes write
+_REDIS_TRIES = 12  # with pauses of 0.2 to 5 s: three quarters of a minute
 
 
 class Answers(Protocol):
@@ -51,9 +57,27 @@ class Answers(Protocol):
 def open_answers(where: str | Path) -> Answers:
     """A SQLite file (a path), or a Redis or Valkey (redis://, rediss://, unix://). Raises
     UserError."""
-    if str(where).startswith(("redis://", "rediss://", "unix://")):
-        return RedisAnswers(str(where))
-    return SqliteAnswers(Path(where))
+    check_place(str(where))
+    return RedisAnswers(str(where)) if "://" in str(where) else SqliteAnswers(Path(where))
+
+
+def check_place(where: str) -> None:
+    """Raise UserError for what is no place of answers, and for one with a password in it: it would
+    stand in the kept config and in logs."""
+    if "://" not in where:
+        return
+    try:
+        parts = urlsplit(where)
+        has_password = parts.password is not None or "password" in parse_qs(parts.query)
+        known = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
+    except ValueError:
+        has_password, known = False, False
+    if has_password:
+        raise UserError(f"run.answers: no password in a URL: put it into {REDIS_PASSWORD}")
+    if not known:
+        raise UserError(
+            "run.answers: give a path, redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH"
+        )
 
 
 class SqliteAnswers:
@@ -64,12 +88,18 @@ class SqliteAnswers:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = path.absolute()  # ":memory:" is a file, too
         self.damaged = 0
+        self._lock = try_lock(_lock(path), shared=True)
+        if self._lock is None:
+            raise UserError(f"run.answers {path}: is being mended; wait until that is done")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._db = _opened(path)
+            self._db.execute("BEGIN IMMEDIATE")  # a file that may not be written says so now,
+            self._db.execute("ROLLBACK")  # and not when an answer was paid for
+            self._file = _identity(path)
         except (sqlite3.Error, OSError) as error:
+            self._lock.close()
             raise UserError(f"run.answers {path}: {error}; {_MEND}") from None
 
     async def get(self, keys: Sequence[str]) -> dict[str, Any]:
@@ -78,7 +108,7 @@ class SqliteAnswers:
         for start in range(0, len(keys), _LOOKUP):
             some = [bytes.fromhex(key) for key in keys[start : start + _LOOKUP]]
             for key, value in self._rows(some):
-                answer = _unpack(key, value)
+                answer = unpack(key, value)
                 if answer is None:
                     self._note_damage(key.hex())
                 else:
@@ -89,6 +119,11 @@ class SqliteAnswers:
         """Keep answers: all of them when this returns, or none. Raises UserError for a full disk
         and for a file that is too damaged to be written."""
         rows = [_row(key, answer) for key, answer in answers.items()]
+        if _identity(self.path) != self._file:
+            raise UserError(
+                f"run.answers {self.path}: was deleted or replaced while a run was at work: what "
+                "is written now would be lost; put it back, or --resume with a new one"
+            )
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(
@@ -106,6 +141,8 @@ class SqliteAnswers:
     async def close(self) -> None:
         """Close the file."""
         self._db.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _rows(self, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
         marks = ",".join("?" * len(keys))
@@ -135,10 +172,11 @@ _MEND = (
 def _opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     db.text_factory = bytes  # a damaged value may look like a text, and be none
+    db.execute(f"PRAGMA page_size={salvage.PAGE}")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=NORMAL")
-    # Rows by number, and the keys in an index beside them: a damaged index hides no row from
-    # `mend`, and a damaged page of rows hides its own only.
+    # Rows by number, and the keys in an index beside them: a damaged index hides no row, and a
+    # damaged page of rows hides its own only. `salvage` knows this layout.
     db.execute(
         "CREATE TABLE IF NOT EXISTS answers "
         "(id INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)"
@@ -147,51 +185,88 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def mend(path: Path) -> tuple[int, int]:
+def mend(path: Path) -> tuple[int, int | None]:
     """Copy what can be read of a damaged file into a new one, which takes its name; the old one
-    stays beside it as NAME.damaged. (answers kept, numbers of rows that gave none).
+    stays beside it as NAME.damaged.
 
-    Nobody else may have the file open. Raises UserError where it is no SQLite file at all.
+    (answers kept, rows that cannot be read: None where nothing is wrong and nothing was done; rows
+    of which not even the place is known are in no count). Raises UserError while another process
+    has the file open.
     """
-    fresh = path.with_name(path.name + ".mended")
-    for leftover in (fresh, *_beside(fresh)):
-        leftover.unlink(missing_ok=True)
-    kept = lost = 0
+    with _locked(path, shared=False):
+        if _is_whole(path):
+            db = _opened(path)
+            kept = int(db.execute("SELECT count(*) FROM answers").fetchone()[0])
+            db.close()
+            return kept, None
+        fresh = path.with_name(path.name + ".mended")
+        for leftover in (fresh, *_beside(fresh)):
+            leftover.unlink(missing_ok=True)
+        kept, lost = _salvage(path, fresh)
+        old = path.with_name(path.name + ".damaged")
+        for leftover in (old, *_beside(old)):
+            leftover.unlink(missing_ok=True)
+        os.link(path, old)  # at every moment there is a file of that name
+        for log_file, name in zip(_beside(path), _beside(old), strict=True):
+            if log_file.exists():
+                log_file.rename(name)
+        os.replace(fresh, path)
+        return kept, lost
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether SQLite and the checksums of all values find nothing wrong."""
+    log_file = _beside(path)[0]
+    if log_file.exists() and log_file.stat().st_size:
+        return False  # it may be damaged, too, and SQLite would pass over its end in silence
     try:
-        old = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-        old.text_factory = bytes
-        last = old.execute("SELECT max(id) FROM answers").fetchone()[0] or 0
-    except sqlite3.Error as error:
-        raise UserError(f"{path}: {error}; delete it: its answers are lost") from None
-    new = _opened(fresh)
-    ranges = [(start, min(start + 999, last)) for start in range(1, last + 1, 1000)]
-    while ranges:
-        first, end = ranges.pop()
+        db = _opened(path)
         try:
-            rows = old.execute(
-                "SELECT key, value FROM answers NOT INDEXED WHERE id BETWEEN ? AND ?", (first, end)
-            ).fetchall()
-        except sqlite3.Error:
-            if first == end:
-                lost += 1
-            else:
-                middle = (first + end) // 2
-                ranges += [(first, middle), (middle + 1, end)]
-            continue
-        good = [row for row in rows if _unpack(*row) is not None]
-        lost += len(rows) - len(good)
-        kept += len(good)
+            if db.execute("PRAGMA integrity_check").fetchall() != [(b"ok",)]:
+                return False
+            rows = db.execute("SELECT key, value FROM answers")
+            return all(unpack(*row) is not None for row in rows)
+        finally:
+            db.close()
+    except sqlite3.Error:
+        return False
+
+
+def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
+    """(rows written to a new file, rows of the old one that cannot be read)."""
+    new = _opened(fresh)
+    lost = 0
+    found = salvage.rows(path)
+    while some := list(islice(found, 1000)):
+        good = [row for row in some if row is not None and unpack(*row) is not None]
+        lost += len(some) - len(good)
         new.execute("BEGIN")
-        new.executemany("INSERT OR REPLACE INTO answers (key, value) VALUES (?, ?)", good)
+        new.executemany("INSERT OR IGNORE INTO answers (key, value) VALUES (?, ?)", good)
         new.execute("COMMIT")
-    old.close()
+    kept = int(new.execute("SELECT count(*) FROM answers").fetchone()[0])
     new.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     new.close()
-    os.replace(path, path.with_name(path.name + ".damaged"))
-    for leftover in _beside(path):
-        leftover.unlink(missing_ok=True)
-    os.replace(fresh, path)
     return kept, lost
+
+
+@contextmanager
+def _locked(path: Path, *, shared: bool) -> Iterator[None]:
+    """Hold the lock of a file of answers: shared by those who use it, alone to mend it."""
+    with held([(_lock(path), shared)], "mend it"):
+        yield
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file has the name; None where none has it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
 
 
 def _beside(path: Path) -> list[Path]:
@@ -200,27 +275,52 @@ def _beside(path: Path) -> list[Path]:
 
 
 class RedisAnswers:
-    """Answers in a Redis or Valkey, which several machines share. It must not evict: a value that
-    goes is paid for again, so give it room and `maxmemory-policy noeviction`."""
+    """Answers in a Redis or Valkey, which several machines share. One that is restarted is waited
+    for; one that may evict is refused, since a value that goes is paid for again."""
 
     def __init__(self, url: str) -> None:
         self.damaged = 0
         try:
-            import redis.asyncio as redis
+            import redis
+            import redis.asyncio
+            import redis.asyncio.retry
+            import redis.backoff
         except ImportError:
             raise UserError(
                 'run.answers: a Redis needs `pip install -e ".[synth]"` in the checkout'
             ) from None
-        if "@" in url and ":" in url.rpartition("@")[0].partition("//")[2]:
-            raise UserError(f"run.answers: no password in a URL: put it into {REDIS_PASSWORD}")
         self._url = url
         self._error = redis.RedisError
-        self._db = redis.from_url(
-            url,
-            password=os.environ.get(REDIS_PASSWORD),
-            socket_timeout=30.0,
-            socket_connect_timeout=10.0,
-        )
+        told: dict[str, Any] = {
+            "password": os.environ.get(REDIS_PASSWORD),
+            "socket_timeout": 30.0,
+            "socket_connect_timeout": 10.0,
+        }
+        with redis.Redis.from_url(url, **told) as db:
+            self._check(db)
+        pauses = redis.backoff.ExponentialBackoff(cap=5.0, base=0.2)
+        self._db = redis.asyncio.Redis.from_url(
+            url, **told, retry=redis.asyncio.retry.Retry(pauses, _REDIS_TRIES),
+            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+        )  # fmt: skip
+
+    def _check(self, db: Any) -> None:
+        """Raises UserError where nobody answers, and for a server that may evict."""
+        import redis.exceptions
+
+        try:
+            db.ping()
+            memory = db.info("memory")
+        except redis.exceptions.NoPermissionError:  # whoever runs it may keep that to himself
+            return
+        except redis.RedisError as error:
+            raise self._away(error) from None
+        policy = str(memory.get("maxmemory_policy", ""))
+        if memory.get("maxmemory") and policy.startswith("allkeys"):
+            raise UserError(
+                f"run.answers {self._url}: may evict answers that were paid for (maxmemory-policy "
+                f"{policy}): set noeviction"
+            )
 
     async def get(self, keys: Sequence[str]) -> dict[str, Any]:
         """The answers of those keys that have one. Raises UserError where nobody answers."""
@@ -234,7 +334,7 @@ class RedisAnswers:
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 continue
-            answer = _unpack(bytes.fromhex(key), value)
+            answer = unpack(bytes.fromhex(key), value)
             if answer is None:
                 self.damaged += 1
                 log.warning("answer_damaged", server=self._url, key=key)
@@ -255,7 +355,9 @@ class RedisAnswers:
         await self._db.aclose()
 
     def _away(self, error: Exception) -> UserError:
-        return UserError(f"run.answers {self._url}: {error}; start it, or mend its address")
+        return UserError(
+            f"run.answers {self._url}: {error}; start it, give it room, or mend its address"
+        )
 
 
 def _redis_key(key: str) -> bytes:
@@ -272,7 +374,7 @@ def _checksum(key: bytes, text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_CHECKSUM, key=key).digest()
 
 
-def _unpack(key: bytes, value: bytes) -> tuple[Any] | None:
+def unpack(key: bytes, value: bytes) -> tuple[Any] | None:
     """The answer, in a tuple since it may be null; None where the value is damaged."""
     try:
         text = value[_CHECKSUM:]

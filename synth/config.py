@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
 from scorekit.languages import find_language
+from synth.answers import check_place
 from synth.filters import RuleConfig
 
 
@@ -37,6 +38,15 @@ class RunConfig(Config):
     prometheus_port: int | None = Field(
         None, ge=1, le=65535, description="Port for Prometheus on loopback; null: none."
     )
+
+    @field_validator("answers")
+    @classmethod
+    def _check_answers(cls, where: str | None) -> str | None:
+        try:
+            check_place(where or "")
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return where
 
 
 class DataConfig(Config):

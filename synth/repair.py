@@ -32,4 +32,8 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
         place = answers_place(cfg)
         if "://" not in place and Path(place).exists():
             kept, lost = mend(Path(place))
-            yield f"{place}: {kept} answers kept, {lost} lost"
+            yield f"{place}: {kept} answers kept" + (
+                "" if lost is None else
+                f"; {lost} rows cannot be read, nor what stood on pages that are none any more: "
+                f"they are asked for again (the old file is {place}.damaged)"
+            )  # fmt: skip
