@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import structlog
@@ -37,6 +39,17 @@ class _Source(NamedTuple):
     document: Document
 
 
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Look for cycles of objects less often: segments are many, and in none of them."""
+    before = gc.get_threshold()
+    gc.set_threshold(100 * before[0], *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class Ingest:
     """Reads files under one config, into one sample."""
 
@@ -58,7 +71,7 @@ class Ingest:
         documents = read_documents(file, counts.note_broken)
         newlines, documents = peek_newlines(itertools.islice(documents, max_documents))
         counts.newlines = newlines if self._cfg.data.newlines == "auto" else self._cfg.data.newlines
-        with PartWriter(part) as writer:
+        with PartWriter(part) as writer, _rarely_collected():
             while batch := list(itertools.islice(documents, _BATCH)):
                 counts.documents += len(batch)
                 for source, identity, length in self._measured(self._sources(batch, counts)):

@@ -56,9 +56,17 @@ _ABBREVIATIONS = frozenset(
 )  # fmt: skip
 #: Characters before a mark among which its word is looked for.
 _LONGEST_WORD = 100
+#: Characters from here on (Han, kana, Hangul) abbreviate nothing by a full stop.
+_LAST_ABBREVIATED = "\u2e80"
 #: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
-_BEFORE_FIGURES = frozenset({"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp"})
+_BEFORE_FIGURES = frozenset(
+    {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp",
+     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec"}
+)  # fmt: skip
 _INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
+_LATIN_END = re.compile(r"(?<=[\u3040-\u9fff\uac00-\ud7af])[A-Za-z.]+\Z")
+#: What a figure follows that counts: "...the rice. 2. Then".
+_ENDS = (".", "!", "?", "…")
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _NO_SPACES = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 #: White space between Thai phrases, but not between figures.
@@ -106,10 +114,9 @@ def find_segments(
 ) -> list[list[Piece]]:
     """The segments of each document (as of `whole_text`), those that are left out among them."""
     cut = [_cut(whole, cfg, newlines) for whole in wholes]
-    pieces = [piece for found in cut for piece in found]
-    codes = iter(_codes([piece.text for piece in pieces], cfg))
+    codes = iter(_codes([piece.text for found in cut for piece in found], cfg))
     return [
-        [piece._replace(code=code) if (code := next(codes)) else piece for piece in found]
+        [Piece(*piece[:5], code) if (code := next(codes)) else piece for piece in found]
         for found in cut
     ]
 
@@ -155,34 +162,45 @@ def _split_long(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Spans of the sentences of a line, by simple rules of punctuation."""
-    cuts = [m.end() for m in _SENTENCE_END.finditer(text) if _ends_sentence(text, m)]
-    return [span for a, b in pairwise([0, *cuts, len(text)]) if (span := _strip(text, a, b))]
+    spans = []
+    start, stop = _after_space(text, 0), len(text.rstrip())
+    for match in _SENTENCE_END.finditer(text, start, stop):
+        if match.end() == stop:
+            break
+        following = _after_space(text, match.end())
+        if _ends_sentence(text, match, text[following]):
+            spans.append((start, match.end()))
+            start = following
+    return [*spans, (start, stop)] if start < stop else spans
 
 
-def _strip(text: str, start: int, end: int) -> tuple[int, int] | None:
-    raw = text[start:end]
-    inner = raw.strip()
-    if not inner:
-        return None
-    start += len(raw) - len(raw.lstrip())
-    return start, start + len(inner)
+def _after_space(text: str, position: int) -> int:
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
-def _ends_sentence(text: str, match: re.Match[str]) -> bool:
-    if match.group()[0] in "。！？｡．":
+def _ends_sentence(text: str, match: re.Match[str], following: str) -> bool:
+    """following: the first character of what comes after the match."""
+    mark = match.group()
+    if mark[0] in "。！？｡．":
         return True
-    following = text[match.end() : match.end() + 40].lstrip()[:1]
     if following.islower():
         return False
-    if match.group()[0] != "." or match.group().startswith(".."):
+    if mark[0] != "." or mark.startswith(".."):
+        return True
+    if match.start() and text[match.start() - 1] > _LAST_ABBREVIATED:
         return True
     before = text[max(0, match.start() - _LONGEST_WORD) : match.start()]
-    word = before.rpartition(" ")[2]
-    begins = len(word) == match.start()
-    word = word.lstrip("(\"'“‘[")
-    if word.lower() in _ABBREVIATIONS or _INITIALS.fullmatch(word):  # "e.g.", "J.", "U.S."
+    lead, _, word = before.rpartition(" ")
+    if _THAI.match(word[-1:]):  # Thai ends no sentence so: "9.30 น.", "พ.ศ."
         return False
-    if word.lower() in _BEFORE_FIGURES and following.isdigit():
+    begins = len(word) == match.start() or lead.endswith(_ENDS)
+    word = word[word.rfind("(") + 1 :].lstrip("\"'“‘[")
+    if not word.isascii() and (latin := _LATIN_END.search(word)):  # "据Dr."
+        word = latin.group()
+    lower = word.lower()
+    if lower in _ABBREVIATIONS or _INITIALS.fullmatch(word):  # "e.g.", "J.", "U.S."
+        return False
+    if lower in _BEFORE_FIGURES and following.isdigit():
         return False
     if word.replace(".", "").isdigit():  # "2023. 5. 1.", "1. First"; but "in 2023. The"
         return not begins and following.isupper()
@@ -195,11 +213,11 @@ def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[t
     for match in _PHRASE_END.finditer(text, start, end):
         if match.start() - begin > max_chars and good > begin:
             yield begin, good
-            begin = _SPACE.match(text, good, end).end()  # type: ignore[union-attr]
+            begin = _after_space(text, good)
         good = match.start()
     if end - begin > max_chars and good > begin:
         yield begin, good
-        begin = _SPACE.match(text, good, end).end()  # type: ignore[union-attr]
+        begin = _after_space(text, good)
     yield begin, end
 
 

@@ -48,7 +48,7 @@ def run_functions() -> None:
     from services.judge.rules import judge_translation
     from synth.config import SegmentationConfig
     from synth.filters import Pair, RuleConfig, check_rules
-    from synth.segment import find_segments
+    from synth.segment import find_blobs, find_segments, split_sentences
     from trainer.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:
@@ -58,12 +58,20 @@ def run_functions() -> None:
         for guard in GUARDS.values():
             guard(src, mt, "en", "ko")
 
+    def blobs(text: str) -> None:
+        (pieces,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
+        lengths = [float(len(piece.text)) for piece in pieces]
+        for _ in find_blobs(text, pieces, lengths, max_tokens=512, max_chars=5000):
+            pass
+
     works = {
         "candidate": lambda text: judged("The house is red.", text),
         "source": lambda text: judged(text, "집은 빨간색이다. 그리고 아주 크고 오래된 집이다."),
         "loops": lambda text: textchecks.looped_share("abcabcabc" + text),
         "numbers": lambda text: textchecks.missing_numbers(text, text),
         "segments": lambda text: find_segments([text], SegmentationConfig(), "escaped"),
+        "sentences": split_sentences,
+        "blobs": blobs,
         "fence": defused,
     }
     for name, work in works.items():

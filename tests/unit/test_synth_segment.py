@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -142,6 +145,50 @@ def test_sentences_end_where_they_end(text, count):
     spans = split_sentences(text)
     assert len(spans) == count, [text[a:b] for a, b in spans]
     assert "".join(text[a:b] for a, b in spans).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Analysts (cf. the note of Jan. 5) were surprised. They sold.", 2),
+        ("1. Wash the rice. 2. Then boil it. 3. Serve.", 3),
+        ("김 박사(Dr. Kim)는 2019. 3. 2.부터 근무했다. 지금은 퇴직했다.", 2),
+        ("据Dr. Smith介绍，项目进展顺利。明年完成。", 2),
+        ("ดร. สมศักดิ์ทำงาน 9.30 น. ถึง 18.00 น. ตั้งแต่ พ.ศ. 2563", 1),
+        ("Temperatures fell to 3 °C. Snow followed.", 2),
+    ],
+)
+def test_figures_and_abbreviations_end_no_sentence(text, count):
+    spans = split_sentences(text)
+    assert len(spans) == count, [text[a:b] for a, b in spans]
+
+
+def sentences_of(row):
+    text, spans, at = row["joint"].join(row["sentences"]), [], 0
+    for sentence in row["sentences"]:
+        start = text.index(sentence, at)
+        at = start + len(sentence)
+        spans.append((start, at))
+    return text, spans
+
+
+def test_the_splitter_is_as_good_as_it_was_measured():
+    """docs/architecture.md has the numbers, beside those of libraries: `bench.sentences`."""
+    path = Path(__file__).parents[1] / "data/sentences.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    right = Counter()
+    for row in rows:
+        text, spans = sentences_of(row)
+        right[row["lang"]] += split_sentences(text) == spans
+    assert right["en"] == 24 and right["ko"] >= 21 and right["zh"] >= 15
+
+
+@given(st.text('a.B !?…。1") \n가ก（', max_size=80))
+def test_sentences_cover_a_line_in_order_and_lose_nothing(text):
+    spans = split_sentences(text)
+    assert "".join("".join(text[a:b] for a, b in spans).split()) == "".join(text.split())
+    assert all(text[a:b] == text[a:b].strip() != "" for a, b in spans)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
 def test_what_cannot_be_cut_is_left_out():

@@ -1,0 +1,94 @@
+"""How well sentences are split: ours against libraries, on tests/data/sentences.jsonl.
+
+    pip install sentencex pysbd blingfire     # in any environment; what is missing is left out
+    python -m bench.sentences
+
+Precision and recall are of the ends of sentences inside a line; a line is right where all are. Then
+CPU seconds for each million characters, of a line of 40,000 characters and of one four times as
+long: what grows with the length is not linear.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from synth.segment import split_sentences
+
+ROWS = Path(__file__).parents[1] / "tests/data/sentences.jsonl"
+Split = Callable[[str, str], list[str]]
+
+
+def splitters() -> dict[str, Split]:
+    """What is installed, by name."""
+    found: dict[str, Split] = {
+        "scorekit": lambda text, lang: [text[a:b] for a, b in split_sentences(text)]
+    }
+    for name, make in (("sentencex", _sentencex), ("pysbd", _pysbd), ("blingfire", _blingfire)):
+        try:
+            found[name] = make()
+        except ImportError:
+            print(f"{name}: not installed")
+    return found
+
+
+def _sentencex() -> Split:
+    module = importlib.import_module("sentencex")
+    return lambda text, lang: list(module.segment(lang, text))
+
+
+def _pysbd() -> Split:
+    segmenter = importlib.import_module("pysbd").Segmenter
+    known = {lang: segmenter(language=lang, clean=False) for lang in ("en", "zh")}
+    return lambda text, lang: list(known.get(lang, known["en"]).segment(text))
+
+
+def _blingfire() -> Split:
+    module = importlib.import_module("blingfire")
+    return lambda text, lang: module.text_to_sentences(text).split("\n")
+
+
+def ends(sentences: Iterable[str]) -> set[int]:
+    """Where sentences end, in characters that are no white space; not the line's own end."""
+    found, at = set(), 0
+    for sentence in sentences:
+        at += len("".join(sentence.split()))
+        found.add(at)
+    return found - {at}
+
+
+def main() -> None:
+    """Print the tables."""
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    languages = list(dict.fromkeys(row["lang"] for row in rows))
+    for name, split in splitters().items():
+        for lang in languages:
+            own = [row for row in rows if row["lang"] == lang]
+            lines = [row["joint"].join(row["sentences"]) for row in own]
+            gold = [ends(row["sentences"]) for row in own]
+            found = [ends(split(line, lang)) for line in lines]
+            right = sum(len(a & b) for a, b in zip(gold, found, strict=True))
+            whole = sum(a == b for a, b in zip(gold, found, strict=True))
+            precision = right / max(1, sum(map(len, found)))
+            recall = right / sum(map(len, gold))
+            speeds = [seconds(split, lang, lines, size) for size in (40_000, 160_000)]
+            print(
+                f"{name:10} {lang}  precision {precision:.2f}  recall {recall:.2f}  "
+                f"lines right {whole} of {len(own)}  s/M chars {speeds[0]:.2f} -> {speeds[1]:.2f}"
+            )
+
+
+def seconds(split: Split, lang: str, lines: list[str], size: int) -> float:
+    """CPU seconds for a million characters of one line of `size` characters."""
+    line = " ".join(lines) + " "
+    text = (line * (size // len(line) + 1))[:size]
+    started = time.process_time()
+    split(text, lang)
+    return (time.process_time() - started) * 1e6 / size
+
+
+if __name__ == "__main__":
+    main()
