@@ -31,6 +31,7 @@ from synth.context import Context, begin
 from synth.driver import run_map_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.store import ShardWriter, StageFolder, digest_of
 
@@ -45,7 +46,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     sources = 40 if quick else 2000
     out_dir = WORK / "synth-driver"
     shutil.rmtree(out_dir, ignore_errors=True)
-    _write_sources(out_dir, sources)
+    _write_sources(out_dir, sources, "select_sources")
     flags = ("--cache", "memory", "--log-level", "error")
     with _teacher() as teacher_url, service("scorekit.server.fake", *flags) as (_, url):
         cfg = SynthConfig.model_validate({
@@ -55,6 +56,7 @@ def questions(quick: bool) -> Iterator[Figure]:
             "final_generation": {"num_candidates": CANDIDATES},
             "metricx": {"url": url, "checkpoint": "fake-metricx", "batch_size": 128},
         })  # fmt: skip
+        yield _prefilter(cfg, 10 * sources)
         for stage in (Generate128(), ScoreSelectBest()):
             ctx = Context(cfg, out_dir)
             manifest = begin(stage, [], ctx)
@@ -72,8 +74,24 @@ def questions(quick: bool) -> Iterator[Figure]:
     shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _write_sources(out_dir: Any, count: int) -> None:
-    folder = StageFolder(out_dir, "select_sources")
+def _prefilter(cfg: SynthConfig, sources: int) -> Figure:
+    """Two translations and two scores of each source: the stage with most requests a record."""
+    out_dir = cfg.run.out_dir
+    _write_sources(out_dir, sources, "sample_sources")
+    ctx, stage = Context(cfg, out_dir), PrefilterScore()
+    manifest = begin(stage, [], ctx)
+    started, cpu = time.perf_counter(), time.process_time()
+    asyncio.run(run_map_stage(stage, manifest, ctx))
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    assert ctx.stats.records_out == sources, ctx.stats
+    return Figure(
+        "prefilter_score, one driver process", sources / cpu, "records a CPU second",
+        details={"records": sources, "seconds": seconds, "driver_cpu_s": cpu},
+    )  # fmt: skip
+
+
+def _write_sources(out_dir: Any, count: int, stage: str) -> None:
+    folder = StageFolder(out_dir, stage)
     per_shard = 200
     shards = -(-count // per_shard)
     folder.set_manifest({"stage": folder.name, "digest": digest_of(count), "shards": shards})

@@ -4,24 +4,23 @@ async with LLMClient("http://localhost:8000/v1", "teacher", api_key=SecretStr(ke
     await client.check()
     choices = await client.chat(messages, Sampling(max_tokens=512, seed=7), n=128, request_id="a1")
 
-The SDK's own retries are switched off: stacked on ours they would multiply the attempts and make
-the counts wrong.
+The wire is spoken directly (`llm_http`), as the OpenAI SDK speaks it; of the environment only the
+proxies are read, never OPENAI_API_KEY and its like.
 """
 
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
 from scorekit.errors import UserError
 from scorekit.llm_errors import LLMError, explained, wrong_model
+from scorekit.llm_http import ChatServer, Reply
 from scorekit.llm_pacing import Budget, Pace, Patience, read_timeout_s
 from scorekit.llm_wire import Choice, Prompt, Sampling, parse_json, read_answer
 from scorekit.transport import checked_url
@@ -49,7 +48,7 @@ class LLMCounts:
 class LLMClient:
     """One server, one model.
 
-    base_url: as the SDK takes it, with /v1; the attribute is without user name and password.
+    base_url: as the OpenAI SDK takes it, with /v1; the attribute is without user name and password.
     api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the least time that an
     answer may take; more where the work needs it (`llm_pacing.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
@@ -77,40 +76,20 @@ class LLMClient:
         strategy: Strategy = "auto",
         wait_for_server_s: float = 0.0,
     ) -> None:
-        try:
-            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Omit
-        except ImportError:
-            raise UserError(
-                'the LLM client needs `pip install -e ".[synth]"` in the checkout'
-            ) from None
         sequences = max_concurrency * _PART if max_sequences is None else max_sequences
         if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
             raise ValueError("max_concurrency, max_sequences, max_attempts, backoff_s: at least 1")
-        self.base_url, credentials = _without_credentials(checked_url(base_url))
+        self._server = ChatServer(checked_url(base_url), api_key, connect_timeout_s)
+        self.base_url = self._server.url
         self.model = model
         self.counts = LLMCounts()
         self._key = api_key
         self._request_timeout_s = request_timeout_s
-        self._connect_timeout_s = connect_timeout_s
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
         self._one_by_one = strategy == "per_call"
         self._budget = Budget(max_concurrency, sequences)
         self._pace = Pace(requests_per_minute)
-        # What is not given here the SDK would take from OPENAI_API_KEY, OPENAI_ORG_ID and
-        # OPENAI_PROJECT_ID, and send the user's own to this server.
-        self._api = AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=api_key.get_secret_value() if api_key else "none",
-            max_retries=0,
-            # a redirect would take the key and the texts to wherever the answer says
-            http_client=DefaultAsyncHttpxClient(follow_redirects=False),
-            default_headers={
-                "OpenAI-Organization": Omit(),  # type: ignore[dict-item]
-                "OpenAI-Project": Omit(),  # type: ignore[dict-item]
-                **credentials,
-            },
-        )
 
     async def __aenter__(self) -> LLMClient:
         return self
@@ -120,7 +99,7 @@ class LLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._api.close()
+        await self._server.close()
 
     async def check(self) -> None:
         """Return if the server is there, takes the key and knows the model.
@@ -215,8 +194,6 @@ class LLMClient:
                 await asyncio.sleep(pause)
 
     async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
-        from openai import APIError, Timeout
-
         await self._pace.turn()
         self.counts.requests += 1
         self.counts.retries += earlier > 0
@@ -224,22 +201,23 @@ class LLMClient:
             self._request_timeout_s, prompt.sampling.max_tokens, self._budget.sequences_in_flight
         )
         part_id = prompt.part_id(part)
-        headers = {"X-Request-Id": part_id, "X-Stainless-Retry-Count": str(earlier)}
+        headers = {
+            "X-Request-Id": part_id,
+            "X-Stainless-Retry-Count": str(earlier),  # as the SDK names them
+            "X-Stainless-Read-Timeout": str(read_s),
+        }
         try:
-            answer = await self._api.chat.completions.with_raw_response.create(
-                model=self.model,
-                extra_headers=headers,
-                # the SDK's pool holds 1,000 connections: waiting for one is no failure
-                timeout=Timeout(read_s, connect=self._connect_timeout_s, pool=None),
-                **prompt.fields(part),
-            )
-        except APIError as error:
-            raise self._explained(error, part_id) from None
-        except UnicodeEncodeError:
+            body = prompt.body(self.model, part)
+        except ValueError:
             raise LLMError(
                 "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
             ) from None
-        return self._read(answer.content, part, part_id)
+        answer = await self._server.ask(
+            "/chat/completions", body,
+            read_timeout_s=read_s, headers=headers, request_id=part_id,
+        )  # fmt: skip
+        self._raise_refusal(answer, part_id)
+        return self._read(answer.body, part, part_id)
 
     def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
         try:
@@ -252,33 +230,22 @@ class LLMClient:
         return found
 
     async def _served_models(self) -> list[str]:
-        from openai import APIError, Timeout
-
-        timeout = Timeout(self._request_timeout_s, connect=self._connect_timeout_s)
+        answer = await self._server.ask("/models", read_timeout_s=self._request_timeout_s)
+        self._raise_refusal(answer)
         try:
-            answer = await self._api.models.with_raw_response.list(timeout=timeout)
-            return [str(model["id"]) for model in from_json(answer.content)["data"]]
-        except APIError as error:
-            raise self._explained(error) from None
+            return [str(model["id"]) for model in from_json(answer.body)["data"]]
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f"{self.base_url} is no OpenAI-compatible API: base_url usually ends in /v1"
             ) from None
 
-    def _explained(self, error: Any, request_id: str = "") -> LLMError | UserError:
-        key = self._key.get_secret_value() if self._key else None
-        return explained(error, url=self.base_url, model=self.model, key=key, request_id=request_id)
-
-
-def _without_credentials(url: str) -> tuple[str, dict[str, str]]:
-    """The URL without user name and password, which the HTTP library would log, and the header
-    that carries them instead."""
-    parts = urlsplit(url)
-    userinfo, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, {}
-    basic = b64encode(unquote(userinfo).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {basic}"}
+    def _raise_refusal(self, answer: Reply, request_id: str = "") -> None:
+        if not 200 <= answer.status < 300:
+            raise explained(
+                answer.status, answer.headers, answer.body,
+                url=self.base_url, model=self.model,
+                key=self._key.get_secret_value() if self._key else None, request_id=request_id,
+            )  # fmt: skip
 
 
 async def _merged(

@@ -6,13 +6,13 @@ A mistake of the operator is a `UserError` that says what to do; every other fai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic_core import from_json
 
 from scorekit.errors import ScorekitError, UserError
-
-if TYPE_CHECKING:
-    from openai import APIError, APIStatusError
 
 #: `LLMError.type` -> what happened.
 LLM_ERROR_TYPES = {
@@ -69,19 +69,14 @@ class LLMError(ScorekitError):
 
 
 def explained(
-    error: APIError, *, url: str, model: str, key: str | None, request_id: str = ""
-) -> LLMError | UserError:
-    """The SDK's error as ours. The key appears in no message, even where the server echoes it."""
-    from openai import APIStatusError, APITimeoutError
-
-    if isinstance(error, APIStatusError):
-        said = _server_message(error, key)
-        mistake = _operator_mistake(error.status_code, said, url, model, key)
-        return mistake or _refusal(error, f"{url}: HTTP {error.status_code}: {said}", request_id)
-    cause = error.__cause__ or error
-    reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-    kind = "timeout" if isinstance(error, APITimeoutError) else "unreachable"
-    return LLMError(kind, f"{url}: {reason}", retryable=True, request_id=request_id)
+    status: int, headers: Mapping[str, str], body: bytes, *,
+    url: str, model: str, key: str | None, request_id: str = "",
+) -> LLMError | UserError:  # fmt: skip
+    """An answer that is not 2xx as our error. The key appears in no message, even where the server
+    echoes it."""
+    said = _server_message(body, key)
+    mistake = _operator_mistake(status, said, url, model, key)
+    return mistake or _refusal(status, headers, f"{url}: HTTP {status}: {said}", request_id)
 
 
 def _operator_mistake(
@@ -132,8 +127,7 @@ def wrong_model(url: str, model: str, hint: str) -> UserError:
     )
 
 
-def _refusal(error: APIStatusError, message: str, request_id: str) -> LLMError:
-    status = error.status_code
+def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: str) -> LLMError:
     if status == 429:
         kind = "overloaded"
     elif status in _AWAY:
@@ -149,20 +143,25 @@ def _refusal(error: APIStatusError, message: str, request_id: str) -> LLMError:
         message,
         retryable=kind not in ("overlong", "refused"),
         request_id=request_id,
-        retry_after=_retry_after(error.response.headers),
+        retry_after=_retry_after(headers),
     )
 
 
-def _server_message(error: APIStatusError, key: str | None) -> str:
+def _server_message(body: bytes, key: str | None) -> str:
     """One short line of what the server said."""
-    body: Any = error.body
-    if isinstance(body, dict):
-        body = body.get("message") or body.get("error") or body.get("detail") or body
-    line = " ".join(str(body).split())
+    try:
+        told: Any = from_json(body)
+    except ValueError:
+        told = body[:4096].decode(errors="replace")
+    if isinstance(told, dict):
+        told = told.get("error", told)
+    if isinstance(told, dict):
+        told = told.get("message") or told.get("error") or told.get("detail") or told
+    line = " ".join(str(told).split())
     return (line.replace(key, "***") if key else line)[:300]
 
 
-def _retry_after(headers: Any) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header, which holds seconds or a date."""
     value = headers.get("retry-after", "")
     try:

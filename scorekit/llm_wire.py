@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from scorekit.llm_errors import LLMError
 
@@ -88,10 +88,12 @@ class Prompt:
         last = f"-{part[-1]}" if len(part) > 1 else ""
         return f"{self.request_id}.{part[0]}{last}"
 
-    def fields(self, part: range) -> dict[str, Any]:
-        """The body of a request for some of the candidates, as the SDK takes it."""
+    def body(self, model: str, part: range) -> bytes:
+        """The body of a request for some of the candidates. Raises ValueError for what is not
+        Unicode text."""
         s = self.sampling
         fields: dict[str, Any] = {
+            "model": model,
             "messages": self.messages,
             "n": len(part),
             "seed": None if s.seed is None else s.seed + part[0],
@@ -101,16 +103,14 @@ class Prompt:
             "presence_penalty": s.presence_penalty,
             "frequency_penalty": s.frequency_penalty,
             "stop": list(s.stop) or None,
-            "extra_body": {
-                "top_k": s.top_k,
-                "min_p": s.min_p,
-                "repetition_penalty": s.repetition_penalty,
-            },
+            "top_k": s.top_k,
+            "min_p": s.min_p,
+            "repetition_penalty": s.repetition_penalty,
         }
         if self.json_schema is not None:
             answer = {"name": "answer", "schema": self.json_schema, "strict": True}
             fields["response_format"] = {"type": "json_schema", "json_schema": answer}
-        return fields
+        return to_json(fields)
 
 
 def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:

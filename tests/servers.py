@@ -49,6 +49,7 @@ def running_app(app: Any, config: uvicorn.Config | None = None) -> Iterator[str]
     server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen(128)  # who connects before the thread runs waits, and is not refused
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:

@@ -15,7 +15,7 @@ PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
 #: May import everything; nothing of PACKAGES imports them.
 ON_TOP = ("demo", "bench", "tools", "examples", "tests")
 HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "redis", "datasets",
-         "trl", "ray", "pandas", "openai", "jsonschema")  # fmt: skip
+         "trl", "ray", "pandas", "aiohttp", "jsonschema")  # fmt: skip
 
 
 def _room(path: Path) -> str:

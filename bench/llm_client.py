@@ -1,0 +1,140 @@
+"""How many chat requests can a core send through our LLM client, when the server answers at once?
+
+The server is a process of its own that parses next to nothing. Ours and the OpenAI SDK (without
+retries of its own, as a driver would use it) take turns; counted are CPU seconds of the client.
+
+    python -m bench.llm_client [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bench.common import Figure, quiet_logs, run
+from demo.processes import free_port
+from scorekit.llm import LLMClient, Sampling
+
+MESSAGES = [
+    {"role": "system", "content": "You are a professional translator."},
+    {"role": "user", "content": "Translate: " + "a sentence of some words. " * 30},
+]
+ANSWER = "번역된 문장은 이만큼 길다. " * 10
+#: Requests a second on one core.
+AIM = 1000
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    count, repeats = (300, 2) if quick else (2000, 5)
+    with instant_server() as url:
+        for at_once in (32, 256):
+            ours, theirs = [], []
+            for _ in range(repeats):
+                ours.append(asyncio.run(_ours(url, at_once, count)))
+                theirs.append(asyncio.run(_sdk(url, at_once, count)))
+            mine, other = map(statistics.median, (ours, theirs))
+            yield Figure(
+                f"chat requests, {at_once} at once, one process", mine, "a CPU second",
+                at_least=AIM, details={"ours": ours, "sdk": theirs},
+            )  # fmt: skip
+            yield Figure(f"  against the OpenAI SDK, {at_once} at once", mine / other, "times")
+
+
+async def _ours(url: str, at_once: int, count: int) -> float:
+    async with LLMClient(url, "m", max_concurrency=at_once) as client:
+        sampling = Sampling(512, seed=7)
+        return await _per_cpu_second(
+            at_once, count, lambda: client.chat(MESSAGES, sampling, request_id="r")
+        )
+
+
+async def _sdk(url: str, at_once: int, count: int) -> float:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        create: Any = client.chat.completions.with_raw_response.create
+        return await _per_cpu_second(
+            at_once, count,
+            lambda: create(model="m", messages=MESSAGES, max_tokens=512, temperature=1.0, seed=7),
+        )  # fmt: skip
+
+
+async def _per_cpu_second(at_once: int, count: int, ask: Callable[[], Awaitable[Any]]) -> float:
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            await ask()
+
+    await ask()  # what is imported and connected first is no matter
+    started = time.process_time()
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    return count / (time.process_time() - started)
+
+
+@contextmanager
+def instant_server() -> Iterator[str]:
+    """The URL of a chat server that answers everything at once, in a process of its own."""
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(port,), daemon=True)
+    process.start()
+    try:
+        _wait_for(port)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _wait_for(port: int) -> None:
+    import socket
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError("the server did not start")
+
+
+class _Instant(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self._read = transport, b""
+        message = {"role": "assistant", "content": ANSWER}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
+        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m",
+                           "choices": [choice], "usage": usage}).encode()  # fmt: skip
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        self._answer = f"{head}\r\n\r\n".encode() + body
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        while (end := self._read.find(b"\r\n\r\n")) >= 0:
+            _, _, rest = self._read[:end].lower().partition(b"content-length: ")
+            total = end + 4 + int(rest.partition(b"\r\n")[0] or 0)
+            if len(self._read) < total:
+                return
+            self._read = self._read[total:]
+            self._transport.write(self._answer)  # type: ignore[attr-defined]
+
+
+def _serve(port: int) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(_Instant, "127.0.0.1", port)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    quiet_logs()
+    run("llm_client", __doc__, questions)
