@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
@@ -21,12 +22,15 @@ from synth.stats import CallStats, StageStats, scorer_figures
 from synth.store import Record, StageFolder, digest_of
 
 if TYPE_CHECKING:
-    from scorekit.llm import LLMClient, LLMError
+    from scorekit.llm import LLMClient, LLMError, Sampling
 
 #: Candidates in one request at most: what is lost when it is cut off, and asked again.
 PART = 32
-#: Requests in a row that a service fails after all pauses: it is not the texts, the run stops.
+#: Requests in a row that a service fails after all pauses: where it fails an easy one, too, it is
+#: not the texts, and the run stops.
 FAILURES_IN_A_ROW = 10
+#: A text that whoever is there can translate, score and judge.
+EASY = "Good morning."
 
 
 class SourceFailed(ScorekitError):
@@ -53,6 +57,14 @@ class _Asked:
     max_tokens: int
     temperature: float
     top_p: float
+
+    def sampling(self, seed: int) -> Sampling:
+        """As the client takes it."""
+        from scorekit.llm import Sampling
+
+        return Sampling(
+            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, seed=seed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +169,11 @@ class Tools:
         blob = record["source_type"] == "blob"
         limit = generation.max_tokens_blob if blob else generation.max_tokens
         asked = _Asked(self._messages(record["source_text"]), limit, temperature, generation.top_p)
-        keys = [self._candidate_key(asked, seed + index) for index in range(n)]
+        teacher = self.cfg.teacher
+        keys = _keys(
+            ["teacher", teacher.model, teacher.revision, asdict(asked)],
+            [seed + index if temperature else None for index in range(n)],  # greedy knows no seed
+        )
         found = dict(await self._answers.get(keys))
         self.stats.answers_kept += len(found)
         per_call = self.cfg.final_generation.strategy == "per_call"
@@ -165,63 +181,62 @@ class Tools:
         missing = [index for index in range(n) if keys[index] not in found]
         for part in _runs(missing, step):
             found |= await self._chat(asked, seed, part, keys)
-        for key in keys:
-            if "failed" in found[key]:
-                raise SourceFailed(f"teacher_{found[key]['failed']}", found[key]["message"])
         return [{"index": index, **found[key]} for index, key in enumerate(keys)]
-
-    def _candidate_key(self, asked: _Asked, seed: int) -> str:
-        teacher = self.cfg.teacher
-        greedy = asked.temperature == 0  # it has no use for a seed
-        return digest_of(
-            ["teacher", teacher.model, teacher.revision, asdict(asked), None if greedy else seed]
-        )
 
     async def _chat(
         self, asked: _Asked, seed: int, part: range, keys: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """Candidates `part` by key, which are kept. A source that does not fit the model's context
-        has {"failed", "message"} in their place."""
-        from scorekit.llm import LLMError, Sampling
+        """Candidates `part` by key, which are kept."""
+        from scorekit.llm import LLMError
 
         assert self._teacher is not None
-        sampling = Sampling(
-            max_tokens=asked.max_tokens, temperature=asked.temperature, top_p=asked.top_p,
-            seed=seed + part.start,
-        )  # fmt: skip
         name = keys[part.start]
         try:
             choices = await self._teacher.chat(
-                asked.messages, sampling, n=len(part), request_id=name
+                asked.messages, asked.sampling(seed + part.start), n=len(part), request_id=name
             )
         except LLMError as error:
-            if error.type != "overlong":
-                raise self._teacher_failed(error) from None
-            told = {"failed": error.type, "message": str(error)[:300]}
-            answers = {keys[index]: told for index in part}
-        else:
-            self._failing["the teacher"] = 0
-            answers = {
-                keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
-                for c in choices
-            }
+            raise await self._teacher_failed(error, asked, len(part)) from None
+        self._failing["the teacher"] = 0
+        answers = {
+            keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
+            for c in choices
+        }
         await self._answers.put(answers)
         return answers
 
-    def _teacher_failed(self, error: LLMError) -> ScorekitError:
+    async def _teacher_failed(self, error: LLMError, asked: _Asked, n: int) -> ScorekitError:
         """What to raise: one source that a server cannot bear must not stop all others, and
-        servers that answer nobody must not use up the sources. It is not kept: on --resume the
-        source is asked again."""
-        if error.server_is_away:
-            assert self._teacher is not None
-            return ServiceUnreachable(self._teacher.base_url, f"the teacher: {error}")
-        if self._failed_again("the teacher"):
+        servers that answer nobody must not use up the sources. It is not kept, for it may depend on
+        how the server was started: where the source is asked for again, so is the teacher."""
+        assert self._teacher is not None
+        if error.type == "overlong":
+            return SourceFailed("teacher_overlong", str(error)[:300])
+        in_a_row = self._failed_again("the teacher")
+        if (in_a_row or error.server_is_away) and not await self._teacher_answers(asked, n):
+            if error.server_is_away:
+                return ServiceUnreachable(self._teacher.base_url, f"the teacher: {error}")
             return ScorekitError(
                 f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
             )
         final = self._give_up or error.type == "refused"
         kind = SourceFailed if final else NotYet
         return kind(f"teacher_{error.type}", str(error)[:300])
+
+    async def _teacher_answers(self, asked: _Asked, n: int) -> bool:
+        """Whether the teacher answers the same request with an easy text: then what failed lies
+        with the texts. What is left of a shard may be nothing but such sources."""
+        from scorekit.llm import LLMError
+
+        assert self._teacher is not None
+        easy = self._messages(EASY)
+        try:
+            async with asyncio.timeout(self.cfg.teacher.request_timeout_s):
+                await self._teacher.chat(easy, asked.sampling(1), n=n, request_id=digest_of(easy))
+        except (LLMError, TimeoutError):
+            return False
+        self._failing["the teacher"] = 0
+        return True
 
     def _failed_again(self, service: str) -> bool:
         """Count a request that came to nothing; whether there are too many in a row."""
@@ -232,7 +247,7 @@ class Tools:
         """MetricX of each translation, by quality estimation (no reference). Raises NotYet."""
         assert self._metricx is not None
         identity = self._identities.get("metricx")
-        keys = [digest_of(["metricx", identity, src, mt]) for mt in mts]
+        keys = _keys(["metricx", identity, src], mts)
         found = dict(await self._answers.get(keys))
         self.stats.answers_kept += len(found)
         missing = {key: mt for key, mt in zip(keys, mts, strict=True) if key not in found}
@@ -317,7 +332,9 @@ class Tools:
         service = "MetricX" if client is self._metricx else "the judge"
         if len(missing) < len(found):
             self._failing[service] = 0
-        elif self._failed_again(service):
+        elif self._failed_again(service) and not await self._scorer_answers(
+            client, service, samples[0], options
+        ):
             error = found[missing[0]]["error"]
             raise ScorekitError(
                 f"{service} failed {FAILURES_IN_A_ROW} requests in a row; the last one: "
@@ -325,11 +342,33 @@ class Tools:
             )
         return found
 
+    async def _scorer_answers(
+        self, client: ScoringClient, service: str, sample: Mapping[str, Any],
+        options: Mapping[str, Any] | None,
+    ) -> bool:  # fmt: skip
+        """Whether MetricX or the judge answers for easy texts, which no cache knows."""
+        texts = {"src": EASY, "source_text": EASY}
+        fresh = f"{EASY} {uuid4().hex}"
+        texts |= {"mt": fresh, "candidate": fresh}
+        easy = {key: texts.get(key, value) for key, value in sample.items()}
+        (answer,) = await client.score([easy], options, priority="bulk")
+        answers = not _may_come(answer.model_dump())
+        if answers:
+            self._failing[service] = 0
+        return answers
+
     def _messages(self, text: str) -> list[dict[str, str]]:
         return [
             {"role": "system", "content": TEACHER_SYSTEM},
             {"role": "user", "content": fill(self._template, {**self._fields, "text": text})},
         ]
+
+
+def _keys(shared: Any, own: Sequence[Any]) -> list[str]:
+    """Keys of answers that are asked for together. Their first halves are equal, so that SQLite
+    keeps them side by side: keys without order cost six times the writing."""
+    first = digest_of(shared)
+    return [first[:16] + digest_of([first, each])[:16] for each in own]
 
 
 def _runs(indexes: Sequence[int], most: int) -> Iterator[range]:
