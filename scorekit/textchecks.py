@@ -226,81 +226,27 @@ def repetition(src: str, mt: str) -> float:
     return max(0.0, looped_share(mt) - looped_share(src))
 
 
-# -- what no translation says ----------------------------------------------------------------------
+# -- marks that no translation has -----------------------------------------------------------------
 
-_EDGE = r"[\s\"'“”‘’「『\[【*_#>-]{0,9}"
-_NAME = r"[^\s:：\n]{2,20}"
-_OPENER = (
-    r"(?:(?:sure|certainly|of course|okay|ok|absolutely|네|물론입니다|물론이죠|알겠습니다)"
-    r"[!,.]+\s*+|"
-    r"(?:好的|当然|當然)[!！,，。]+\s*+|(?:はい|もちろん(?:です)?|承知しました|かしこまりました)"
-    r"[!！、。,]+\s*+)?"
-)
-#: A label: nothing but the word, a language beside it, then a colon or a line of its own.
-_LABELS = (
-    rf"(?:(?:the |{_NAME} )?translat(?:ion|ed text)(?: (?:in)?to {_NAME})?)",
-    rf"(?:(?:{_NAME} ?)?번역(?:문|본|\s?결과)?)",
-    r"(?:[\w]{0,4}(?:翻译|翻譯|译文|譯文)(?:结果|結果|如下)?)",
-    r"(?:[\w]{0,5}(?:翻訳|和訳|訳文|訳)(?:結果|文)?)",
-    rf"(?:(?:{_NAME}e )?übersetzung|traduction(?: {_NAME})?|traducción(?: al {_NAME})?)",
-    rf"(?:tradução|traduzione|перевод(?: на {_NAME})?|bản dịch|terjemahan|คำแปล|अनुवाद|الترجمة)",
-)
-#: The start of a sentence about the translation; it runs to the end of its sentence or line.
-_SENTENCES = (
-    r"(?:here(?:['’]s| is| are)\s[^:\n.]{0,40}?translat(?:ion|ed)|"
-    r"below is\s[^:\n.]{0,40}?translation|"
-    r"the (?:translation|translated text) (?:of[^:\n]{0,60} )?(?:is(?: as follows)?|follows))",
-    r"(?:다음은|아래는|여기)[^:：\n]{0,40}?번역(?:문|본|\s?결과)?(?:입니다|이에요|예요|이다)",
-    r"(?:以下是|下面是|这是|這是)[^:：\n]{0,30}?(?:翻译|翻譯|译文|譯文)|(?:翻译|翻譯)如下",
-    r"(?:以下は|以下が|こちらが|これが)[^:：\n]{0,30}?(?:翻訳|和訳|訳文|訳)(?:です|になります|となります)",
-    r"hier ist (?:die|eine|deine|ihre)[^:\n.]{0,20} übersetzung|voici (?:la|une) traduction|"
-    r"(?:aquí|esta) (?:está|tienes|es) la traducción|aqui está a tradução|ecco la traduzione|"
-    r"вот (?:ваш )?перевод",
-)
-#: What a chat model says of itself: found at the start, it needs no colon.
-_ASIDES = (
-    r"(?:i(?:['’]ll| will| can| have|['’]ve) translated?\b|as an ai\b|"
-    r"i(?:['’]m| am) sorry, but i\b|"
-    r"i can(?:not|['’]t) (?:translate|assist|help)\b|let me translate\b|"
-    r"please provide the (?:text|source)\b)",
-    r"(?:제가 번역(?:해 드리|하겠|한)|번역해 드리겠습니다|번역하겠습니다|"
-    r"(?:저는 )?ai (?:언어 ?)?모델로서)",
-    r"(?:我(?:将|会|來|来)(?:为您|为你)?翻[译譯]|作为(?:一个)?(?:ai|人工智能))",
-    r"(?:翻訳します[。:：\n]|翻訳いたします|aiとして|ai言語モデルとして)",
-    r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als ki\b|en tant qu'ia\b|como (?:modelo|ia)\b)",
-)
-_META = re.compile(
-    rf"{_EDGE}{_OPENER}{_EDGE}(?:(?:{'|'.join(_LABELS)})[ *_\"'”)）\]】]*(?:[:：]|\n)"
-    rf"|(?:{'|'.join(_SENTENCES)})[^\n:：.。]{{0,60}}(?:[:：.。!]|\n|\Z)|(?:{'|'.join(_ASIDES)}))",
-    re.I,
-)
+#: Opening mark -> the marks that close it.
+_QUOTES = {'"': '"', "'": "'", "“": "”", "”": "”", "„": "“”", "‘": "’", "«": "»", "»": "«",
+           "「": "」", "『": "』", "＂": "＂"}  # fmt: skip
+#: Where a source begins or ends so, its translation may stand in quotation marks: quotes, the dash
+#: of a dialogue, what is set off by marks or brackets.
+_SET_OFF = frozenset("\"'“”„‘’‚«»‹›「」『』《》〈〉＂`´*_-–—―<>[]()（）【】:：#")
 
 
-def meta_phrase(src: str, mt: str) -> str | None:
-    """What is said about the translation at its start ("Here is the translation:", "번역:");
-    None where nothing is, or where the source begins with such a phrase, too.
-
-    English, Korean, Chinese, Japanese, German and the labels of some others.
-    """
-    found = _META.match(mt)
-    return found.group().strip() if found and not _META.match(src) else None
-
-
-_ROLE_TOKEN = re.compile(
-    r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos)>"
-    r"|^[ \t*#]*(?:assistant|user|system|human|사용자|어시스턴트|助手|用户)[ \t*]*[:：]",
-    re.I | re.M,
-)
-
-
-def role_token(src: str, mt: str) -> str | None:
-    """The first mark of a chat ("assistant:" at a line's start, <|im_start|>) that the source does
-    not have; None without one."""
-    excused = {found.casefold().strip() for found in _ROLE_TOKEN.findall(src)}
-    for match in _ROLE_TOKEN.finditer(mt):
-        if match.group().casefold().strip() not in excused:
-            return match.group().strip()
-    return None
+def added_quotes(src: str, mt: str) -> str | None:
+    """The quotation marks around the whole translation, such as "“ ”", where the source neither
+    begins nor ends with a mark that sets text off; None without them."""
+    inner, own = mt.strip().rstrip(".。"), src.strip().rstrip(".。")
+    if len(inner) < 3 or not own or inner[-1] not in _QUOTES.get(inner[0], ""):
+        return None
+    if own[0] in _SET_OFF or own[-1] in _SET_OFF:
+        return None
+    if any(char in inner[1:-1] for char in (inner[0], inner[-1])):  # “a” and “b”
+        return None
+    return f"{inner[0]} {inner[-1]}"
 
 
 _MARKER = re.compile(rf"```|~~~|{TAG}|</?think(?:ing)?>?", re.I)

@@ -13,12 +13,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from scorekit import textchecks
+from scorekit import chatmarks, chatter, textchecks
 from scorekit.config import Config
 from scorekit.markup import mask, placeholder_difference
 
 Code = Literal[
-    "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "tag",
+    "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "refusal",
+    "added_note", "added_quotes", "tag",
     "copied_source", "wrong_script", "wrong_language", "length_ratio", "repetition",
     "numbers_missing", "placeholders",
 ]  # fmt: skip
@@ -141,11 +142,23 @@ def _truncated(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _role_token(pair: Pair, cfg: RuleConfig) -> str | None:
-    return textchecks.role_token(pair.src, pair.mt)
+    return chatmarks.role_token(pair.src, pair.mt)
 
 
 def _meta_phrase(pair: Pair, cfg: RuleConfig) -> str | None:
-    return textchecks.meta_phrase(pair.src, pair.mt)
+    return chatter.meta_phrase(pair.src, pair.mt)
+
+
+def _refusal(pair: Pair, cfg: RuleConfig) -> str | None:
+    return chatter.refusal(pair.src, pair.mt)
+
+
+def _added_note(pair: Pair, cfg: RuleConfig) -> str | None:
+    return chatter.added_note(pair.src, pair.mt)
+
+
+def _added_quotes(pair: Pair, cfg: RuleConfig) -> str | None:
+    return textchecks.added_quotes(pair.src, pair.mt)
 
 
 def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -237,6 +250,9 @@ RULES: dict[Code, Callable[[Pair, RuleConfig], str | None]] = {
     "too_long": _too_long,
     "role_token": _role_token,
     "meta_phrase": _meta_phrase,
+    "refusal": _refusal,
+    "added_note": _added_note,
+    "added_quotes": _added_quotes,
     "tag": _tag,
     "copied_source": _copied_source,
     "wrong_script": _wrong_script,

@@ -15,11 +15,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
+from scorekit.chatmarks import CLOSES, OPENS
 from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
 from scorekit.llm_errors import LLMError
-from services.judge.fence import CLOSES, END, OPENS, RULE, code_of, fenced
+from services.judge.fence import END, RULE, code_of, fenced
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: Longest notes of a verdict, in characters; the rest is cut.

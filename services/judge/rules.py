@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scorekit import textchecks
+from scorekit import chatmarks, chatter, textchecks
 from scorekit.errors import SampleError
 from scorekit.languages import Language, find_language
 from scorekit.markup import mask
@@ -94,8 +94,11 @@ def _letters(text: str) -> int:
 #: Reason code -> rule, which gives the notes of a failed translation. The first one counts.
 _RULES: dict[str, Callable[[str, str, Language, Language], str | None]] = {
     "empty": _empty,
-    "meta_phrase": _found(textchecks.meta_phrase),
-    "role_token": _found(textchecks.role_token),
+    "meta_phrase": _found(chatter.meta_phrase),
+    "refusal": _found(chatter.refusal),
+    "added_note": _found(chatter.added_note),
+    "added_quotes": _found(textchecks.added_quotes),
+    "role_token": _found(chatmarks.role_token),
     "marker": _found(textchecks.marker),
     "copied": _copied,
     "wrong_script": _wrong_script,

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit import textchecks
+from scorekit.chatmarks import role_token
+from scorekit.chatter import meta_phrase
 from scorekit.languages import LANGUAGES
 from scorekit.markup import mask, placeholder_difference
 from scorekit.textchecks import (
@@ -20,10 +22,8 @@ from scorekit.textchecks import (
     length_ratio,
     looped_share,
     marker,
-    meta_phrase,
     missing_numbers,
     repetition,
-    role_token,
     script_share,
     scripts_of,
     truncation_sign,
@@ -191,7 +191,6 @@ def test_loops_are_measured_against_the_sources_own():
         "Translation:",
         "Sure! Here is the translated text:", "**Translation:**", "Korean translation:",
         "The translation is as follows:", "I will translate this for you.", "As an AI model, I",
-        "I'm sorry, but I can't help with that.", "I cannot translate this text.",
         "번역:", "번역문:\n", "한국어 번역:", "[번역]\n", "다음은 번역입니다:",
         "다음은 요청하신 텍스트의 한국어 번역입니다.\n",
         "물론입니다! 다음은 번역문입니다:",

@@ -1,0 +1,90 @@
+"""The marks of a chat: special tokens of chat templates, headings of instruction data, speakers.
+
+A server reads what is shaped like its model's special tokens as one, even inside a message. So a
+text of foreign origin is made `neutral` before it goes into a message.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Names in angle brackets that stay as they are: HTML's. `<s>`, which also ends a turn, does not.
+_HTML = (
+    "a|abbr|b|big|blockquote|body|br|button|caption|center|code|dd|del|details|div|dl|dt|em|font|"
+    "footer|form|h[1-6]|head|header|hr|html|i|iframe|img|input|ins|kbd|label|li|link|main|mark|"
+    "meta|nav|ol|option|p|pre|q|samp|script|section|select|small|span|strike|strong|style|sub|"
+    "summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|title|tr|tt|u|ul|var|video"
+)
+_BARS = "|｜¦│"
+#: The first character of what is shaped like a special token of a chat template, which a server
+#: reads as one even inside a message.
+OPENS = re.compile(
+    rf"[<\[](?=[{_BARS}])"  # <|im_end|>, <｜User｜>, [|endofturn|]
+    r"|<(?=\[[^\[\]<>\n]{1,64}\]>)"  # <[end▁of▁sentence]>
+    rf"|<(?=/?(?!(?i:{_HTML})>)[\w:.▁-]{{1,64}}>)"  # </s>, <seed:bos>, <end_of_turn>, <think>
+    r"|<(?=</?\w{1,64}>>)"  # <<SYS>>
+    r"|\[(?=/?[a-z]?[A-Z][A-Z0-9_]{1,63}\])"  # [/INST], [gMASK]
+    r"|\](?=~!?\w{1,16}[\[\]])|\[(?=\w{1,16}~\[)"  # ]~b], [e~[
+)
+#: The last character of those that end in a bar. One character can be both: "|]~b[".
+CLOSES = re.compile(rf"(?<=[{_BARS}])[>\]]")  # <|im_end|>, <turn|>
+
+
+def neutral(text: str) -> str:
+    """The text with a space inside whatever is shaped like a special token of a chat template, so
+    that no tokenizer takes it for one. HTML's tags, and nearly every text, stay as they are."""
+    return CLOSES.sub(r" \g<0>", OPENS.sub(r"\g<0> ", text))
+
+
+_TOKEN = re.compile(
+    r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos)>",
+    re.I,
+)
+#: Headings of instruction data.
+_HEADING = re.compile(
+    r"#{2,4} ?(?:response|instruction|input|output|assistant|user|human|system|translation|answer"
+    r"|question|응답|답변|지시|입력|출력|번역|回答|指令|输入|输出|翻译|応答|指示|入力|出力|翻訳|antwort"
+    r"|anweisung|übersetzung)\b",
+    re.I,
+)
+#: Who speaks in a chat, and what a source says that may be translated so.
+_SPEAKERS = {
+    "assistant": "assistant|어시스턴트|助手|アシスタント|assistent",
+    "user": "user|사용자|用户|用戶|ユーザー?|benutzer",
+    "system": "system|시스템|系统|系統|システム",
+    "human": "human",
+}
+_SAID = {
+    "assistant": r"assist|asist|어시스턴트|조수|도우미|비서|조교|보조|助"
+    r"|アシスタント|ассист|помощ|helfer",
+    "user": r"user|사용자|유저|이용자|用户|用戶|使用者|ユーザ"
+    r"|nutzer|anwender|util[iy]sat|usuari|utent|usuári|польз"
+    r"|uživatel|kullanıcı|pengguna|người dùng|ผู้ใช้|مستخدم|उपयोगकर्ता",
+    "system": r"syst|시스템|체계|제도|계통|系|システム|制度|体制|сист|sist",
+    "human": r"hum|인간|사람|인류|人|mensch|челов|umano",
+}
+_IN_SOURCE = {role: re.compile(words, re.I) for role, words in _SAID.items()}
+_AT_LINE_START = {
+    role: re.compile(rf"^[ \t*#]*+(?:{names})[ \t*]*+[:：]", re.I | re.M)
+    for role, names in _SPEAKERS.items()
+}
+_IN_MID_LINE = {
+    role: re.compile(rf"(?<![\w@#/-])(?:{_SPEAKERS[role]}) ?[:：](?![/:])", re.I)
+    for role in ("assistant", "user")
+}
+
+
+def role_token(src: str, mt: str) -> str | None:
+    """The first mark of a chat that the source does not have: <|im_start|>, "### Response",
+    "assistant:"; None without one. A speaker is excused where the source has a word for it."""
+    excused = {found.casefold() for found in _TOKEN.findall(src)}
+    for token in _TOKEN.finditer(mt):
+        if token.group().casefold() not in excused:
+            return token.group()
+    if "##" not in src and (heading := _HEADING.search(mt)):
+        return heading.group()
+    for spoken in (_AT_LINE_START, _IN_MID_LINE):
+        for role, pattern in spoken.items():
+            if (found := pattern.search(mt)) and not _IN_SOURCE[role].search(src):
+                return found.group().strip()
+    return None
