@@ -7,14 +7,13 @@ Languages are any code, tag or name that scorekit/languages.py knows.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from typing import Any
 
 from scorekit.languages import Language, find_language
-from scorekit.markup import PLACEHOLDER, TAG, URL, mask, normalised
+from scorekit.markup import TAG, mask, normalised
 from scorekit.scripts import LETTERS, scripts_of
 
 # -- scripts ---------------------------------------------------------------------------------------
@@ -299,29 +298,3 @@ def truncation_sign(src: str, mt: str) -> str | None:
 
 def _ends(text: str) -> bool:
     return text.rstrip(_AFTER_END)[-1:] in _END_MARKS
-
-
-_NUMBER = re.compile(r"\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
-_DIGITS = re.compile(r"\d+")
-_LEFT_OUT = re.compile("|".join((URL, TAG, PLACEHOLDER)))
-
-
-def missing_numbers(src: str, mt: str) -> list[str]:
-    """Numbers of the source that the translation does not have, as digits, each once.
-
-    After NFKC, in any script's digits, separators and leading zeros aside; links, tags and
-    placeholders left out. The other way round says nothing: English spells out what others write
-    in digits.
-    """
-    have = {*_numbers(mt, _NUMBER), *_numbers(mt, _DIGITS)}
-    return [number for number in dict.fromkeys(_numbers(src, _NUMBER)) if number not in have]
-
-
-def _numbers(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """Numbers in order, as plain ASCII digits."""
-    bare = _LEFT_OUT.sub(" ", normalised("NFKC", text))
-    digits = (
-        "".join(str(unicodedata.decimal(c)) for c in match if c.isdecimal())
-        for match in pattern.findall(bare)
-    )
-    return [found.lstrip("0") or "0" for found in digits]

@@ -16,6 +16,7 @@ from pydantic import Field
 from scorekit import chatmarks, chatter, textchecks
 from scorekit.config import Config
 from scorekit.markup import mask, placeholder_difference
+from scorekit.numbers import asked_numbers, missing_numbers
 
 Code = Literal[
     "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "refusal",
@@ -70,7 +71,11 @@ class RuleConfig(Config):
         0.3, ge=0, le=1, description="repetition: a larger share in loops than in the source."
     )
     max_missing_numbers: float = Field(
-        0.5, ge=0, le=1, description="numbers_missing: a larger share of the source's is not there."
+        0.2,
+        ge=0,
+        le=1,
+        description="numbers_missing: the translation has a larger share of the source's numbers "
+        "in no form. German, English, Korean and Chinese, compared by value.",
     )
     allowed_tags: list[str] = Field(
         [], description='tag: names that may stand there ("b", "```"); the source\'s own may, too.'
@@ -212,10 +217,12 @@ def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | None:
-    missing = textchecks.missing_numbers(pair.src, pair.mt)
+    """Off for a pair of languages of which one has no table of numbers."""
+    languages = pair.source_lang, pair.target_lang
+    missing = missing_numbers(pair.src, pair.mt, *languages)
     if not missing:
         return None
-    every = textchecks.missing_numbers(pair.src, "")
+    every = asked_numbers(pair.src, pair.source_lang)
     return ", ".join(missing) if len(missing) / len(every) > cfg.max_missing_numbers else None
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit import markup, textchecks
+from scorekit import markup, numbers, textchecks
 from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
 from tests.hostile_texts import LONG, ROOT, calls_of_re, patterns, pumps, run, searching, sources
@@ -33,6 +33,10 @@ PUMPS = [
     ("", "가나 "), ("abcabcabc", "abcdefghij" * 9 + "x"), ("", "ab" * 9 + "c"), ("", "<|a"),
     ("", "[/INST"), ("<think>", "<think>"), ("", "```"), ("", "{\""), ("", "[" * 9),
     ("", "<b"), ("", "word "), ("a\n", "Note "), ("죄송합니다만", " 이"), ("a. ", "(("), ("", "##"),
+    ("", "1,"), ("", "1.000"), ("1", " 000"), ("", "1 "), ("", "1/"),
+    ("", "hundred "), ("", "two and a "), ("", "hundert"), ("", "einund"), ("", "ein"), ("", "천"),
+    ("", "일"), ("", "3분의 "), ("", "1만 "), ("", "一"), ("", "三万"), ("", "三分之"), ("", "零"),
+    ("", "1-"), ("", "3:"), ("", "IV"),
 ]  # fmt: skip
 
 
@@ -68,7 +72,13 @@ def run_functions() -> None:
         "candidate": lambda text: judged("The house is red.", text),
         "source": lambda text: judged(text, "집은 빨간색이다. 그리고 아주 크고 오래된 집이다."),
         "loops": lambda text: textchecks.looped_share("abcabcabc" + text),
-        "numbers": lambda text: textchecks.missing_numbers(text, text),
+        **{
+            f"numbers, {language}": lambda text, lang=language: (
+                numbers.missing_numbers(text, text, lang, lang),
+                numbers.missing_numbers("12 34,5 3:30", text, "en", lang),
+            )
+            for language in ("de", "en", "ko", "zh")
+        },
         "segments": lambda text: find_segments([text], SegmentationConfig(), "escaped"),
         "sentences": split_sentences,
         "blobs": blobs,

@@ -1,0 +1,224 @@
+"""Numbers by value: words say what they say, other forms of a number pass, other numbers do not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorekit.numbers import asked_numbers, has_numbers, missing_numbers, said_numbers
+
+# -- words of a value, each language's own way -----------------------------------------------------
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_EN = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_EN_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_DE = _words(
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn "
+    "sechzehn siebzehn achtzehn neunzehn"
+)
+_DE_TENS = _words("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_KO_TENS = _words("열 스물 서른 마흔 쉰 예순 일흔 여든 아흔")
+_KO_ONES = _words("한 두 세 네 다섯 여섯 일곱 여덟 아홉")
+
+
+def english(value: int) -> str:
+    for size, name in ((10**9, "billion"), (10**6, "million"), (1000, "thousand")):
+        if value >= size:
+            rest = f" {english(value % size)}" if value % size else ""
+            return f"{english(value // size)} {name}{rest}"
+    if value >= 100:
+        rest = f" and {english(value % 100)}" if value % 100 else ""
+        return f"{_EN[value // 100]} hundred{rest}"
+    if value >= 20:
+        return _EN_TENS[value // 10 - 2] + (f"-{_EN[value % 10]}" if value % 10 else "")
+    return _EN[value]
+
+
+def german(value: int) -> str:
+    for size, one, many in ((10**9, "Milliarde", "Milliarden"), (10**6, "Million", "Millionen")):
+        if value >= size:
+            count, rest = divmod(value, size)
+            head = f"eine {one}" if count == 1 else f"{german(count)} {many}"
+            return f"{head} {german(rest)}" if rest else head
+    if value >= 1000:
+        return german(value // 1000) + "tausend" + (german(value % 1000) if value % 1000 else "")
+    if value >= 100:
+        return _DE[value // 100] + "hundert" + (german(value % 100) if value % 100 else "")
+    if value >= 20:
+        return (f"{_DE[value % 10]}und" if value % 10 else "") + _DE_TENS[value // 10 - 2]
+    return _DE[value]
+
+
+def _by_four(value: int, digits: str, units: str, scales: str, one: str) -> str:
+    groups = []
+    for scale in ("", *scales):
+        value, group = divmod(value, 10_000)
+        text = ""
+        for unit in ("", *units):
+            group, digit = divmod(group, 10)
+            if digit:
+                text = ("" if digit == 1 and unit and not one else digits[digit]) + unit + text
+        groups.append(text + scale if text else "")
+    return "".join(reversed(groups))
+
+
+def korean(value: int) -> str:
+    return _by_four(value, "영일이삼사오육칠팔구", "십백천", "만억조", "")
+
+
+def chinese(value: int) -> str:
+    return _by_four(value, "零一二三四五六七八九", "十百千", "万亿兆", "一")
+
+
+WORDS = {"en": english, "de": german, "ko": lambda value: korean(value) + " 명", "zh": chinese}
+
+
+@given(value=st.integers(11, 10**12 - 1), language=st.sampled_from(sorted(WORDS)))
+def test_words_say_their_value(value, language):
+    words = WORDS[language](value)
+    assert value in said_numbers(f"- {words} -", language), words
+
+
+@given(
+    value=st.one_of(st.integers(11, 9999), st.integers(11, 10**12 - 1)),
+    pair=st.sampled_from([(a, b) for a in WORDS for b in WORDS if a != b]),
+)
+def test_digits_and_words_of_a_value_are_the_same_either_way(value, pair):
+    source, target = pair
+    assert missing_numbers(f"{value}", f"({WORDS[target](value)})", source, target) == []
+    grouped = f"{value:,}".replace(",", "." if target == "de" else ",")
+    assert missing_numbers(f"({WORDS[source](value)})", grouped, source, target) == []
+
+
+@given(value=st.integers(2, 10**9), pair=st.sampled_from(["en-ko", "ko-de", "zh-en", "de-zh"]))
+def test_a_number_that_is_gone_is_missing(value, pair):
+    source, target = pair.split("-")
+    assert missing_numbers(f"({value})", "()", source, target) == [str(value)]
+    if value > 100:  # of smaller ones a part may be meant: "3:30", half a year
+        assert missing_numbers(f"({value})", f"({value + 7})", source, target) == [str(value)]
+
+
+@given(value=st.integers(1, 99))
+def test_native_korean_counts_to_a_hundred(value):
+    words = ["", *_KO_TENS][value // 10] + ["", *_KO_ONES][value % 10]
+    words = "스무" if value == 20 else words
+    assert value in said_numbers(f"학생 {words} 명이 왔다.", "ko")
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+#: Each line: what says the same, in any language. The first ones are in digits.
+SAME = [
+    {"ko": "300만 명", "en": "3 million people", "de": "3 Mio. Menschen", "zh": "三百万人"},
+    {"ko": "1억 2천만 원", "en": "120 million won", "de": "120 Millionen Won", "zh": "1.2亿韩元"},
+    {"ko": "3만 5,000대", "en": "35,000 cars", "de": "35.000 Autos", "zh": "三万五千辆汽车"},
+    {"ko": "35억 유로", "en": "3.5bn euros", "de": "3,5 Milliarden Euro", "zh": "35亿欧元"},
+    {"ko": "250만 개", "en": "two and a half million", "de": "zweieinhalb Millionen",
+     "zh": "两百五十万个"},
+    {"ko": "300여만 명", "en": "some 3 million", "de": "rund 3 Millionen", "zh": "300多万人"},
+    {"ko": "1월 3일", "en": "January 3", "de": "3. Januar", "zh": "一月三日"},
+    {"ko": "12월 25일", "en": "25 December", "de": "25. Dezember", "zh": "十二月二十五日"},
+    {"ko": "4명", "en": "four people", "de": "vier Menschen", "zh": "四个人"},
+    {"ko": "2번째", "en": "the second time", "de": "das zweite Mal", "zh": "第二次"},
+    {"ko": "21세기", "en": "the twenty-first century", "de": "das 21. Jahrhundert",
+     "zh": "二十一世纪"},
+    {"ko": "1990년대", "en": "the 1990s", "de": "die 90er-Jahre", "zh": "上世纪90年代"},
+    {"ko": "2019년", "en": "twenty nineteen", "de": "2019", "zh": "二〇一九年"},
+    {"ko": "오후 3시", "en": "3 p.m.", "de": "15 Uhr", "zh": "下午三点"},
+    {"ko": "15:30", "en": "3:30 p.m.", "de": "15:30 Uhr", "zh": "下午三点半"},
+    {"ko": "30%", "en": "30 percent", "de": "30 Prozent", "zh": "百分之三十"},
+    {"ko": "3할", "en": "30 %", "de": "30 Prozent", "zh": "三成"},
+    {"ko": "50%", "en": "half", "de": "die Hälfte", "zh": "一半"},
+    {"ko": "3분의 2", "en": "two thirds", "de": "zwei Drittel", "zh": "三分之二"},
+    {"ko": "2.5배", "en": "2.5 times", "de": "das 2,5-fache", "zh": "2.5倍"},
+    {"ko": "2배", "en": "double", "de": "doppelt", "zh": "两倍"},
+    {"ko": "24개", "en": "two dozen", "de": "zwei Dutzend", "zh": "24个"},
+    {"ko": "18개월", "en": "18 months", "de": "anderthalb Jahre", "zh": "一年六个月"},
+    {"ko": "30분", "en": "half an hour", "de": "eine halbe Stunde", "zh": "半小时"},
+    {"ko": "３千 명", "en": "３,０００ people", "de": "3 000 Menschen", "zh": "３千人"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("forms", SAME, ids=lambda forms: forms["en"])
+def test_forms_of_a_number_are_the_same(forms):
+    if forms["ko"].startswith("３千"):
+        forms = forms | {"ko": "3천 명"}
+    for source, src in forms.items():
+        for target, mt in forms.items():
+            assert missing_numbers(src, mt, source, target) == [], (src, mt)
+    assert asked_numbers(forms["ko"], "ko")
+
+
+ALTERED = [
+    ("ko", "300만 명", "en", "300 people", ["300만"]),
+    ("ko", "300만 명", "en", "30 million people", ["300만"]),
+    ("ko", "1월 3일", "en", "February 3", ["1"]),
+    ("ko", "1억 2천만 원", "zh", "1.2万韩元", ["1억 2천만"]),
+    ("en", "3.5 million", "de", "3,6 Millionen", ["3.5 million"]),
+    ("en", "in the 1990s", "ko", "1980년대에", ["1990"]),
+    ("en", "at 15:30", "ko", "오후 4시 30분에", ["15:30"]),
+    ("en", "twenty-five people", "zh", "三十五个人", ["twenty-five"]),
+    ("de", "dreihundert Menschen", "en", "two hundred people", ["dreihundert"]),
+    ("de", "1.234,5 Liter", "en", "1,235 litres", ["1.234,5"]),
+    ("zh", "三百万人", "ko", "30만 명", ["三百万"]),
+    ("zh", "百分之三十", "en", "13 percent", ["百分之三十"]),
+    ("en", "12, 48 and 96", "ko", "12쪽과 48쪽", ["96"]),
+]
+
+
+@pytest.mark.parametrize(("source", "src", "target", "mt", "missing"), ALTERED)
+def test_another_number_is_missing(source, src, target, mt, missing):
+    assert missing_numbers(src, mt, source, target) == missing
+
+
+FREE = [
+    ("en", "CO2 and an A380 with COVID-19", "no number, but names"),
+    ("en", "See https://example.org/2024/12 and {0}", "links and placeholders"),
+    ("en", "one of them, a hundred times", "words that need be no number"),
+    ("en", "100% sure", "emphasis"),
+    ("ko", "이 조건에 대기 중인 모든 작업", "a word that begins like a number"),
+    ("ko", "10년 만에 1등", "10 alone is a number"),
+    ("ko", "6·25 전쟁", "the name of a day"),
+    ("zh", "万一失败，请看一看", "in case"),
+    ("de", "Wer ein BIOS hat, achtet auf Elfenbein", "words that begin like numbers"),
+]
+
+
+@pytest.mark.parametrize(("language", "src", "why"), FREE)
+def test_what_is_no_number_is_not_asked_for(language, src, why):
+    assert asked_numbers(src, language) == (["10"] if "10년" in src else []), why
+
+
+def test_of_a_language_without_a_table_nothing_is_said():
+    assert has_numbers("ko-KR") and has_numbers("zh-TW") and not has_numbers("Swahili")
+    assert missing_numbers("12 pages", "kurasa", "en", "sw") == []
+    assert missing_numbers("kurasa 12", "pages", "sw", "en") == []
+    assert missing_numbers("12 pages", "", "en", "no such language") == []
+
+
+def test_digits_without_end_are_read_in_part():
+    digits = "7" * 100_000
+    assert missing_numbers(digits, f"({digits})", "en", "ko") == []
+    assert missing_numbers(digits, "7", "en", "ko") == [digits]
+
+
+@given(src=st.text(max_size=80), mt=st.text(max_size=80), pair=st.sampled_from(["en-ko", "zh-de"]))
+def test_any_text_can_be_asked(src, mt, pair):
+    source, target = pair.split("-")
+    assert set(missing_numbers(src, mt, source, target)) <= set(asked_numbers(src, source))
+
+
+@given(
+    text=st.text("0123456789.,:/ 만억천백십일이삼반분의개월년시명", max_size=60),
+    language=st.sampled_from(["ko", "zh", "de", "en"]),
+)
+def test_a_text_has_its_own_numbers(text, language):
+    assert missing_numbers(text, text, language, language) == []
