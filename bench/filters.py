@@ -1,7 +1,9 @@
-"""How many good translations do the rules keep out? Human translations of demo/data, both ways.
+"""How many good translations do the rules keep out, and how many altered numbers do they catch?
 
-Each row: the judge's `rules` back end, and the synthesis filter's rules (sources of 20 characters
-or more, as the pipeline takes them), with the codes that reject the most.
+True pairs of prose in six directions: Korean and English of six registers (tests/data/prose), talks
+in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
+rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
+pairs with a number in digits, one number of the translation is altered, and one left out.
 
     python -m bench.filters [--quick]
 """
@@ -9,64 +11,140 @@ or more, as the pipeline takes them), with the codes that reject the most.
 from __future__ import annotations
 
 import json
+import math
+import random
+import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
+from scorekit.numbers import asked_numbers
 from services.judge.rules import judge_translation
-from synth.filters import Pair, RuleConfig, check_rules
+from synth.filters import RULES, Pair, RuleConfig, check_rules
 
-MIN_SOURCE_CHARS = 20
-#: (what, files, field of the translation, language of the translation)
-SETS = (
-    ("texts of a user interface", ("sft", "rl_prompts", "heldout", "dev", "final_test"),
-     "ref_text", "ko"),
-    ("software documentation", ("pydocs",), "ref_text", "ko"),
-    ("texts of a user interface", ("foreign_de",), "text", "de"),
+MIN_SOURCE_CHARS = 20  # shorter sources are seldom taken by the pipeline
+MOST = 1.0  # per cent of a set that a rule may reject
+
+
+class Texts(NamedTuple):
+    """Pairs of texts: (name, languages, files, their fields)."""
+
+    name: str
+    languages: tuple[str, str]
+    files: tuple[str, ...]
+    fields: tuple[str, str]
+
+    def pairs(self, turned: bool) -> list[tuple[str, str]]:
+        rows = (
+            json.loads(line)
+            for file in self.files
+            for line in (ROOT / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
+        )
+        first, second = reversed(self.fields) if turned else self.fields
+        return [(row[first], row[second]) for row in rows if row.get(first) and row.get(second)]
+
+
+_UI = ("sft", "rl_prompts", "heldout", "dev", "final_test")
+PROSE = (
+    Texts("prose", ("ko", "en"), ("tests/data/prose/ko_en",), ("ko", "en")),
+    Texts("talks", ("en", "de"), ("tests/data/prose/ted_en_de",), ("en", "de")),
+    Texts("talks", ("zh", "en"), ("tests/data/prose/ted_zh_en",), ("zh", "en")),
+)
+SOFTWARE = (
+    Texts("texts of a user interface", ("en", "ko"), tuple(f"demo/data/{file}" for file in _UI),
+          ("src_text", "ref_text")),
+    Texts("software documentation", ("en", "ko"), ("demo/data/pydocs",), ("src_text", "ref_text")),
+    Texts("texts of a user interface", ("en", "de"), ("demo/data/foreign_de",),
+          ("src_text", "text")),
 )  # fmt: skip
 
 
 def questions(quick: bool) -> Iterator[Figure]:
-    """Shares of rejected pairs, in per cent."""
-    for what, files, field, language in SETS:
-        pairs = list(_pairs(files, field))[: 200 if quick else None]
-        for source, target, turned in (("en", language, False), (language, "en", True)):
-            asked = [(mt, src) if turned else (src, mt) for src, mt in pairs]
-            name = f"{source}-{target}, {what}"
-            yield _figure(f"judge's rules: {name}", asked, lambda src, mt, s=source, t=target: (
-                _judge_codes(src, mt, s, t)))  # fmt: skip
-            long = [pair for pair in asked if len(pair[0]) >= MIN_SOURCE_CHARS]
-            yield _figure(f"synthesis rules: {name}", long, lambda src, mt, s=source, t=target: (
-                list(check_rules(Pair(src, mt, s, t), RuleConfig()).failed)))  # fmt: skip
+    """Shares in per cent."""
+    for texts in (*PROSE, *SOFTWARE):
+        for turned in (False, True):
+            source, target = reversed(texts.languages) if turned else texts.languages
+            asked = texts.pairs(turned)[: 200 if quick else None]
+            name = f"{source}-{target}, {texts.name}"
+            yield _judge(name, asked, source, target)
+            long = [pair for pair in asked if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS]
+            yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
+            for how in ("altered", "left out"):
+                yield _caught(name, [Pair(*pair, source, target) for pair in long], how)
 
 
-def _figure(question: str, pairs: list[tuple[str, str]], codes_of) -> Figure:  # type: ignore[no-untyped-def]
-    codes: Counter[str] = Counter()
-    rejected = 0
-    for src, mt in pairs:
-        found = codes_of(src, mt)
-        codes.update(found)
-        rejected += bool(found)
+def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
+    failed = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
+    for code in RULES:
+        yield _share(f"{code}: {name}", failed[code], len(pairs), at_most=MOST)
+
+
+def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Figure:
+    codes = Counter(_judge_code(src, mt, source, target) for src, mt in pairs)
+    rejected = len(pairs) - codes.pop("ok", 0)
     shares = {code: round(100 * count / len(pairs), 2) for code, count in codes.most_common()}
-    told = ", ".join(f"{code} {share}" for code, share in list(shares.items())[:3])
-    return Figure(f"{question} ({len(pairs):,} pairs)", round(100 * rejected / len(pairs), 2),
-                  f"% rejected: {told}", details={"by_code": shares})  # fmt: skip
+    return _share(f"judge's rules: {name}", rejected, len(pairs), by_code=shares)
 
 
-def _judge_codes(src: str, mt: str, source: str, target: str) -> list[str]:
+def _judge_code(src: str, mt: str, source: str, target: str) -> str:
     told = judge_translation(
         {"source_lang": source, "target_lang": target, "source_text": src, "candidate": mt}
     )
     assert isinstance(told, dict), told
-    return [] if told["verdict"]["pass"] else [told["verdict"]["reason_code"]]
+    return str(told["verdict"]["reason_code"])
 
 
-def _pairs(files: tuple[str, ...], field: str) -> Iterator[tuple[str, str]]:
-    for name in files:
-        for line in (ROOT / f"demo/data/{name}.jsonl").read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if row.get(field):
-                yield row["src_text"], row[field]
+def _caught(name: str, pairs: list[Pair], how: str) -> Figure:
+    """Of pairs that pass and have numbers: a random one of the translation's is spoilt."""
+    rng = random.Random(0)
+    spoilt = caught = 0
+    for pair in pairs:
+        if not asked_numbers(pair.src, pair.source_lang) or _is_missed(pair):
+            continue
+        found = [match for match in _DIGITS.finditer(pair.mt) if match.group() != "1"]
+        if found:
+            match = rng.choice(found)
+            new = _other(match.group(), rng) if how == "altered" else ""
+            worse = pair.mt[: match.start()] + new + pair.mt[match.end() :]
+            spoilt += 1
+            caught += _is_missed(Pair(pair.src, worse, pair.source_lang, pair.target_lang))
+    return _share(f"numbers_missing, a number {how}, caught: {name}", caught, spoilt)
+
+
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def _other(digits: str, rng: random.Random) -> str:
+    """As many digits, each of them another one."""
+    return "".join(
+        str((int(char) + rng.randint(0, 7)) % 9 + 1) if char.isdecimal() else char
+        for char in digits
+    )
+
+
+def _is_missed(pair: Pair) -> bool:
+    return RULES["numbers_missing"](pair, RuleConfig()) is not None
+
+
+def _share(
+    question: str, count: int, of: int, at_most: float | None = None, **details: object
+) -> Figure:
+    if not of:
+        return Figure(question, None, "%", note="no such pair")
+    low, high = wilson(count, of)
+    unit = f"% ({100 * low:.2f} to {100 * high:.2f})"
+    details |= {"count": count, "of": of, "interval": [round(100 * low, 2), round(100 * high, 2)]}
+    value = round(100 * count / of, 2)
+    return Figure(f"{question} ({of:,} pairs)", value, unit, at_most=at_most, details=details)
+
+
+def wilson(count: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a share that holds it 95 times in 100 (Wilson 1927)."""
+    share, spread = count / of, z * z / of
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / of + spread / (4 * of)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 if __name__ == "__main__":
