@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from scorekit.errors import UserError
 from scorekit.llm_errors import LLMError, explained, wrong_model
 from scorekit.llm_http import ChatServer, Reply
-from scorekit.llm_pacing import Budget, Pace, Patience, read_timeout_s
+from scorekit.llm_pacing import Budget, Pace, Patience, SeveralChoices, log, read_timeout_s
 from scorekit.llm_wire import Choice, Prompt, Sampling, parse_json, read_answer
 from scorekit.transport import checked_url
 
@@ -35,10 +35,13 @@ _PART = 32
 @dataclass(slots=True)
 class LLMCounts:
     """Since the client was made. requests: sent over HTTP, of which `retries` were sent again;
-    failures: calls of `chat` that raised; tokens: as the server's `usage` says."""
+    fallbacks: requests for several choices that were refused or answered short, so that what was
+    missing was asked for one by one; failures: calls of `chat` that raised; tokens: as the server's
+    `usage` says."""
 
     requests: int = 0
     retries: int = 0
+    fallbacks: int = 0
     failures: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -55,7 +58,8 @@ class LLMClient:
     default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
     `llm_pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
-    for one, `auto` for 32 until the server refuses or answers fewer, and then for one.
+    for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
+    for one, for a minute (`llm_pacing.SeveralChoices`).
 
     Use it in one event loop. Raises UserError for what is no http URL.
     """
@@ -87,7 +91,7 @@ class LLMClient:
         self._request_timeout_s = request_timeout_s
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
-        self._one_by_one = strategy == "per_call"
+        self._several = SeveralChoices(strategy == "auto", strategy != "per_call")
         self._budget = Budget(max_concurrency, sequences)
         self._pace = Pace(requests_per_minute)
 
@@ -145,7 +149,7 @@ class LLMClient:
         if not (request_id.isascii() and request_id.isprintable()):
             raise ValueError(f"request id {request_id!r} does not fit a header")
         prompt = Prompt(messages, sampling, n, request_id, json_schema)
-        size = 1 if self._one_by_one else min(self._budget.sequences, _PART)
+        size = min(self._budget.sequences, _PART) if self._several.in_use else 1
         parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
         try:
             found = await _merged(self._candidates(prompt, part) for part in parts)
@@ -160,35 +164,46 @@ class LLMClient:
     async def _candidates(self, prompt: Prompt, part: range) -> dict[int, Choice]:
         """Candidates by index: in one request if the server can, what is missing one by one."""
         if len(part) == 1:
-            return await self._request(prompt, part)
+            return await self._request(prompt, part) or {}
+        found: dict[int, Choice] | None = {}
         try:
             found = await self._request(prompt, part)
         except LLMError as error:
             if error.type != "refused" or self._strategy == "n_parameter":
                 raise
-            found = {}
+        was_asked, found = found is not None, found or {}
         missing = [range(i, i + 1) for i in part if i not in found]
         if not missing:
+            self._several.note_full()
             return found
         if self._strategy == "n_parameter":
             said = f"{len(found)} of {len(part)} choices: use strategy auto or per_call"
             raise LLMError("incomplete", said, request_id=prompt.request_id)
-        if not self._one_by_one:  # the first one alone shows whether n was at fault
-            found |= await self._request(prompt, missing.pop(0))
-            self._one_by_one = True
-        return found | await _merged(self._request(prompt, one) for one in missing)
+        if was_asked:  # the first one alone shows whether n was at fault
+            found |= await self._request(prompt, missing.pop(0)) or {}
+            self._note_short(prompt.part_id(part), len(part), len(part) - len(missing) - 1)
+        return found | await _merged(self._candidates(prompt, one) for one in missing)
 
-    async def _request(self, prompt: Prompt, part: range) -> dict[int, Choice]:
-        """One request with its attempts; nothing where n fell out of use while it waited."""
+    def _note_short(self, part_id: str, asked: int, came: int) -> None:
+        self.counts.fallbacks += 1
+        log.warning(
+            "request %s: %d of %d choices came: the others are asked for one by one",
+            part_id, came, asked,
+        )  # fmt: skip
+        self._several.note_short()
+
+    async def _request(self, prompt: Prompt, part: range) -> dict[int, Choice] | None:
+        """One request with its attempts; None where n fell out of use while it waited."""
         async with self._budget.hold(len(part)):
-            if len(part) > 1 and self._one_by_one:
-                return {}
+            if len(part) > 1 and not self._several.in_use:
+                return None
             patience = Patience(*self._patience)
             while True:
                 try:
                     return await self._attempt(prompt, part, patience.attempts)
                 except LLMError as error:
                     pause = patience.pause_after(error)
+                    _log_failure(prompt.part_id(part), error, patience.attempts, pause)
                     if pause is None:
                         raise
                 await asyncio.sleep(pause)
@@ -246,6 +261,15 @@ class LLMClient:
                 url=self.base_url, model=self.model,
                 key=self._key.get_secret_value() if self._key else None, request_id=request_id,
             )  # fmt: skip
+
+
+def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | None) -> None:
+    """No word of the server's: it may hold what it was sent."""
+    what = error.type if error.status is None else f"{error.type}, HTTP {error.status}"
+    if pause is None:
+        log.warning("request %s: %s; attempt %d was the last", request_id, what, attempt)
+    else:
+        log.info("request %s: %s; attempt %d, again in %.1f s", request_id, what, attempt, pause)
 
 
 async def _merged(

@@ -39,6 +39,7 @@ class LLMError(ScorekitError):
 
     retryable: whether the same request may succeed later. request_id: the X-Request-Id that failed
     (of a part, where the request was split). retry_after: seconds that the server asked for.
+    status: of HTTP, where there was an answer.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LLMError(ScorekitError):
         retryable: bool = False,
         request_id: str = "",
         retry_after: float | None = None,
+        status: int | None = None,
     ) -> None:
         if type not in LLM_ERROR_TYPES:
             raise ValueError(f"unknown LLM error type {type!r}")
@@ -58,6 +60,7 @@ class LLMError(ScorekitError):
         self.retryable = retryable
         self.request_id = request_id
         self.retry_after = retry_after
+        self.status = status
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"
@@ -144,6 +147,7 @@ def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: 
         retryable=kind not in ("overlong", "refused"),
         request_id=request_id,
         retry_after=_retry_after(headers),
+        status=status,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
@@ -11,11 +12,17 @@ from contextlib import asynccontextmanager
 
 from scorekit.llm_errors import LLMError
 
+log = logging.getLogger("scorekit.llm")
+
 #: Seconds a token of one sequence may take on a busy server: generous (a time-out throws away all
 #: choices of a request, a late one costs nothing).
 _SECONDS_A_TOKEN = 0.15
 #: Sequences that a server surely decodes at once: the smaller one of vLLM's defaults.
 _DECODED_AT_ONCE = 256
+#: Answers with fewer choices than asked for, or refusals of n, in a row until n is not used.
+SHORT_IN_A_ROW = 3
+#: Seconds until n is tried again: the server may be another one by then.
+TRY_N_AGAIN_S = 60.0
 #: A longer Retry-After is taken for a mistake.
 _LONGEST_RETRY_AFTER_S = 600.0
 #: Of our own: a caller who seeded `random` gets the same numbers whether or not a request failed.
@@ -128,3 +135,40 @@ class Patience:
             self._gives_up_at = now + self._wait_for_server_s
         left = self._gives_up_at - now
         return min(pause, left) if left > 0 else None
+
+
+class SeveralChoices:
+    """Whether several choices are asked for in one request, as long as the server can.
+
+    After `SHORT_IN_A_ROW` answers that were refused or short it is not, for `TRY_N_AGAIN_S`; then
+    the next short one ends it again, and a full one is as good as ever.
+    """
+
+    def __init__(self, may_stop: bool, in_use: bool = True) -> None:
+        """may_stop: False keeps it as it is, `in_use` or not."""
+        self._may_stop = may_stop
+        self._in_use = in_use
+        self._short = 0
+        self._again_at = 0.0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the next request may ask for several."""
+        if not self._in_use and self._may_stop and time.monotonic() >= self._again_at:
+            self._in_use, self._short = True, SHORT_IN_A_ROW - 1
+            log.info("n is tried again")
+        return self._in_use
+
+    def note_full(self) -> None:
+        """All choices came."""
+        self._short = 0
+
+    def note_short(self) -> None:
+        """Some did not, or the request was refused for its n."""
+        self._short += 1
+        if self._may_stop and self._in_use and self._short >= SHORT_IN_A_ROW:
+            self._in_use, self._again_at = False, time.monotonic() + TRY_N_AGAIN_S
+            log.warning(
+                "%d answers in a row were short of choices: for %d s each is asked for alone",
+                self._short, TRY_N_AGAIN_S,
+            )  # fmt: skip

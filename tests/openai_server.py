@@ -20,7 +20,7 @@ How it misbehaves, set at run time (plain attributes, from any thread):
     most_choices        k: answers at most k choices, whatever n is
     numbered            False: every choice has index 0
     hang                True: requests wait until it is False again (then they are answered), or
-                        until their client leaves
+                        until their client leaves. A function of the body: those that it names
     cut                 True: half of each text, finish_reason "length"
     finish_reason       a word instead of "stop" ("abort", None)
     no_template         True: vLLM's 400 for a model without a chat template
@@ -155,7 +155,7 @@ class FakeOpenAI:
         self.refuse_n: bool | str = "greedy"
         self.most_choices: int | None = None
         self.numbered = True
-        self.hang = False
+        self.hang: bool | Callable[[Body], bool] = False
         self.cut = False
         self.finish_reason: str | None = "stop"
         self.no_template = False
@@ -209,7 +209,7 @@ class FakeOpenAI:
         self.peak_requests = max(self.peak_requests, self.in_flight)
         self.peak_sequences = max(self.peak_sequences, self.sequences_in_flight)
         try:
-            while self.hang and not await request.is_disconnected():
+            while self._hangs(body) and not await request.is_disconnected():
                 await asyncio.sleep(0.005)
             response = self._refusal(request, body) or self._failed() or self._answer(body, record)
         finally:
@@ -217,6 +217,9 @@ class FakeOpenAI:
             self.sequences_in_flight -= n
         record.status = response.status_code
         return response
+
+    def _hangs(self, body: Body) -> bool:
+        return self.hang(body) if callable(self.hang) else self.hang
 
     def _key_fits(self, request: Request) -> bool:
         return self.api_key in (None, request.headers.get("authorization", "")[len("Bearer ") :])

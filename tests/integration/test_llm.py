@@ -81,22 +81,55 @@ def test_both_strategies_name_the_same_candidates(url, fake):
     assert len({c.text for c in single}) == 70
 
 
-def test_a_server_that_refuses_n_is_asked_one_by_one_and_that_is_remembered(url, fake):
-    _, expected = ask(url, fake, n=5)
-    fake.forget()
-    fake.refuse_n = True
+def _several(url, fake, asked, between=lambda i, llm: None):
+    """`asked` requests of 5 choices, one after the other: texts of each, n of what arrived for
+    each, and the counts."""
 
     async def work():
         async with client(url, fake) as llm:
-            first = await llm.chat(MESSAGES, SAMPLED, n=5, request_id="a")
-            asked = len(fake.requests)
-            second = await llm.chat(MESSAGES, SAMPLED, n=5, request_id="b")
-            assert llm.counts.failures == llm.counts.retries == 0
-            return first, second, asked
+            texts, arrived = [], []
+            for i in range(asked):
+                between(i, llm)
+                fake.forget()
+                choices = await llm.chat(MESSAGES, SAMPLED, n=5, request_id=f"r{i}")
+                texts.append([c.text for c in choices])
+                arrived.append([r.body["n"] for r in fake.requests])
+            return texts, arrived, llm.counts
 
-    first, second, asked = asyncio.run(work())
-    assert asked == 6 and len(fake.requests) == 11  # one refused request, never again
-    assert [c.text for c in first] == [c.text for c in second] == [c.text for c in expected]
+    return asyncio.run(work())
+
+
+ONE_BY_ONE = [1, 1, 1, 1, 1]
+
+
+def test_a_server_that_refuses_n_three_times_is_asked_one_by_one(url, fake, caplog):
+    [expected], _, _ = _several(url, fake, 1)
+    fake.refuse_n = True
+    texts, arrived, counts = _several(url, fake, 5)
+    assert arrived == [[5, *ONE_BY_ONE]] * 3 + [ONE_BY_ONE] * 2
+    assert texts == [expected] * 5
+    assert (counts.failures, counts.retries, counts.fallbacks) == (0, 0, 3)
+    assert "0 of 5 choices came" in caplog.text and "3 answers in a row" in caplog.text
+
+
+def test_a_short_answer_now_and_then_does_not_end_the_use_of_n(url, fake):
+    def every_other(i, llm):
+        fake.most_choices = 2 if i % 3 else None
+
+    _, arrived, counts = _several(url, fake, 9, every_other)
+    assert arrived == [[5], [5, 1, 1, 1], [5, 1, 1, 1]] * 3 and counts.fallbacks == 6
+
+
+def test_n_is_tried_again_after_a_while(url, fake):
+    def for_a_while(i, llm):
+        fake.most_choices = 2 if i < 6 else None
+        if i in (4, 5, 7):  # the while is over
+            llm._several._again_at = 0.0
+
+    _, arrived, counts = _several(url, fake, 8, for_a_while)
+    short = [5, 1, 1, 1]
+    assert arrived == [short] * 3 + [ONE_BY_ONE, short, short, ONE_BY_ONE, [5]]
+    assert counts.fallbacks == 5
 
 
 @pytest.mark.parametrize("numbered", [True, False])
