@@ -27,8 +27,9 @@ from synth.tools import NotYet, Tools
 
 log = structlog.get_logger()
 
-#: Shards in work at once: the next ones begin while the last records of one are awaited.
-SHARDS_AT_ONCE = 4
+#: Shards in work at once: the next one begins when all records of the last one are in work,
+#: so that a few slow answers in each leave no place free.
+SHARDS_AT_ONCE = 32
 #: Results that wait in memory for an older record, for each record in work: one slow answer must
 #: not stop all others.
 AHEAD = 32
@@ -56,18 +57,14 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
             ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
         ) as tools:
             window = asyncio.Semaphore(tools.window)
-
-            async def work() -> None:
+            room = asyncio.Semaphore(SHARDS_AT_ONCE)
+            async with asyncio.TaskGroup() as group:
+                await room.acquire()
                 async for index, lock in _mine(claims, ctx, stage.name):
                     shard = _Shard(stage, ctx, source, folder, index, todo[index], tools, window)
-                    try:
-                        await shard.run()
-                    finally:
-                        release(folder.lock(index), lock)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(SHARDS_AT_ONCE):
-                    group.create_task(work())
+                    group.create_task(_run(shard, lock, room))
+                    await shard.in_work.wait()
+                    await room.acquire()
     if ctx.stats.open:
         raise Unfinished(stage.name, ctx.stats.open)
 
@@ -117,8 +114,16 @@ async def _mine(claims: Claims, ctx: Context, name: str) -> AsyncIterator[tuple[
             await asyncio.sleep(LOOK_AGAIN_S)
 
 
+async def _run(shard: _Shard, lock: IO[str], room: asyncio.Semaphore) -> None:
+    try:
+        await shard.run()
+    finally:
+        release(shard.folder.lock(shard.index), lock)
+        room.release()
+
+
 class _Shard:
-    """One shard of a map stage in work."""
+    """One shard of a map stage in work. in_work: set when all of its records are."""
 
     def __init__(
         self, stage: MapStage, ctx: Context, source: StageFolder, folder: StageFolder,
@@ -128,6 +133,7 @@ class _Shard:
         self.index, self.records, self.tools, self.window = index, records, tools, window
         self.codes: Counter[str] = Counter()
         self.open = 0
+        self.in_work = asyncio.Event()
 
     async def run(self) -> None:
         """Work through the records in order, many at once; write them in order; mark the shard,
@@ -199,6 +205,7 @@ class _Shard:
                 await self.window.acquire()  # of all shards: any record that is done makes room
                 running.append(asyncio.create_task(self._process(record)))
                 running[-1].add_done_callback(lambda _: self.window.release())
+            self.in_work.set()
             while running:
                 yield await running.popleft()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 
 import pytest
 
@@ -20,7 +21,7 @@ from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
 from synth.store import ShardWriter, StageFolder, digest_of
 from tests.openai_server import FakeOpenAI
-from tests.servers import running_service
+from tests.servers import PATIENCE_S, running_service, wait_until
 
 STAGES = (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest())
 NAMES = [stage.name for stage in STAGES]
@@ -241,3 +242,21 @@ def test_a_metricx_service_with_another_model_is_refused_before_anything_is_aske
     with pytest.raises(UserError, match="the service has fake-metricx"):
         run(cfg, stages=STAGES[:1])
     assert len(teacher.requests) == asked
+
+
+def test_slow_answers_hold_up_no_other_shard(tmp_path, teacher, metricx):
+    texts = [f"Sentence {i}{' slow' * (i % 20 == 7)} is translated." for i in range(200)]
+    write_sources(tmp_path, texts)  # 25 shards, a slow one in ten of them
+    cfg = config(tmp_path, teacher, metricx)
+    cfg.teacher.max_concurrency = 16
+    teacher.forget()
+    teacher.hang = lambda body: " slow" in body["messages"][-1]["content"]
+    working = threading.Thread(target=run, args=(cfg,), kwargs={"stages": [PrefilterScore()]})
+    working.start()
+    try:
+        wait_until(lambda: sum(r.choices for r in teacher.requests) == 2 * 190)
+        assert teacher.in_flight == 10
+    finally:
+        teacher.well()
+        working.join(PATIENCE_S)
+    assert [r["source_text"] for r in records(tmp_path, "prefilter_score")] == texts
