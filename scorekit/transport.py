@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic_core import from_json, to_json
@@ -32,7 +33,8 @@ def checked_url(url: str) -> str:
     """The URL without a slash at its end. Raises UserError for what is no http URL."""
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError):
+        urlsplit(url)  # httpx takes "http://["
+    except (httpx.InvalidURL, TypeError, ValueError):
         parsed = httpx.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UserError(f"{url!r} is no URL of a service: write it as http://host:port")

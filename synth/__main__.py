@@ -192,8 +192,10 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
         typer.echo(f"unfinished: {error}", err=True)
         sys.exit(3)
     except OSError as error:  # a full disk, a folder that may not be written
-        where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"error: {where}{error.strerror or error}; {how_to_resume}", err=True)
+        place = error.filename2 or error.filename  # the second: what a file was to be renamed to
+        where = f"{place}: " if place else ""
+        go_on = f"; mend that, and go on with: {how_to_resume}" if how_to_resume else ""
+        typer.echo(f"error: {where}{error.strerror or error}{go_on}", err=True)
         sys.exit(2)
     except ScorekitError as error:
         typer.echo(f"error: {error}; what is done is kept: {how_to_resume}", err=True)

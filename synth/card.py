@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from scorekit.languages import find_language
 from synth.config import SynthConfig, languages
 from synth.reasons import explain
 from synth.stats import StageCounts, funnel
-from synth.store import StageFolder, write_atomic
+from synth.store import StageFolder, read_json, write_atomic
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -70,8 +69,7 @@ def card(
 def _corpus(ctx: Context) -> dict[str, Any]:
     for folder in (ctx.out_dir, ctx.inputs):
         path = StageFolder(folder, "sample_sources").path / "counts.json" if folder else None
-        if path is not None and path.exists():
-            counts: dict[str, Any] = json.loads(path.read_bytes())
+        if path is not None and (counts := read_json(path)) is not None:
             return counts
     return {}
 

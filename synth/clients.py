@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import Info
 from synth.config import SynthConfig
-from synth.store import StageFolder, to_line, write_atomic
+from synth.store import StageFolder, read_json, to_line, write_atomic
 
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient
@@ -77,8 +76,8 @@ def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
     that."""
     told = info.model_dump()
     path = folder.service(name)
-    if path.exists():
-        before = json.loads(path.read_bytes())
+    before = read_json(path)
+    if before is not None:
         changed = [key for key in _IDENTITY if before.get(key) != told[key]]
         if changed:
             key = changed[0]

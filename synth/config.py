@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
 from scorekit.languages import find_language
 from synth.answers import check_place
 from synth.filters import RuleConfig
+
+
+def _service(urls: str | list[str]) -> str | list[str]:
+    from scorekit.transport import checked_url
+
+    for url in [urls] if isinstance(urls, str) else urls:
+        try:
+            checked_url(url)
+        except UserError:
+            raise ValueError("no URL of a service: write it as http://host:port") from None
+    if not urls:
+        raise ValueError("give one URL at least")
+    return urls
 
 
 class RunConfig(Config):
@@ -59,6 +72,7 @@ class DataConfig(Config):
     madlad_split: Literal["clean", "noisy"] = Field("clean", description="Which half.")
     files: list[str] | None = Field(
         None,
+        min_length=1,
         description="Local .jsonl.gz (or .jsonl) shards, as paths or globs, or URLs of such; "
         "null: the hub.",
     )
@@ -138,7 +152,9 @@ class TeacherConfig(Config):
     """The teacher: an OpenAI-compatible server."""
 
     backend: Literal["vllm_openai_compatible"] = "vllm_openai_compatible"
-    base_url: str = Field("http://localhost:8000/v1", description="Of the server, with /v1.")
+    base_url: Annotated[str, AfterValidator(_service)] = Field(
+        "http://localhost:8000/v1", description="Of the server, with /v1."
+    )
     api_key_env: str = Field("VLLM_API_KEY", description="Environment variable with the key.")
     model: str = Field(
         "Qwen/Qwen3-235B-A22B-Instruct-2507", description="Model, or its served name."
@@ -219,7 +235,9 @@ class FinalGenerationConfig(Config):
 class MetricXConfig(Config):
     """The MetricX service."""
 
-    url: str | list[str] = Field("http://localhost:8001", description="Of the service or several.")
+    url: Annotated[str | list[str], AfterValidator(_service)] = Field(
+        "http://localhost:8001", description="Of the service or several."
+    )
     checkpoint: str = Field(
         "google/metricx-24-hybrid-large-v2p6", description="Checked against the service."
     )
@@ -234,7 +252,9 @@ class JudgeConfig(Config):
     """The judge service."""
 
     enabled: bool = True
-    url: str | list[str] = Field("http://localhost:8003", description="Of the judge service.")
+    url: Annotated[str | list[str], AfterValidator(_service)] = Field(
+        "http://localhost:8003", description="Of the judge service."
+    )
     model: str | None = Field(
         None, description="Model that the judge asks; null: the service's own."
     )

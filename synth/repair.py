@@ -20,14 +20,11 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
     with held([(folder.lock(), False) for folder in folders], "mend it"):
         damaged = 0
         for folder in folders:
-            for index in range(folder.shards() or 0):
-                if folder.name == "export" or folder.mark(index) is None:
-                    continue
-                try:
-                    folder.verify(index)
-                except UserError as error:
-                    damaged += 1
-                    yield str(error)
+            if folder.name == "export":
+                continue
+            for fault in _faults(folder):
+                damaged += 1
+                yield fault
         yield f"{damaged} damaged shards"
         place = answers_place(cfg)
         if "://" not in place and Path(place).exists():
@@ -37,3 +34,18 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
                 f"; {lost} rows cannot be read, nor what stood on pages that are none any more: "
                 f"they are asked for again (the old file is {place}.damaged)"
             )  # fmt: skip
+
+
+def _faults(folder: StageFolder) -> Iterator[str]:
+    """A line about each file of a stage that is not what it was."""
+    try:
+        shards = folder.shards() or 0
+    except UserError as error:
+        yield str(error)
+        return
+    for index in range(shards):
+        try:
+            if folder.mark(index) is not None:
+                folder.verify(index)
+        except UserError as error:
+            yield str(error)

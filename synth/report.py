@@ -6,7 +6,6 @@ The page is one file, with no script and nothing fetched from elsewhere; every t
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from scorekit.errors import UserError
 from scorekit.page import STYLE, picture
 from scorekit.render import visible
 from synth.stats import STAGES, StageCounts, funnel
-from synth.store import Record, StageFolder, digest_of, write_atomic
+from synth.store import Record, StageFolder, digest_of, read_json, write_atomic
 
 #: Pictures: title, stage and name of the distributions drawn over each other, label of the axis.
 PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
@@ -92,10 +91,7 @@ def write_report(out_dir: str | Path, title: str = "Synthetic translations") -> 
 
 
 def _read_stages(folder: Path) -> dict[str, Any]:
-    try:
-        stages: dict[str, Any] = json.loads((folder / "stats.json").read_bytes())["stages"]
-    except FileNotFoundError:
-        return {}
+    stages: dict[str, Any] = (read_json(folder / "stats.json", "stages") or {}).get("stages", {})
     return stages
 
 

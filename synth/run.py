@@ -28,6 +28,7 @@ from rich.text import Text
 
 from scorekit.config import save_config
 from scorekit.errors import ScorekitError, UserError
+from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.context import Context, Stage, WholeStage, begin
 from synth.driver import run_map_stage
@@ -79,14 +80,22 @@ def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     """Run the stages in their order. Raises UserError; KeyboardInterrupt leaves what is done."""
     out_dir = run_folder(cfg, options)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    load_template(cfg.teacher.prompt)  # before anything is spent
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
     _log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False)
     port = cfg.run.prometheus_port
-    with _exporter(port) if port is not None else nullcontext() as exporter:
-        for name in options.stages:
-            if not _run_one(name, cfg, out_dir, options, console, exporter):
-                return
+    try:
+        with _exporter(port) if port is not None else nullcontext() as exporter:
+            for name in options.stages:
+                if not _run_one(name, cfg, out_dir, options, console, exporter):
+                    return
+    except OSError as error:
+        error.filename = error.filename or str(out_dir)  # a full disk names no file
+        raise
     if StageFolder(out_dir, "export").done():
         console.print(f"report: {write_report(out_dir)}")
     console.print(f"run folder: {out_dir}")
@@ -117,10 +126,11 @@ def _run_one(
     if counts is not None:
         done = "" if folder.done() else f" ({counts.done} of {counts.shards} shards)"
         console.print(
-            f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}"
+            f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}",
+            soft_wrap=True,
         )
         for code, count in Counter(counts.rejected).most_common(_REASONS_TOLD):
-            console.print(f"  {count:,} {code}: {explain(code)}")
+            console.print(f"  {count:,} {code}: {explain(code)}", soft_wrap=True)
     if not folder.done():
         console.print(f"{name}: other machines' shards are not done")
         return False

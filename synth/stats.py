@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.distributions import distributions
-from synth.store import StageFolder, digest_of, to_line, write_atomic
+from synth.store import StageFolder, digest_of, read_json, to_line, write_atomic
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -100,8 +100,11 @@ class StageStats:
         folder.path.mkdir(parents=True, exist_ok=True)
         path = folder.path / f"stats-{self.process}.json"
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(to_line(self.figures()))  # not synced: a lost one is no harm
-        os.replace(temporary, path)
+        try:
+            temporary.write_bytes(to_line(self.figures()))  # not synced: a lost one is no harm
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +137,9 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
 
 def _left_out(folder: StageFolder) -> dict[str, int]:
     """Of sample_sources: its segments are too many to be written when they are not taken."""
-    try:
-        counts: dict[str, int] = json.loads((folder.path / "counts.json").read_bytes())["rejected"]
-    except FileNotFoundError:
-        return {}
-    return counts
+    mend = f"mend it with `run --stage {folder.name} --repair 0`"
+    counts = read_json(folder.path / "counts.json", "rejected", mend=mend)
+    return {} if counts is None else dict(counts["rejected"])
 
 
 def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:

@@ -72,11 +72,14 @@ def read_records(path: Path) -> Iterator[Record]:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a whole file: the old content or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a full disk
     _sync_folder(path.parent)
 
 
@@ -171,7 +174,7 @@ class StageFolder:
 
     def mark(self, index: int) -> dict[str, Any] | None:
         """The mark of a shard; None while it is not done."""
-        return _read_json(self._mark_path(index))
+        return read_json(self._mark_path(index), "records", "digest")
 
     def set_mark(self, index: int, mark: Mapping[str, Any]) -> None:
         """Say that a shard is done. Its files must be committed before."""
@@ -220,7 +223,7 @@ class StageFolder:
     def manifest(self) -> dict[str, Any] | None:
         """What the stage was begun with; None where it was not begun. Raises UserError for a folder
         of an earlier version."""
-        manifest = _read_json(self.path / "stage.json")
+        manifest = read_json(self.path / "stage.json", "digest")
         if manifest is not None and manifest.get("layout") != _LAYOUT:
             raise UserError(
                 f"{self.path}: was written by another version of scorekit: finish it with that "
@@ -289,9 +292,19 @@ def _fault(path: Path, digest: str) -> str | None:
         return "cannot be read"
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(
+    path: Path, *needs: str, mend: str = "delete it, and `run --resume` makes it again"
+) -> dict[str, Any] | None:
+    """A JSON object that a run keeps in a file of its own; None where there is no such file.
+
+    needs: keys that it must have. mend: what to do about one that is damaged; it is told in the
+    UserError that is raised then."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    return content if isinstance(content, dict) else None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not content.keys() >= {*needs}:
+        raise UserError(f"{path}: it is damaged: {mend}")
+    return content

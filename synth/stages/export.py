@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 from scorekit.errors import UserError
 from synth.config import SynthConfig, languages
 from synth.record import teacher_seed
-from synth.store import Record, ShardWriter
+from synth.store import Record, ShardWriter, StageFolder, read_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -151,10 +151,10 @@ def _filters(filters: dict[str, Any]) -> dict[str, Any]:
 
 def scorer_versions(ctx: Context) -> dict[str, Any]:
     """What the scoring service said of itself when the candidates were scored."""
-    for folder in (ctx.out_dir, ctx.inputs):
-        path = folder / "service-metricx.json" if folder else None
-        if path is not None and path.exists():
-            info = json.loads(path.read_bytes())
+    folders = [folder for folder in (ctx.out_dir, ctx.inputs) if folder is not None]
+    stages = [StageFolder(folder, "score_select_best").service("metricx") for folder in folders]
+    for path in (*stages, *(folder / "service-metricx.json" for folder in folders)):
+        if (info := read_json(path, "versions")) is not None:
             return {
                 "checkpoint": ctx.cfg.metricx.checkpoint,
                 **{key: info.get(key) for key in ("model", "revision", "dtype", "commit")},

@@ -62,6 +62,11 @@ class SampleSources:
         folder = ctx.folder(self.name)
         if folder.shards() is None:
             _Sampling(ctx, folder, manifest).run()
+        elif missing := folder.missing():
+            raise UserError(
+                f"{folder.path}: the mark of shard {missing[0]} is gone: mend it with "
+                f"`run --stage {self.name} --repair {missing[0]}`"
+            )
         else:  # a merge that was killed while it cleaned up
             shutil.rmtree(folder.path / "parts", ignore_errors=True)
 
@@ -353,7 +358,8 @@ def _alone(folder: Path) -> Iterator[None]:
 def _why_nothing(found: list[PartCounts]) -> str:
     documents = sum(part.documents for part in found)
     if not documents:
-        return "data.files: no document could be read" + _first_broken(found)
+        many = f"{len(found)} files" if len(found) > 1 else found[0].file
+        return f"data.files: no document in {many}{_first_broken(found)}"
     codes = sum((part.rejected for part in found), Counter())
     return f"data.files: {documents} documents, and no source left of them: {dict(codes)}"
 

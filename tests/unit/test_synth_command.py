@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
+from synth.__main__ import app
 from synth.config import SynthConfig
 
 NAMES = ("synth", "synth_parallel.cli")
@@ -65,3 +67,28 @@ def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
     )
     save_config(cfg, tmp_path / "kept.yaml")
     assert load_config(SynthConfig, tmp_path / "kept.yaml").final_generation.blob.blob_ratio == 0
+
+
+WRONG = {
+    "no file": ([], {}, "cannot read the config"),
+    "no URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
+    "half a URL": ([], {"metricx": {"url": "http://["}}, "metricx.url"),
+    "half a place": ([], {"run": {"answers": "redis://["}}, "run.answers"),
+    "no prompt": ([], {"teacher": {"prompt": "/no/such/prompt"}}, "prompt template"),
+    "no folder": (["run.out_dir=/dev/null/run"], {}, "run.out_dir"),
+    "no list": ([], {"data": {"files": []}}, "data.files"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_of_the_config_is_one_line_before_anything_is_begun(name, tmp_path):
+    overrides, sections, told = WRONG[name]
+    path = written(tmp_path, **sections)
+    if name == "no file":
+        path.unlink()
+    flags = [part for one in overrides for part in ("--set", one)]
+    done = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all", *flags])
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and told in line
+    assert not (tmp_path / "run").exists()
