@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+# Test processes side by side; 1 where one test is looked at.
+WORKERS ?= $(shell nproc)
+PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
 COMPOSE ?= docker compose
 STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFILES:%=--profile %)
 export TOKENIZERS_PARALLELISM := false
@@ -41,7 +44,7 @@ demo-synth: setup ## synthetic parallel data on small real models, from document
 	$(PY) -m demo.synth
 
 test: setup ## every test that takes seconds (about 20 minutes on 2 cores)
-	$(PY) -m pytest -m "not slow and not vllm"
+	$(PY) $(PYTEST_MANY) -m "not slow and not vllm"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
 	$(PY) -m pytest -m "slow and not vllm"
@@ -50,7 +53,7 @@ test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a re
 	$(PY) -m pytest -m vllm
 
 test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
-	PYTHONPATH=. .venv-tf5/bin/python -m pytest -m "not slow and not vllm" \
+	PYTHONPATH=. .venv-tf5/bin/python $(PYTEST_MANY) -m "not slow and not vllm" \
 	  tests/unit/test_trainer_*.py tests/integration/test_trainer_*.py
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
