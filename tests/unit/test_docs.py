@@ -35,7 +35,8 @@ def test_make_targets_that_a_document_names_exist(path):
 def test_a_document_says_where_its_commands_are_found(path):
     """Who pastes them has no `python` of ours on the path."""
     text = path.read_text(encoding="utf-8")
-    bare = re.search(r"(?:^|`)(?:python -m |python examples|synth_parallel [a-z])", text, re.MULTILINE)
+    command = r"(?:^|`)(?:python -m |python examples|synth_parallel [a-z])"
+    bare = re.search(command, text, re.MULTILINE)
     told = re.search(r"source \.venv/bin/activate|\.venv/bin/python", text)
     assert bare is None or (told and told.start() < bare.start()) or path.name == "AGENTS.md", bare
 
