@@ -40,7 +40,7 @@ FLUSH_S = 5.0
 
 @dataclass(slots=True)
 class CallStats:
-    """Calls of one service."""
+    """Calls of one service. requests: of a record each; several may have gone out as one."""
 
     requests: int = 0
     samples: int = 0

@@ -20,6 +20,7 @@ from synth.clients import check_judge, check_metricx, note_service, open_teacher
 from synth.config import SynthConfig, answers_place, languages
 from synth.stats import CallStats, StageStats, scorer_figures
 from synth.store import Record, StageFolder, digest_of
+from synth.together import Together
 
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient, LLMError, Sampling
@@ -87,6 +88,7 @@ class Tools:
         self.stats = stats
         self._answers = answers
         self._teacher, self._metricx, self._judge = teacher, metricx, judge
+        self._together = metricx and Together(metricx, cfg.metricx.batch_size)
         self._identities = dict(identities or {})
         self._give_up = give_up
         self._failing: Counter[str] = Counter()
@@ -318,7 +320,10 @@ class Tools:
             await asyncio.sleep(pause)
             started = time.monotonic()
             asked = [samples[i] for i in missing]
-            answers = await client.score(asked, options, priority="bulk")
+            if client is self._metricx and self._together:
+                answers = await self._together.score(asked)
+            else:
+                answers = await client.score(asked, options, priority="bulk")
             stats.requests += 1
             stats.samples += len(asked)
             stats.seconds += time.monotonic() - started
