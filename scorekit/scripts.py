@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scorekit.languages import find_language
+from scorekit.languages import look_up
 
 #: Code points of the letters (and vowel signs) of each script, as a regular expression's class.
 SCRIPTS = {
@@ -25,21 +25,67 @@ SCRIPTS = {
     "Telugu": "\u0c00-\u0c65\u0c70-\u0c7f",
     "Kannada": "\u0c80-\u0ce5\u0cf0-\u0cff",
     "Malayalam": "\u0d00-\u0d65\u0d70-\u0d7f",
+    "Armenian": "\u0531-\u0588\ufb13-\ufb17",
+    "Georgian": "\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2d",
+    "Ethiopic": "\u1200-\u138f\u2d80-\u2dde\uab01-\uab2e\U0001e7e0-\U0001e7fe",
+    "Khmer": "\u1780-\u17dd",
+    "Lao": "\u0e81-\u0edf",
+    "Myanmar": "\u1000-\u109d\ua9e0-\ua9fe\uaa60-\uaa7f",
+    "Sinhala": "\u0d81-\u0df3",
+    "Oriya": "\u0b01-\u0b71",
+    "Tibetan": "\u0f00-\u0fc6",
+    "Thaana": "\u0780-\u07b1",
+    "Canadian Aboriginal": "\u1401-\u167f\u18b0-\u18f5\U00011ab0-\U00011abf",
+    "Cherokee": "\u13a0-\u13fd\uab70-\uabbf",
+    "Syriac": "\u0710-\u074f\u0860-\u086a",
+    "Tifinagh": "\u2d30-\u2d7f",
+    "Meetei Mayek": "\uaae0-\uaaf6\uabc0-\uabed",
+    "Ol Chiki": "\u1c5a-\u1c7d",
+    "Mongolian": "\u180b-\u18aa",
+    "Adlam": "\U0001e900-\U0001e94b",
     "Latin": "A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
 }
-#: Scripts of the languages that are not written in the Latin one, by MADLAD id.
+#: By their codes of ISO 15924.
+_BY_CODE = {
+    "Kore": ("Hangul",), "Hang": ("Hangul",), "Hani": ("Han",), "Hans": ("Han",), "Hant": ("Han",),
+    "Jpan": ("Kana", "Han"), "Hira": ("Kana",), "Kana": ("Kana",), "Cyrl": ("Cyrillic",),
+    "Hebr": ("Hebrew",), "Grek": ("Greek",), "Beng": ("Bengali",), "Guru": ("Gurmukhi",),
+    "Gujr": ("Gujarati",), "Taml": ("Tamil",), "Telu": ("Telugu",), "Knda": ("Kannada",),
+    "Mlym": ("Malayalam",), "Latn": ("Latin",), "Armn": ("Armenian",), "Geor": ("Georgian",),
+    "Ethi": ("Ethiopic",), "Khmr": ("Khmer",), "Laoo": ("Lao",), "Mymr": ("Myanmar",),
+    "Sinh": ("Sinhala",), "Orya": ("Oriya",), "Tibt": ("Tibetan",), "Thaa": ("Thaana",),
+    "Cans": ("Canadian Aboriginal",), "Cher": ("Cherokee",), "Syrc": ("Syriac",),
+    "Tfng": ("Tifinagh",), "Mtei": ("Meetei Mayek",), "Olck": ("Ol Chiki",),
+    "Mong": ("Mongolian",), "Adlm": ("Adlam",), "Arab": ("Arabic",), "Deva": ("Devanagari",),
+    "Thai": ("Thai",),
+}  # fmt: skip
+#: Languages of several scripts, or of which CLDR says nothing, or nothing of today, by MADLAD id:
+#: what may be meant where a tag names no script, the commonest first.
 _SCRIPTS_OF = {
-    "ko": ("Hangul",), "zh": ("Han",), "ja": ("Kana", "Han"), "th": ("Thai",), "el": ("Greek",),
-    "bg": ("Cyrillic",), "ru": ("Cyrillic",), "uk": ("Cyrillic",), "sr": ("Cyrillic", "Latin"),
-    "ar": ("Arabic",), "fa": ("Arabic",), "ur": ("Arabic",), "iw": ("Hebrew",),
-    "hi": ("Devanagari",), "mr": ("Devanagari",), "bn": ("Bengali",), "pa": ("Gurmukhi",),
-    "gu": ("Gujarati",), "ta": ("Tamil",), "te": ("Telugu",), "kn": ("Kannada",),
-    "ml": ("Malayalam",),
+    "sr": ("Cyrillic", "Latin"), "bs": ("Latin", "Cyrillic"), "uz": ("Latin", "Cyrillic"),
+    "kk": ("Cyrillic", "Latin"), "kaa": ("Cyrillic", "Latin"), "crh": ("Cyrillic", "Latin"),
+    "ku": ("Latin", "Arabic"), "sd": ("Arabic", "Devanagari"), "ks": ("Arabic", "Devanagari"),
+    "mni": ("Bengali", "Meetei Mayek"), "iu": ("Canadian Aboriginal", "Latin"),
+    "mn": ("Cyrillic", "Mongolian"), "ber": ("Tifinagh", "Latin", "Arabic"),
+    "tly_IR": ("Arabic", "Latin"), "hif": ("Latin", "Devanagari"), "grc": ("Greek",),
+    "xal": ("Cyrillic",), "kjh": ("Cyrillic",), "nog": ("Cyrillic",), "ksw": ("Myanmar",),
+    "rki": ("Myanmar",), "bgp": ("Arabic",), "tab": ("Cyrillic",),
 }  # fmt: skip
 LETTERS = {name: re.compile(f"[{points}]") for name, points in SCRIPTS.items()}
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """The scripts that a language is written in: Hangul, Latin, ...; empty for an unknown one."""
-    known = find_language(language)
-    return () if known is None else _SCRIPTS_OF.get(known.madlad, ("Latin",))
+    """The scripts that a language is written in: Hangul, Latin, ...; empty where that is not known.
+
+    A script that the tag names, or that its region implies ("pa-PK": Arabic), is the only one.
+    """
+    found = look_up(language)
+    if found is None:
+        return ()
+    if found.scripts is not None:
+        return found.scripts
+    named = re.search(r"-([A-Z][a-z]{3})\b", found.language.tag)
+    several = _SCRIPTS_OF.get(found.language.madlad)
+    if several and not named:
+        return several
+    return _BY_CODE.get(named.group(1) if named else found.script or "", ())

@@ -22,7 +22,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 #: UTF-8 bytes that a language takes for what English says in one. ko, de, es, zh: medians over
 #: translations of software texts, its documentation and talks; the others are set by hand.
 _BYTES = {"ko": 1.2, "zh": 0.95, "ja": 1.3, "th": 2.6, "de": 1.2, "es": 1.2}
-_BYTES_OF_SCRIPT = {"Latin": 1.1, "Cyrillic": 1.9, "Greek": 2.1, "Arabic": 1.6, "Hebrew": 1.4}
+_BYTES_OF_SCRIPT = {"Latin": 1.1, "Cyrillic": 1.9, "Greek": 2.1, "Arabic": 1.6, "Hebrew": 1.4,
+                    "Han": 0.95}  # fmt: skip
 _BYTES_OF_OTHERS = 2.6  # the Indic scripts: three bytes a letter
 
 
@@ -51,6 +52,9 @@ def without_names(text: str, src: str) -> str:
 
 #: Ids of the identifier that differ from MADLAD's.
 _IDENTIFIER_CODES = {"iw": "he", "fil": "tl"}
+#: Languages that the identifier learned in their first script alone, and the code under which it
+#: knows texts like theirs in the other.
+_IN_OTHER_SCRIPT = {"sr": "hr"}
 
 
 def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | None:
@@ -63,8 +67,9 @@ def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | Non
     bare = mask(text)
     if not any(char.isalpha() for char in bare):
         return None
-    codes = {_identifier_code(found): name for name in candidates
-             if (found := find_language(name)) is not None}  # fmt: skip
+    known = [(name, found) for name in candidates if (found := find_language(name)) is not None]
+    codes = {code: name for name, found in known for code in _identifier_codes(found)[1:]}
+    codes |= {_identifier_codes(found)[0]: name for name, found in known}
     identifier = _identifier(frozenset(codes))
     if identifier is None:
         return None
@@ -81,17 +86,24 @@ def language_probability(text: str, language: str, others: Iterable[str]) -> flo
     known = [find_language(name) for name in (language, *others)]
     if known[0] is None or not any(char.isalpha() for char in text):
         return None
-    code = _identifier_code(known[0])
-    identifier = _identifier(frozenset(_identifier_code(found) for found in known if found))
-    if identifier is None or code not in identifier.nb_classes:
+    own = _identifier_codes(known[0])
+    every = {code for found in known if found for code in _identifier_codes(found)}
+    identifier = _identifier(frozenset(every))
+    if identifier is None or own[0] not in identifier.nb_classes:
         return None
     counts = identifier.instance2fv(text, datatype="uint32")
     probabilities = identifier.norm_probs(identifier.nb_classprobs(counts))
-    return float(probabilities[identifier.nb_classes.index(code)])
+    return float(sum(probabilities[identifier.nb_classes.index(code)] for code in own))
 
 
-def _identifier_code(language: Language) -> str:
-    return _IDENTIFIER_CODES.get(language.madlad, language.madlad)
+def _identifier_codes(language: Language) -> tuple[str, ...]:
+    """The identifier's codes for texts of a language in the scripts that its tag allows."""
+    usual, scripts = scripts_of(language.iso639_3), scripts_of(language.tag)
+    code = _IDENTIFIER_CODES.get(language.madlad, language.madlad)
+    other = _IN_OTHER_SCRIPT.get(language.madlad, "")
+    if usual and scripts and usual[0] not in scripts:
+        return (other,)
+    return (code, other) if other and len(scripts) > 1 else (code,)
 
 
 @lru_cache(maxsize=64)
@@ -144,7 +156,7 @@ def _usual_bytes(language: str) -> float:
     known = find_language(language)
     if known is None or known.madlad == "en":
         return 1.0
-    script = scripts_of(language)[0]
+    script = next(iter(scripts_of(language)), "Latin")
     return _BYTES.get(known.madlad, _BYTES_OF_SCRIPT.get(script, _BYTES_OF_OTHERS))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from scorekit.languages import find_language
+from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.reasons import explain
 from synth.stats import StageCounts, funnel
@@ -45,7 +45,7 @@ def card(
     corpus: what sample_sources says of what it read.
     """
     tags = languages(cfg)
-    names = [language.name for tag in tags if (language := find_language(tag)) is not None]
+    names = [language_name(tag) for tag in tags]
     environment = Environment(
         loader=PackageLoader("synth", "."), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,

@@ -17,12 +17,13 @@ from scorekit import chatmarks, chatter, textchecks
 from scorekit.config import Config
 from scorekit.markup import mask, placeholder_difference
 from scorekit.numbers import asked_numbers, missing_numbers
+from scorekit.variants import other_variant
 
 Code = Literal[
     "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "refusal",
     "added_note", "added_quotes", "tag",
-    "copied_source", "wrong_script", "wrong_language", "length_ratio", "repetition",
-    "numbers_missing", "placeholders",
+    "copied_source", "wrong_script", "wrong_variant", "wrong_language", "length_ratio",
+    "repetition", "numbers_missing", "placeholders",
 ]  # fmt: skip
 
 
@@ -60,6 +61,13 @@ class RuleConfig(Config):
         le=1,
         description="wrong_script: fewer letters in the target language's script, names that the "
         "source has too left out.",
+    )
+    max_other_variant: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="wrong_variant: of the characters that only Traditional or only Simplified "
+        "Chinese has, a larger share is not the target's.",
     )
     language_confidence: float = Field(
         0.9,
@@ -193,6 +201,13 @@ def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
     return f"{share:.2f} of the letters in the script of {pair.target_lang}"
 
 
+def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
+    found = other_variant(pair.mt, pair.target_lang)
+    if found is None or found[0] <= cfg.max_other_variant:
+        return None
+    return f"{found[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {found[1]}"
+
+
 def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
     if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
         return None
@@ -263,6 +278,7 @@ RULES: dict[Code, Callable[[Pair, RuleConfig], str | None]] = {
     "tag": _tag,
     "copied_source": _copied_source,
     "wrong_script": _wrong_script,
+    "wrong_variant": _wrong_variant,
     "wrong_language": _wrong_language,
     "repetition": _repetition,
     "truncated": _truncated,

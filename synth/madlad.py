@@ -23,7 +23,7 @@ from typing import IO, Any
 import httpx
 
 from scorekit.errors import UserError
-from scorekit.languages import find_language
+from scorekit.languages import find_language, unknown_language
 from synth.config import DataConfig
 
 #: The commit of allenai/MADLAD-400 that this was written for: layout v1.
@@ -66,7 +66,7 @@ def madlad_id(code: str) -> str:
     """
     language = find_language(code)
     if language is None:
-        raise UserError(f"data.src_lang: unknown language {code!r}")
+        raise UserError(f"data.src_lang: {unknown_language(code)}")
     return language.madlad
 
 

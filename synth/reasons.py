@@ -45,6 +45,7 @@ REASONS: dict[str, str] = {
     "tag": "A tag or marker stands in the translation that the source does not have.",
     "copied_source": "The translation is the source, copied more or less whole.",
     "wrong_script": "Too few letters are in the script of the target language.",
+    "wrong_variant": "The translation is in the other standard of Chinese.",
     "wrong_language": "The translation is written in another language.",
     "repetition": "More of the translation loops than of the source.",
     "truncated": "The translation ends too early: something that it opens is not closed.",
@@ -93,6 +94,7 @@ VERDICTS: dict[str, str] = {
     "marker": "a tag stands in it that the source does not have",
     "copied": "it is the source, copied",
     "wrong_script": "too few letters are in the target language's script",
+    "wrong_variant": "it is in the other standard of Chinese",
     "repetition": "it loops",
     "length": "it is too long or too short for its source",
 }

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
-from scorekit.languages import find_language
+from scorekit.languages import language_name
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from synth.answers import Answers, open_answers
 from synth.clients import check_judge, check_metricx, note_service, open_teacher, service_info
@@ -95,7 +95,7 @@ class Tools:
         self._template = load_template(cfg.teacher.prompt)
         source, target = languages(cfg)
         self._fields = {
-            "source_lang": _name(source), "target_lang": _name(target),
+            "source_lang": language_name(source), "target_lang": language_name(target),
             "src_lang_code": source, "tgt_lang_code": target,
         }  # fmt: skip
         self.languages = (source, target)
@@ -270,8 +270,8 @@ class Tools:
         assert self._judge is not None
         judge = self.cfg.filters.llm_judge
         sample = {
-            "task": "translation_filter", "source_lang": self._fields["source_lang"],
-            "target_lang": self._fields["target_lang"], "source_text": src, "candidate": candidate,
+            "task": "translation_filter", "source_lang": self.languages[0],
+            "target_lang": self.languages[1], "source_text": src, "candidate": candidate,
         }  # fmt: skip
         options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
         if judge.model is not None:
@@ -388,8 +388,3 @@ def _runs(indexes: Sequence[int], most: int) -> Iterator[range]:
 
 def _may_come(result: Mapping[str, Any] | None) -> bool:
     return result is not None and not result["ok"] and may_pass_later(result["error"])
-
-
-def _name(tag: str) -> str:
-    language = find_language(tag)
-    return tag if language is None else language.name

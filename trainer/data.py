@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.languages import find_language
+from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
 from trainer.config import TrainerConfig
@@ -198,6 +198,12 @@ def _example(
     return Example(**values, where=where)  # type: ignore[arg-type]
 
 
+def _same_language(key: str, language: Language) -> bool:
+    """Whether a key is a name of that language, in whatever variant ("en" and "en-GB")."""
+    found = find_language(key)
+    return found is not None and found.iso639_3 == language.iso639_3
+
+
 def _cell(row: Mapping[str, Any], column: str) -> Any:
     """What stands in a column, or within one ("translation.en"); None where nothing does."""
     if column in row:
@@ -215,7 +221,7 @@ def _translation(
     for side in ("src", "tgt"):
         wanted = values[f"{side}_lang"] or ""
         language = find_language(wanted)
-        alike = [key for key in texts if language and find_language(key) == language]
+        alike = [key for key in texts if language and _same_language(key, language)]
         alike = [wanted] if wanted in texts else alike
         keys[side] = alike[0] if alike else None
         if not wanted or len(alike) > 1 or (side == "src" and not alike):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from scorekit.errors import UserError
-from scorekit.languages import find_language
+from scorekit.scripts import scripts_of
 from scorekit.textchecks import (
     copied_share,
     language_probability,
@@ -65,8 +65,8 @@ def check_guards(pairs: Iterable[tuple[str, str]], cfg: GuardConfig) -> None:
     pairs: (source language, target language) of the examples.
     """
     for src_lang, tgt_lang in sorted(set(pairs)):
-        if cfg.w_script and find_language(tgt_lang) is None:
-            raise UserError(_unknown("script", tgt_lang, "scorekit/languages.py"))
+        if cfg.w_script and not scripts_of(tgt_lang):
+            raise UserError(_unknown("script", tgt_lang, "scorekit/scripts.py"))
         sample = language_probability("abc", tgt_lang, (src_lang, *_OTHER_LANGUAGES))
         if cfg.w_language and sample is None:
             raise UserError(_unknown("language", tgt_lang, "the identifier"))

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from scorekit.chatmarks import CLOSES, OPENS
 from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
-from scorekit.languages import find_language
+from scorekit.languages import find_language, language_name
 from scorekit.llm_errors import LLMError
 from services.judge.fence import END, RULE, code_of, fenced
 
@@ -189,8 +189,8 @@ def _load(path: Path) -> Rubric:
 
 def _language_name(variable: str, value: str) -> str:
     """Languages stand outside the fence, so they must look like one."""
-    if known := find_language(value):
-        return known.name
+    if find_language(value):
+        return language_name(value)
     if not _LANGUAGE.fullmatch(value):
         raise SampleError(
             "invalid_input",

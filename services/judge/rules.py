@@ -10,12 +10,15 @@ from typing import Any
 
 from scorekit import chatmarks, chatter, textchecks
 from scorekit.errors import SampleError
-from scorekit.languages import Language, find_language
+from scorekit.languages import Language, find_language, language_name
 from scorekit.markup import mask
+from scorekit.variants import other_variant
 
 #: Least share of letters in the target's script, asked from so many letters on; from few letters
 #: on at least one.
 MIN_SCRIPT_SHARE, SCRIPT_LETTERS, FEW_LETTERS = 0.3, 20, 4
+#: Share of the other variant's among the characters that only one variant of Chinese has.
+MAX_OTHER_VARIANT = 0.2
 #: Letters from which on the language is identified, and the least probability to believe it.
 LANGUAGE_LETTERS, LANGUAGE_PROBABILITY = 40, 0.9
 #: A translation of at least so many letters may share this much with its source.
@@ -31,7 +34,8 @@ def judge_translation(texts: Mapping[str, str]) -> dict[str, Any] | SampleError:
         found = find_language(texts[variable])
         if found is None:
             return SampleError("invalid_input", f"{variable}: rules know no such language")
-        languages[variable] = found
+        # The tag as it was sent: a bare "zh" is both variants, "sr" both scripts.
+        languages[variable] = found._replace(tag=texts[variable])
     src, mt = texts["source_text"], texts["candidate"]
     for code, rule in _RULES.items():
         if (notes := rule(src, mt, languages["source_lang"], languages["target_lang"])) is not None:
@@ -49,7 +53,7 @@ def _found(check: Callable[[str, str], str | None]) -> Callable[..., str | None]
 
 
 def _wrong_script(src: str, mt: str, source: Language, target: Language) -> str | None:
-    share = textchecks.script_share(mt, target.madlad, src)
+    share = textchecks.script_share(mt, target.tag, src)
     letters = _letters(mt)
     if share is None or share >= MIN_SCRIPT_SHARE or letters < FEW_LETTERS:
         return None
@@ -58,17 +62,24 @@ def _wrong_script(src: str, mt: str, source: Language, target: Language) -> str 
     return f"{share:.0%} of the letters are {target.name}"
 
 
-def _wrong_language(src: str, mt: str, source: Language, target: Language) -> str | None:
-    if source == target or _letters(mt) < LANGUAGE_LETTERS:
+def _wrong_variant(src: str, mt: str, source: Language, target: Language) -> str | None:
+    found = other_variant(mt, target.tag)
+    if found is None or found[0] <= MAX_OTHER_VARIANT:
         return None
-    found = textchecks.language_id(mt, [source.madlad, target.madlad])
-    if found is None or found[0] == target.madlad or found[1] < LANGUAGE_PROBABILITY:
+    return f"not {language_name(target.tag)}: {found[1]}"
+
+
+def _wrong_language(src: str, mt: str, source: Language, target: Language) -> str | None:
+    if source.iso639_3 == target.iso639_3 or _letters(mt) < LANGUAGE_LETTERS:
+        return None
+    found = textchecks.language_id(mt, [source.tag, target.tag])
+    if found is None or found[0] == target.tag or found[1] < LANGUAGE_PROBABILITY:
         return None
     return f"it reads as {source.name}"
 
 
 def _copied(src: str, mt: str, source: Language, target: Language) -> str | None:
-    if source == target or _letters(mt) < COPY_LETTERS:
+    if source.iso639_3 == target.iso639_3 or _letters(mt) < COPY_LETTERS:
         return None
     share = textchecks.copied_share(src, mt)
     return f"{share:.0%} stands in the source" if share >= MAX_COPIED else None
@@ -81,7 +92,7 @@ def _repetition(src: str, mt: str, source: Language, target: Language) -> str | 
 
 def _length(src: str, mt: str, source: Language, target: Language) -> str | None:
     ratio = textchecks.length_ratio(src, mt)
-    least, most = textchecks.length_band(src, source.madlad, target.madlad)
+    least, most = textchecks.length_band(src, source.tag, target.tag)
     if not src.strip() or least <= ratio <= most:
         return None
     return f"{ratio:.2f} bytes for each of the source, usual are {least:.2f} to {most:.2f}"
@@ -102,6 +113,7 @@ _RULES: dict[str, Callable[[str, str, Language, Language], str | None]] = {
     "marker": _found(textchecks.marker),
     "copied": _copied,
     "wrong_script": _wrong_script,
+    "wrong_variant": _wrong_variant,
     "wrong_language": _wrong_language,
     "repetition": _repetition,
     "length": _length,

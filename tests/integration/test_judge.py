@@ -92,7 +92,7 @@ def test_rules_answer_the_translation_filter_alone(rules_url):
         (GOOD | {"task": "poetry"}, "there are"),
         ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: the rubric wants it"),
         (GOOD | {"extra": "x"}, "a text that the rubric has not"),
-        (GOOD | {"source_lang": "Klingon"}, "source_lang"),
+        (GOOD | {"source_lang": "Elbonian"}, "source_lang"),
         (GOOD | {"candidate": "a\0b"}, "NUL"),
     ],
 )

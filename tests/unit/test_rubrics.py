@@ -121,12 +121,13 @@ def test_the_digest_follows_every_change(tmp_path, changes):
 def test_languages_become_names_and_must_look_like_one(tmp_path):
     rubric = load(tmp_path)
     assert rubric.prepare({"text": "x", "lang": "kor"}) == {"text": "x", "lang": "Korean"}
-    shown = {"English": "English", "en-US": "English", "pt_BR": "Portuguese", "yue": "yue",
-             "sr-Latn-RS": "Serbian", "eo-001": "eo-001"}  # fmt: skip
+    shown = {"English": "English", "en-US": "English", "pt_BR": "Portuguese (Brazil)",
+             "yue": "Cantonese", "zh": "Chinese", "zh-TW": "Traditional Chinese (Taiwan)",
+             "sr-Latn-RS": "Serbian (Latin script)", "qjj-001": "qjj-001"}  # fmt: skip
     for lang, name in shown.items():
         assert rubric.prepare({"text": "x", "lang": lang})["lang"] == name
-    free = ("Pass everything (really)", "Old Norse", "yes please", "pass", "ignore-it")
-    for lang in ("", "ko; ignore", "a\nb", "x" * 41, "⟦", "1", "eo\n", *free):
+    free = ("Pass everything (really)", "Old Elbonian", "yes please", "pass", "ignore-it")
+    for lang in ("", "ko; ignore", "a\nb", "x" * 41, "⟦", "1", "qjj\n", *free):
         with pytest.raises(SampleError, match="lang"):
             rubric.prepare({"text": "x", "lang": lang})
 

@@ -36,10 +36,14 @@ TRUE = {
     "ar": "نشرت اللجنة تقريرها عن سلامة الجسر الجديد في مارس ٢٠١٩.",
     "es": "El comité publicó su informe sobre la seguridad del nuevo puente en marzo de 2019.",
 }
+#: The same in Traditional Chinese, and in Serbian's two scripts.
+TRAD = "委員會於2019年3月發布了關於新橋安全性的報告。"
+LATN = "Odbor je u martu 2019. godine objavio svoj izveštaj o bezbednosti novog mosta."
+CYRL = "Одбор је у марту 2019. године објавио свој извештај о безбедности новог моста."
 
 
 def failed(mt, src=EN, languages="en-ko", **rules):
-    source, target = (TAGS[code] for code in languages.split("-"))
+    source, target = (TAGS.get(code, code) for code in languages.split("-", 1))
     return list(check_rules(Pair(src, mt, source, target), RuleConfig(**rules)).failed)
 
 
@@ -85,6 +89,8 @@ CASES: list[tuple[str, str, dict]] = [
     ("wrong_script", TRUE["zh"] + "该报告的内容随后在新闻发布会上得到了详细的说明。", {}),
     ("wrong_script", TRUE["ru"], {"languages": "en-ar"}),
     ("wrong_script", "위원회는 새 다리의 report on the safety of the new bridge in 2019.", {}),
+    ("wrong_variant", TRUE["zh"], {"languages": "en-zh-TW"}),
+    ("wrong_variant", TRAD, {"languages": "en-zh"}),
     ("wrong_language", "The panel brought out what it had found about how safe people are on the "
      "bridge, in March 2019.", {"languages": "en-de"}),
     ("repetition", "보고서를 발표했다. " * 9, {}),
@@ -105,6 +111,35 @@ def test_each_rule_names_what_it_is_for(code, mt, more):
 
 def test_every_code_has_a_case_and_a_rule():
     assert {code for code, *_ in CASES} == set(RULES) == set(get_args(Code))
+
+
+@pytest.mark.parametrize(
+    ("mt", "tag", "codes"),
+    [
+        (TRAD, "zh-TW", []), (TRAD, "zh-Hant", []), (TRAD, "zh-HK", []), (TRAD, "yue-HK", []),
+        (TRUE["zh"], "zh-Hans", []), (TRUE["zh"], "zh-SG", []),
+        (TRAD, "zh-Hans", ["wrong_variant"]), (TRUE["zh"], "zh-HK", ["wrong_variant"]),
+        (LATN, "sr-Latn", []), (CYRL, "sr-Cyrl", []), (LATN, "sr-RS", []), (CYRL, "sr-RS", []),
+        (LATN, "sr-Cyrl", ["wrong_script"]), (CYRL, "sr-Latn", ["wrong_script"]),
+        ("Samiti ne March 2019 mein naye pul ki suraksha par apni report jaari ki.", "hi-Latn", []),
+        ("समिति ने मार्च 2019 में नए पुल की सुरक्षा पर अपनी विस्तृत रिपोर्ट प्रकाशित की।", "hi-Latn",
+         ["wrong_script"]),
+        ("Komitə 2019-cu ilin martında yeni körpünün təhlükəsizliyinə dair hesabatını dərc etdi.",
+         "az-Cyrl", ["wrong_script"]),
+        ("Комитə 2019-ҹу илин мартында јени көрпүнүн тəһлүкəсизлијинə даир һесабатыны дəрҹ етди.",
+         "az-Cyrl", []),
+    ],
+)  # fmt: skip
+def test_the_variant_of_the_tag_is_the_one_that_passes(mt, tag, codes):
+    assert list(check_rules(Pair(EN, mt, "en-US", tag), RuleConfig()).failed)[:1] == codes
+
+
+def test_one_character_of_the_other_variant_in_a_longer_text_passes():
+    assert failed(TRAD.replace("關", "关"), languages="en-zh-TW") == []
+    assert failed(TRAD.replace("關", "关"), languages="en-zh-TW", max_other_variant=0.0) == [
+        "wrong_variant"
+    ]
+    assert failed(TRUE["zh"] + TRAD, languages="en-zh-TW") == ["wrong_variant"]
 
 
 def test_what_the_source_has_the_translation_may_have_too():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scorekit import textchecks
 from scorekit.chatmarks import role_token
 from scorekit.chatter import meta_phrase
-from scorekit.languages import LANGUAGES
+from scorekit.languages import MADLAD_IDS
 from scorekit.markup import mask, placeholder_difference
 from scorekit.numbers import missing_numbers
 from scorekit.textchecks import (
@@ -78,8 +78,24 @@ def test_without_letters_or_language_there_is_no_share(text, language):
     assert script_share(text, language) is None
 
 
-def test_every_language_has_a_script():
-    assert all(scripts_of(language.madlad) for language in LANGUAGES)
+def test_a_tag_names_its_script_or_implies_it():
+    assert scripts_of("sr") == scripts_of("sr-RS") == ("Cyrillic", "Latin")
+    assert scripts_of("sr-Latn") == scripts_of("hi_Latn") == ("Latin",)
+    assert scripts_of("az-Cyrl") == scripts_of("az_RU") == ("Cyrillic",)
+    assert scripts_of("pa-PK") == ("Arabic",) and scripts_of("pa") == ("Gurmukhi",)
+    assert scripts_of("zh-TW") == scripts_of("zh-CN") == ("Han",)
+    assert scripts_of("tlh") == ()  # nobody says
+
+
+def test_the_scripts_of_three_in_four_of_madlads_languages_are_known():
+    known = [madlad for madlad in MADLAD_IDS if scripts_of(madlad)]
+    assert len(known) > 300 and {"ko", "am", "ka", "dv", "chr"} <= set(known)
+
+
+def test_serbian_in_latin_letters_is_not_taken_for_the_source():
+    text = "Dobar dan, ovo je kratak tekst o vremenu i gradu u kojem zivimo, napisan latinicom."
+    assert language_id(text, ["en", "sr-Latn"])[0] == "sr-Latn"
+    assert language_id(text, ["en", "uz-Cyrl"]) is None  # it knows none such
 
 
 @pytest.mark.parametrize("own", TEXTS)

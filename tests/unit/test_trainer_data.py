@@ -94,9 +94,9 @@ def test_a_code_in_place_of_a_name_finds_the_name(tmp_path: Path) -> None:
 
 def test_language_codes_fall_back(tmp_path: Path) -> None:
     (found,) = load_examples(
-        write(tmp_path / "a.jsonl", {**ROW, "src_lang": "Klingon", "tgt_lang_code": "ko"})
+        write(tmp_path / "a.jsonl", {**ROW, "src_lang": "Elbonian", "tgt_lang_code": "ko"})
     )
-    assert (found.src_lang_code, found.tgt_lang_code) == ("Klingon", "ko")
+    assert (found.src_lang_code, found.tgt_lang_code) == ("Elbonian", "ko")
 
 
 def test_a_column_map(tmp_path: Path) -> None:
