@@ -120,6 +120,12 @@ def language_name(key: str) -> str:
     return f"{name} ({', '.join(more)})" if more else name
 
 
+def short_tag(tag: str) -> str:
+    """The tag without the region that is usual anyway: "ko" for "ko-KR", but "zh-TW"."""
+    primary = tag.split("-")[0]
+    return primary if primary not in _ADDED and tag == _usual_tag(primary) else tag
+
+
 def unknown_language(key: str) -> str:
     """A line that says so, and names what is near."""
     near = get_close_matches(key.strip().lower(), _names(), n=3, cutoff=0.7)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from scorekit.languages import look_up
 
+#: Made by tools/han_variants.py.
+TABLE = Path(__file__).parent / "han_variants.txt"
+
 
 def other_variant(text: str, language: str) -> tuple[float, str] | None:
     """How much of a Chinese text is in the standard that the language's tag does not mean.
@@ -31,6 +34,6 @@ def other_variant(text: str, language: str) -> tuple[float, str] | None:
 @lru_cache(maxsize=1)
 def _only() -> tuple[frozenset[str], frozenset[str]]:
     """Characters that only Simplified text has, and only Traditional text."""
-    text = (Path(__file__).parent / "han_variants.txt").read_text(encoding="utf-8")
+    text = TABLE.read_text(encoding="utf-8")
     simplified, traditional = (ln for ln in text.splitlines() if not ln.startswith("#"))
     return frozenset(simplified), frozenset(traditional)

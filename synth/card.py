@@ -55,6 +55,7 @@ def card(
         cfg=cfg,
         source=names[0],
         target=names[1],
+        tags=tags,
         codes=[tag.split("-")[0] for tag in tags],
         suffix="parquet" if "parquet" in cfg.export.formats else "jsonl",
         rows=rows,

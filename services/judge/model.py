@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from scorekit import markup, scripts, textchecks
+from scorekit import languages, markup, scripts, textchecks, variants
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
@@ -103,14 +103,15 @@ class RulesBackend(_Judge):
             textchecks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        code = [Path(str(module.__file__)) for module in (rules, textchecks, markup, scripts)]
+        modules = (rules, textchecks, markup, scripts, languages, variants)
+        code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(
             model="rules",
             revision=digest_files(code),
             tokenizer="none",
             dtype="none",
             device="cpu",
-            versions=installed_versions("scorekit", "py3langid"),
+            versions=installed_versions("scorekit", "py3langid", "langcodes"),
         )
 
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
@@ -118,7 +119,8 @@ class RulesBackend(_Judge):
             raise SampleError("invalid_input", f"options.model {options.model!r}: rules ask none")
         if sample.task in self.rubrics.keys() - {RULES_TASK}:
             raise SampleError("invalid_input", f"task {sample.task!r} needs --backend openai")
-        texts = self._texts(sample)[1]
+        said = sample.model_extra or {}  # by their tags: a name may not say the variant
+        texts = self._texts(sample)[1] | {key: said[key] for key in ("source_lang", "target_lang")}
         return Encoded(_tokens(texts), {}, texts)
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:

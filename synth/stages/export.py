@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from scorekit.errors import UserError
+from scorekit.languages import short_tag
 from synth.config import SynthConfig, languages
 from synth.record import teacher_seed
 from synth.store import Record, ShardWriter, StageFolder, read_json
@@ -308,12 +309,7 @@ def _pair_schema() -> pyarrow.Schema:
 def _codes(cfg: SynthConfig) -> dict[str, str]:
     source, target = languages(cfg)
     return {
-        "pair_id": f"{_short(source)}->{_short(target)}",
+        "pair_id": f"{short_tag(source)}->{short_tag(target)}",
         "source_lang_code": source,
         "target_lang_code": target,
     }
-
-
-def _short(tag: str) -> str:
-    """The "en" of "en-US": the code that people write, not MADLAD's ("he", not "iw")."""
-    return tag.split("-")[0]

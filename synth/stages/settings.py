@@ -16,6 +16,7 @@ def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
         "teacher": cfg.teacher.model,
         "prompt": load_template(cfg.teacher.prompt),
         "languages": [source, target],
+        **({"own": [own.name for own in cfg.data.languages]} if cfg.data.languages else {}),
         "seed": cfg.run.seed if generation.seed is None else generation.seed,
         "top_p": generation.top_p,
         "max_tokens": generation.max_tokens,
