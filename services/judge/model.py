@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from scorekit import languages, markup, scripts, textchecks, variants
+from scorekit import chatmarks, chatter, languages, markup, scripts, textchecks, variants
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
@@ -103,7 +103,7 @@ class RulesBackend(_Judge):
             textchecks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        modules = (rules, textchecks, markup, scripts, languages, variants)
+        modules = (rules, textchecks, chatmarks, chatter, markup, scripts, languages, variants)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(
             model="rules",
@@ -111,7 +111,7 @@ class RulesBackend(_Judge):
             tokenizer="none",
             dtype="none",
             device="cpu",
-            versions=installed_versions("scorekit", "py3langid", "langcodes"),
+            versions=installed_versions("scorekit", "py3langid"),
         )
 
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
