@@ -88,6 +88,7 @@ def _of_sources(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
     chars, tokens = Spread(), Spread()
     buckets: Counter[str] = Counter()
     types: Counter[str] = Counter()
+    strata: Counter[str] = Counter()
     edges = cfg.bucketing.boundaries
     for record in records:
         chars.add(len(record["source_text"]))
@@ -95,31 +96,38 @@ def _of_sources(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
         first = record["length_bucket_id"]
         buckets[f"{first}: from {edges[first]:g}"] += 1
         types[record["source_type"]] += 1
+        strata[_stratum(record)] += 1
     return {
         "source_chars": chars, "source_tokens": tokens, "buckets": buckets, "source_types": types,
+        "strata": strata,
     }  # fmt: skip
 
 
 def _of_improvement(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
     names = ("improvement", "score_greedy", "score_sample")
     found = {name: Spread(0.01) for name in names}
+    strata: Counter[str] = Counter()
     for record in records:
+        strata[_stratum(record)] += 1
         for name in names:
             found[name].add(record["prefilter"][name])
-    return dict(found)
+    return {**found, "strata": strata}
 
 
 def _of_scores(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
     best, worst, margin = (Spread(0.01) for _ in range(3))
     out: Counter[str] = Counter()
+    strata: Counter[str] = Counter()
     for record in records:
+        strata[_stratum(record)] += 1
         out.update(record["candidate_counts"]["out"])
         score = record["topk"][0]["score"]
         best.add(score)
         if record.get("worst") is not None:
             worst.add(record["worst"]["score"])
             margin.add(record["worst"]["score"] - score)
-    return {"score_best": best, "score_worst": worst, "margin": margin, "candidates_out": out}
+    return {"score_best": best, "score_worst": worst, "margin": margin, "candidates_out": out,
+            "strata": strata}  # fmt: skip
 
 
 def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
@@ -130,6 +138,8 @@ def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
     found: dict[str, Spread] = {name: Spread() for name in names}
     score = Spread(0.01)
     judge: Counter[str] = Counter()
+    rescued: Counter[str] = Counter()
+    strata: Counter[str] = Counter()
     for batch in _batches(records):
         for record, tokens in zip(
             batch, measure([record["target_text"] for record in batch]), strict=True
@@ -140,7 +150,15 @@ def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
             found["target_tokens"].add(tokens)
             score.add(record["best"]["score"])
             judge[_judged(record["filters"].get("judge"))] += 1
-    return {**found, "score_best": score, "judge": judge}
+            strata[_stratum(record)] += 1
+            if record["filters"]["tried"]:
+                rescued[record["filters"]["tried"][0]["reason_code"]] += 1
+    return {**found, "score_best": score, "judge": judge, "strata": strata, "rescued": rescued}
+
+
+def _stratum(record: Record) -> str:
+    """The type of a source and its length bucket: "sentence 3"."""
+    return f"{record['source_type']} {record['length_bucket_id']}"
 
 
 def _judged(verdict: dict[str, Any] | None) -> str:

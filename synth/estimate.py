@@ -17,7 +17,7 @@ from scorekit.languages import find_language
 from scorekit.llm_pacing import read_timeout_s
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.stats import STAGES, StageCounts, funnel, process_figures
+from synth.stats import STAGES, StageCounts, duration, funnel, process_figures
 from synth.store import StageFolder
 from synth.tools import PART
 
@@ -297,7 +297,7 @@ def status(out_dir: Path) -> RenderableType:
             name, f"{told.done} of {told.shards}",
             _count(told.records_in), _count(told.records_out),
             _count(told.records_in - told.records_out), "" if rate is None else f"{rate:,.1f}",
-            "done" if told.done == told.shards else "?" if left is None else _duration(left),
+            "done" if told.done == told.shards else "?" if left is None else duration(left),
         )  # fmt: skip
     return table
 
@@ -326,10 +326,3 @@ def _bytes(number: int) -> str:
         if number >= size:
             return f"{number / size:,.{0 if unit == 'MB' else 1}f} {unit}"
     return f"{number / 1e3:,.0f} kB"
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    if hours >= 48:
-        return f"{hours / 24:.1f} d"
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

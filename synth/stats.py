@@ -272,6 +272,14 @@ def _sum(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
+def duration(seconds: float) -> str:
+    """In hours, minutes and seconds; of two days or more in days."""
+    hours, rest = divmod(int(seconds), 3600)
+    if hours >= 48:
+        return f"{hours / 24:.1f} d"
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
 def _union(spans: Iterable[tuple[float, float]]) -> float:
     """Length of what the spans cover."""
     total, reached = 0.0, float("-inf")
