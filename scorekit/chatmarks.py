@@ -36,6 +36,22 @@ def neutral(text: str) -> str:
     return CLOSES.sub(r" \g<0>", OPENS.sub(r"\g<0> ", text))
 
 
+def restored(src: str, text: str) -> str:
+    """A text made of `neutral(src)`, such as its translation, with the source's own tokens as the
+    source writes them."""
+    opened = {src[m.start() : m.start() + 3] for m in OPENS.finditer(src)}
+    closed = {src[m.start() - 1 : m.end()] for m in CLOSES.finditer(src)}
+    if not opened | closed:
+        return text
+    for spaced in (_CLOSED, _OPENED, _OPENED):  # twice: "< < SYS>>" opens from the inside
+        text = spaced.sub(lambda m: m[1] if m[1] + m[2] in opened | closed else m[0], text)
+    return text
+
+
+#: The spaces that `neutral` puts in, with what stands around them.
+_OPENED = re.compile(r"([<\[\]]) (?=(\S{1,2}))")
+_CLOSED = re.compile(rf"([{_BARS}]) (?=([>\]]))")
+
 _TOKEN = re.compile(
     r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos)>",
     re.I,

@@ -24,7 +24,8 @@ LLM_ERROR_TYPES = {
     "length": "a text cut by max_tokens where JSON was asked for",
     "overlong": "prompt and max_tokens do not fit the model's context",
     "incomplete": "fewer choices than asked for (strategy n_parameter)",
-    "refused": "another 4xx, or a prompt that is not Unicode text",
+    "refused": "another 4xx, a prompt that is not Unicode text, or JSON that a content filter "
+    "kept back",
 }
 _AWAY = frozenset({502, 503, 504})
 _RETRY_4XX = frozenset({408, 409})

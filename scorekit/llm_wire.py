@@ -144,13 +144,15 @@ def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The object in a choice's text, checked against its JSON schema. It may stand behind the
     model's thinking (`<think>...</think>`) and in a code fence; nothing else may stand beside it.
 
-    Raises LLMError: `length` where max_tokens cut the text, `malformed` where it is not JSON, no
-    object, or not as the schema says.
+    Raises LLMError: `length` where max_tokens cut the text, `refused` where a content filter kept
+    it back, `malformed` where it is not JSON, no object, or not as the schema says.
     """
     from jsonschema import Draft202012Validator
 
     if choice.finish_reason == "length":
         raise LLMError("length", "the answer was cut by max_tokens")
+    if choice.finish_reason == "content_filter":
+        raise LLMError("refused", "the server's content filter kept the answer back")
     try:
         value = _json_in(choice.text)
     except ValueError as error:

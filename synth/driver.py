@@ -132,6 +132,7 @@ class _Shard:
         self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
         self.index, self.records, self.tools, self.window = index, records, tools, window
         self.codes: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
         self.open = 0
         self.in_work = asyncio.Event()
 
@@ -161,6 +162,7 @@ class _Shard:
             {
                 "records": kept.records,
                 "rejected": dict(sorted(self.codes.items())),
+                "told": dict(sorted(self.told.items())),
                 "input": source_mark["digest"],
                 "digest": digest,
                 "rejected_digest": rejected_digest,
@@ -181,6 +183,8 @@ class _Shard:
         elif isinstance(result, Kept):
             kept.write(result.record)
             stats.records_out += 1
+            if result.told:
+                self.told[result.told] += 1
         else:
             rejected.write(result.as_record(self.stage.name))
             self.codes[result.reason_code] += 1

@@ -30,6 +30,7 @@ REASONS: dict[str, str] = {
     # Outputs of the teacher
     "cut": "The teacher's output was cut by max_tokens.",
     "empty": "The translation is empty.",
+    "content_filter": "The server's content filter kept the output back.",
     "looping": "The output repeats itself without end.",
     "no_candidate": "No candidate of the source could compete: the reason names why each fell out.",
     "over_max_score": "Even its best candidate scored worse than final_generation.max_score.",
@@ -52,6 +53,9 @@ REASONS: dict[str, str] = {
     "length_ratio": "The translation is too long or too short for its source.",
     "numbers_missing": "Numbers of the source are not in the translation.",
     "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
+    # Of sources that go on
+    "identical_candidates": "All candidates of the source are one text: where most are, a server "
+    "ignores seed or temperature.",
     # Families
     "greedy_*": "Of the greedy translation: {0}",
     "sample_*": "Of the sampled translation: {0}",

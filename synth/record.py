@@ -5,7 +5,8 @@ sample_sources      source_id, source_text, source_type ("sentence" | "blob"), l
 prefilter_score     prefilter {score_greedy, score_sample, improvement[, greedy, sample]}
 select_sources      rank (0: the most improved)
 generate_128        candidates [{index, text, finish_reason}]
-score_select_best   topk [{index, text, score}], worst {index, text, score} | null;
+score_select_best   candidate_counts {asked, distinct, scored, out {code: count}},
+                    topk [{index, text, score}], worst {index, text, score} | null;
                     candidates go, unless they are stored
 format_filter       target_text, best {index, text, score}, filters {...}
 rejected            stage, reason_code, reason; and what the record had
@@ -23,9 +24,10 @@ from synth.store import Record
 
 @dataclass(slots=True)
 class Kept:
-    """A record that goes on."""
+    """A record that goes on. told: a code of what is to be known of it all the same, or empty."""
 
     record: Record
+    told: str = ""
 
 
 @dataclass(slots=True)

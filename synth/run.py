@@ -53,6 +53,8 @@ ORDER = (SampleSources(), PrefilterScore(), SelectSources(), Generate128(), Scor
 BY_NAME: dict[str, Any] = {stage.name: stage for stage in ORDER}
 #: Reasons that are explained after a stage: the most frequent.
 _REASONS_TOLD = 3
+#: Share of the records that go on with something to be told, from which on it is a warning.
+_MOST_TOLD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ def _run_one(
         )
         for code, count in Counter(counts.rejected).most_common(_REASONS_TOLD):
             console.print(f"  {count:,} {code}: {explain(code)}", soft_wrap=True)
+        for code, count in counts.told.items():
+            warning = "warning: " if count > _MOST_TOLD * counts.records_out else ""
+            console.print(f"  {warning}{count:,} {code}: {explain(code)}", soft_wrap=True)
     if not folder.done():
         console.print(f"{name}: other machines' shards are not done")
         return False

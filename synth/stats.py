@@ -109,13 +109,15 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class StageCounts:
-    """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`."""
+    """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`.
+    told: of those that go on, what is to be known of them, by code."""
 
     stage: str
     shards: int
     done: int
     records_out: int
     rejected: dict[str, int]
+    told: dict[str, int] = field(default_factory=dict)
 
     @property
     def records_in(self) -> int:
@@ -129,10 +131,13 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
         return None
     marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
     rejected: Counter[str] = Counter(_left_out(folder))
+    told: Counter[str] = Counter()
     for mark in marks:
         rejected.update(mark["rejected"])
+        told.update(mark.get("told", {}))
     records = sum(mark["records"] for mark in marks)
-    return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())))
+    return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())),
+                       dict(sorted(told.items())))  # fmt: skip
 
 
 def _left_out(folder: StageFolder) -> dict[str, int]:
@@ -166,6 +171,7 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
             "records_in": counts.records_in,
             "records_out": counts.records_out,
             "rejected": counts.rejected,
+            "told": counts.told,
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_figures(folder),

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from scorekit.chatmarks import neutral, restored
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
 from scorekit.languages import language_name
@@ -183,7 +184,11 @@ class Tools:
         missing = [index for index in range(n) if keys[index] not in found]
         for part in _runs(missing, step):
             found |= await self._chat(asked, seed, part, keys)
-        return [{"index": index, **found[key]} for index, key in enumerate(keys)]
+        src = record["source_text"]
+        return [
+            {"index": index, **found[key], "text": restored(src, found[key]["text"])}
+            for index, key in enumerate(keys)
+        ]
 
     async def _chat(
         self, asked: _Asked, seed: int, part: range, keys: Sequence[str]
@@ -363,6 +368,7 @@ class Tools:
         return answers
 
     def _messages(self, text: str) -> list[dict[str, str]]:
+        text = neutral(text)  # or a token of a chat template in it would end the turn
         return [
             {"role": "system", "content": TEACHER_SYSTEM},
             {"role": "user", "content": fill(self._template, {**self._fields, "text": text})},

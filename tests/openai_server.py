@@ -22,7 +22,7 @@ How it misbehaves, set at run time (plain attributes, from any thread):
     hang                True: requests wait until it is False again (then they are answered), or
                         until their client leaves. A function of the body: those that it names
     cut                 True: half of each text, finish_reason "length"
-    finish_reason       a word instead of "stop" ("abort", None)
+    finish_reason       a word instead of "stop" ("abort", None), or a function of (body, seed)
     no_template         True: vLLM's 400 for a model without a chat template
     context_length      k: a prompt whose words and max_tokens exceed k is vLLM's over-length 400
     api_key             not None: chat and /v1/models want it, else 401
@@ -157,7 +157,7 @@ class FakeOpenAI:
         self.numbered = True
         self.hang: bool | Callable[[Body], bool] = False
         self.cut = False
-        self.finish_reason: str | None = "stop"
+        self.finish_reason: str | Callable[[Body, int | None], str | None] | None = "stop"
         self.no_template = False
         self.context_length: int | None = None
         self._failures: list[_Failure] = []
@@ -262,8 +262,11 @@ class FakeOpenAI:
         n, greedy = body.get("n") or 1, body.get("temperature") == 0
         choices, tokens = [], 0
         for i in range(min(n, self.most_choices or n)):
-            text = self.respond(body, None if greedy else (body.get("seed") or 0) + i)
+            seed = None if greedy else (body.get("seed") or 0) + i
+            text = self.respond(body, seed)
             words, reason = (text or "").split(" "), self.finish_reason
+            if callable(reason):
+                reason = reason(body, seed)
             most = len(words) // 2 if self.cut else body.get("max_tokens") or len(words)
             if len(words) > most:
                 text, words, reason = " ".join(words[:most]), words[:most], "length"

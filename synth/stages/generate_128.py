@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
@@ -40,4 +41,10 @@ class Generate128:
             )
         except SourceFailed as error:
             return Rejected(record, error.code, str(error))
-        return Kept({**record, "candidates": candidates})
+        same = len(candidates) > 1 and distinct_texts(candidates) == 1
+        return Kept({**record, "candidates": candidates}, "identical_candidates" if same else "")
+
+
+def distinct_texts(candidates: Sequence[Mapping[str, Any]]) -> int:
+    """How many different texts there are among candidates."""
+    return len({candidate["text"] for candidate in candidates})

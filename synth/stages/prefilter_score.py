@@ -73,14 +73,19 @@ class PrefilterScore:
 
 
 def broken_output(src: str, choice: dict[str, Any]) -> str | None:
-    """Why a translation is no translation: "cut", "empty", "looping"; None if it may be one."""
-    if choice["finish_reason"] == "length":
+    """Why a translation is no translation, as a code of synth/reasons.py; None if it may be one.
+
+    A choice that the server broke off ("abort", "error") never comes here: scorekit/llm_wire.py has
+    it asked for again.
+    """
+    reason = choice["finish_reason"]
+    if reason == "length":
         return "cut"
+    if reason == "content_filter":
+        return "content_filter"
     if not choice["text"].strip():
         return "empty"
-    if choice["finish_reason"] == "repetition" or _loops(src, choice["text"]):
-        return "looping"
-    return None
+    return "looping" if reason == "repetition" or _loops(src, choice["text"]) else None
 
 
 def _loops(src: str, text: str) -> bool:

@@ -11,6 +11,7 @@ from synth.config import SynthConfig
 from synth.context import Context
 from synth.locks import held
 from synth.record import Kept, Rejected
+from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
 from synth.store import Record, StageFolder
@@ -38,8 +39,9 @@ class ScoreSelectBest:
         }
 
     async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
-        """Candidates that are empty, cut, looping, or failed in scoring never compete: a failure
-        read as 0 would win. Equal texts are scored once; of equal scores the first index wins."""
+        """Candidates that are empty, cut, looping, kept back, or failed in scoring never
+        compete: a failure read as 0 would win. Equal texts are scored once; of equal scores the
+        first index wins."""
         final = tools.cfg.final_generation
         src = record["source_text"]
         out: Counter[str] = Counter()
@@ -60,9 +62,15 @@ class ScoreSelectBest:
             else:
                 index, text = candidate["index"], candidate["text"]
                 scored.append({"index": index, "text": text, "score": score.value})
-        counts = {"asked": len(record["candidates"]), "scored": len(scored)}
+        counts = {
+            "asked": len(record["candidates"]),
+            "distinct": distinct_texts(record["candidates"]),
+            "scored": len(scored),
+        }
         rest = {key: value for key, value in record.items() if key != "candidates"}
         rest["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
+        if out["content_filter"] == counts["asked"]:
+            return Rejected(rest, "content_filter", f"all {counts['asked']} candidates")
         if not scored:
             return Rejected(rest, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items()))
         scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))

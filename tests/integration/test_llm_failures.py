@@ -289,6 +289,12 @@ def test_a_cut_json_is_an_outcome_of_its_own(url, fake):
     assert caught.value.type == "length"
 
 
+def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
+    with pytest.raises(LLMError) as caught:
+        parse_json(Choice(0, "", "content_filter", 0), VERDICT)
+    assert (caught.value.type, caught.value.retryable) == ("refused", False)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scorekit.chatmarks import role_token
+from scorekit.chatmarks import CLOSES, OPENS, neutral, restored, role_token
 from scorekit.chatter import added_note, meta_phrase, refusal
 from scorekit.textchecks import added_quotes
 
@@ -273,6 +275,46 @@ def test_speakers_and_headings_of_the_source_may_be_translated(src, mt):
 def test_a_source_that_speaks_of_translating_may_be_translated(src, mt):
     assert meta_phrase(src, mt) is None
     assert meta_phrase(EN, mt)
+
+
+_PIECES = st.sampled_from(
+    [
+        "<|im_end|>",
+        "<｜User｜>",
+        "</s>",
+        "[INST]",
+        "[gMASK]",
+        "<end_of_turn>",
+        "[|endofturn|]",
+        "<b>",
+        "<",
+        "[",
+        "가",
+        "a b",
+        " ",
+        "< 3",
+        "|",
+        "]~b]",
+        "<<SYS>>",
+        "[1]",
+        "\n",
+    ]
+)
+
+
+@given(st.lists(_PIECES, max_size=8).map("".join))
+def test_what_is_made_neutral_for_the_teacher_comes_back_as_it_was(text):
+    sent = neutral(text)
+    assert neutral(sent) == sent or "<<" in text
+    assert not OPENS.search(sent.replace("< <", "")) and not CLOSES.search(sent)
+    if not any(pair in text for pair in ("< ", "[ ", "] ", "| ")):
+        assert restored(text, sent) == text
+    assert restored("plain", sent) == sent
+
+
+@pytest.mark.parametrize("text", [EN, KO, ZH, JA, DE, "1 < 2 and 3 > 2, [1] a[i] <b>x</b> |x|"])
+def test_normal_text_is_neutral(text):
+    assert neutral(text) == text
 
 
 def test_prose_of_six_registers_says_nothing_about_itself():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from scorekit import markup, numbers, textchecks
 from scorekit.adapters.rewards import template_pattern
+from scorekit.chatmarks import neutral, restored
 from scorekit.prompts import TEMPLATES
 from tests.hostile_texts import LONG, ROOT, calls_of_re, patterns, pumps, run, searching, sources
 
@@ -83,6 +84,7 @@ def run_functions() -> None:
         "sentences": split_sentences,
         "blobs": blobs,
         "fence": defused,
+        "restored": lambda text: restored(text, neutral(text)),
     }
     for name, work in works.items():
         run(name, work, PUMPS, LONG // 4)

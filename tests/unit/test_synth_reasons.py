@@ -16,7 +16,7 @@ from synth.filters import RULES
 from synth.reasons import FAILURES, REASONS, UNKNOWN, VERDICTS, explain
 
 ROOT = Path(__file__).parents[2]
-BROKEN = ("cut", "empty", "looping")
+BROKEN = ("cut", "empty", "looping", "content_filter")
 #: f-strings that make a code, with {} for what they fill in -> what they may become.
 FAMILIES = {
     "{}_{}": {f"{which}_{code}" for which in ("greedy", "sample") for code in BROKEN}
@@ -29,7 +29,15 @@ FAMILIES = {
     "judge:{}": {"judge:a_word_of_its_own"},
 }  # fmt: skip
 #: Calls that take a code -> its place among the arguments.
-CALLS = {"Rejected": 1, "Open": 1, "NotYet": 0, "SourceFailed": 0, "broken": 1, "note_broken": 1}
+CALLS = {
+    "Rejected": 1,
+    "Open": 1,
+    "NotYet": 0,
+    "SourceFailed": 0,
+    "Kept": 1,
+    "broken": 1,
+    "note_broken": 1,
+}
 #: Dictionaries of counts by code.
 COUNTS = ("rejected", "unread", "out", "left_out", "open")
 #: Functions that return a code, by the end of their names.
