@@ -69,7 +69,7 @@ _STRATA = ("sample_sources", "prefilter_score", "select_sources", "score_select_
            "format_filter")  # fmt: skip
 
 
-def write_report(out_dir: str | Path) -> Path:
+def write_report(out_dir: str | Path, title: str | None = None) -> Path:
     """Write report.html into a run's folder from stats.json, the config that was kept and the
     stages' records.
 
@@ -87,7 +87,7 @@ def write_report(out_dir: str | Path) -> Path:
     environment.filters["visible"] = lambda text: "\n".join(map(visible, text.split("\n")))
     environment.filters["duration"] = duration
     page = environment.get_template("report.html").render(
-        title=_title(cfg),
+        title=title or _title(cfg),
         style=Markup(STYLE),
         tags=languages(cfg) if cfg else ("", ""),
         facts=_facts(cfg, folder) if cfg else [],
