@@ -11,38 +11,36 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
+from synth.export_files import PAIRS, TRAIN
+from synth.manifest import corpus, row_counts, settings
 from synth.reasons import explain
+from synth.rows import arrow_schema, pair_schema
 from synth.stats import StageCounts, funnel
-from synth.store import StageFolder, read_json, write_atomic
+from synth.store import write_atomic
 
 if TYPE_CHECKING:
     from synth.context import Context
 
-#: Keys that say where a run is, not what it makes.
-_PLACES: dict[str, Any] = {
-    "run": {"out_dir", "log_level", "shard_records", "answers", "prometheus_port"},
-    "data": {"files"},
-    "teacher": {
-        "base_url", "api_key_env", "request_timeout_s", "connect_timeout_s", "wait_for_server_s",
-        "max_concurrency", "max_sequences", "requests_per_minute", "retry",
-    },
-    "metricx": {"url", "batch_size", "device", "cache_db"},
-    "filters": {"llm_judge": {"url"}},
-}  # fmt: skip
+#: As the hub names sizes: up to so many rows.
+_SIZES = (
+    (10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
+)  # fmt: skip
 
 
-def write_card(path: Path, ctx: Context, rows: Mapping[str, int]) -> None:
-    """Write the card. rows: of "train", and of "pairs" where there are preference pairs."""
+def write_card(path: Path, ctx: Context, files: list[dict[str, Any]]) -> None:
+    """Write the card. files: as `write_files` gives them."""
     counts = [c for c in funnel(ctx.out_dir, ctx.inputs) if c.stage != "export"]
-    write_atomic(path, card(ctx.cfg, counts, rows, _corpus(ctx)).encode())
+    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
 
 
 def card(
-    cfg: SynthConfig, counts: list[StageCounts], rows: Mapping[str, int], corpus: Mapping[str, Any]
-) -> str:
+    cfg: SynthConfig, counts: list[StageCounts], files: list[dict[str, Any]],
+    read: Mapping[str, Any],
+) -> str:  # fmt: skip
     """The text of the card; the same for the same config and counts.
 
-    corpus: what sample_sources says of what it read.
+    read: what sample_sources says of what it read.
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]
@@ -50,32 +48,79 @@ def card(
         loader=PackageLoader("synth", "."), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    settings = cfg.model_dump(mode="json", exclude=_PLACES)
+    rows = row_counts(files)
+    head = _head(cfg, names, files)
     return environment.get_template("card.md").render(
+        head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000),
         cfg=cfg,
         source=names[0],
         target=names[1],
         tags=tags,
-        codes=[tag.split("-")[0] for tag in tags],
-        suffix="parquet" if "parquet" in cfg.export.formats else "jsonl",
+        patterns={name: _pattern(cfg, files, name) for name in rows},
         rows=rows,
-        corpus=corpus,
-        size=_size_category(rows["train"]),
+        corpus=read,
         stages=counts,
         reasons={code: explain(code) for code in sorted({c for s in counts for c in s.rejected})},
-        settings=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
+        settings=yaml.safe_dump(settings(cfg), sort_keys=False, allow_unicode=True),
     )
 
 
-def _corpus(ctx: Context) -> dict[str, Any]:
-    for folder in (ctx.out_dir, ctx.inputs):
-        path = StageFolder(folder, "sample_sources").path / "counts.json" if folder else None
-        if path is not None and (counts := read_json(path)) is not None:
-            return counts
-    return {}
+def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> dict[str, Any]:
+    """The metadata that the hub reads."""
+    rows = row_counts(files)
+    configs = {TRAIN: "default", PAIRS: "preference_pairs"}
+    licence = {"license": "odc-by"}
+    if cfg.data.files:
+        licence = {"license": "other", "license_name": "of-the-source-files"}
+    source = {} if cfg.data.files else {"source_datasets": [cfg.data.madlad_dataset]}
+    return {
+        "pretty_name": f"Synthetic translations from {names[0]} into {names[1]}",
+        **licence,
+        "language": list(dict.fromkeys(tag.split("-")[0] for tag in languages(cfg))),
+        "task_categories": ["translation"],
+        "multilinguality": ["translation"],
+        "annotations_creators": ["machine-generated"],
+        "language_creators": ["found", "machine-generated"],
+        **source,
+        "size_categories": [next((n for most, n in _SIZES if rows[TRAIN] < most), "n>1T")],
+        "tags": ["synthetic", "machine-translation", "parallel-corpus"],
+        "configs": [
+            {"config_name": config,
+             "data_files": [{"split": "train", "path": _pattern(cfg, files, name)}]}
+            for name, config in configs.items()
+            if name in rows
+        ],
+        "dataset_info": [
+            _info(cfg, files, name, config) for name, config in configs.items() if name in rows
+        ],
+    }  # fmt: skip
 
 
-def _size_category(rows: int) -> str:
-    """As the hub names sizes."""
-    names = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")
-    return names[min(len(names) - 1, sum(rows >= 10**i for i in range(3, 7)))]
+def _info(
+    cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str
+) -> dict[str, Any]:  # fmt: skip
+    """Features and sizes of a configuration, as `datasets` writes them."""
+    from datasets import DatasetInfo, Features, SplitDict, SplitInfo
+
+    features = Features.from_arrow_schema(arrow_schema() if name == TRAIN else pair_schema())
+    info = DatasetInfo(features=features)
+    if "parquet" in cfg.export.formats:
+        loaded = _loaded(cfg, files, name)
+        memory = sum(file["memory"] for file in loaded)
+        split = SplitInfo("train", num_bytes=memory, num_examples=row_counts(files)[name])
+        info.splits = SplitDict({"train": split})
+        info.download_size, info.dataset_size = sum(file["bytes"] for file in loaded), memory
+    return {"config_name": config, **info._to_yaml_dict()}
+
+
+def _loaded(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The files that `load_dataset` reads: Parquet where there is any."""
+    kind = ".parquet" if "parquet" in cfg.export.formats else ".jsonl"
+    return [file for file in files if file["of"] == name and kind in file["name"]]
+
+
+def _pattern(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> str:
+    """One pattern for them."""
+    found = _loaded(cfg, files, name)
+    first: str = found[0]["name"]
+    return first if len(found) == 1 else f"{name}-*.{first.partition('.')[2]}"

@@ -295,6 +295,13 @@ class ExportConfig(Config):
 
     formats: list[Literal["jsonl", "parquet"]] = Field(["jsonl", "parquet"], min_length=1)
     preference_pairs: bool = Field(False, description="Also best against worst candidate.")
+    rows_per_file: int = Field(
+        100_000, ge=1, description="Up to so many rows are one train.jsonl and one train.parquet; "
+        "more are numbered files of so many, train-00000-of-00012.jsonl.zst and .parquet."
+    )  # fmt: skip
+    processes: int | None = Field(
+        None, ge=1, description="That write files side by side; null: one a core."
+    )
 
 
 class SynthConfig(Config):

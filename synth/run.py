@@ -35,7 +35,8 @@ from synth.driver import run_map_stage
 from synth.locks import held
 from synth.reasons import explain
 from synth.report import write_report
-from synth.stages.export import Export, bare_url
+from synth.rows import bare_url
+from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore

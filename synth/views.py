@@ -50,7 +50,7 @@ def outputs(out_dir: Path, stage: str) -> list[Path]:
     names = {
         **{name: [view] for name, view in KEPT.items()},
         "sample_sources": ["sampled_sources.parquet"],
-        "export": ["export", "report.html"],
+        "export": ["export", ".export", "report.html"],
     }
     return [out_dir / name for name in names.get(stage, [])]
 

@@ -95,12 +95,14 @@ def make_run(out_dir, count=10, chatter=5):
     write_stage(StageFolder(out_dir, "sample_sources"), _cut(records))
     counts = {
         "pieces": 40, "rejected": {"duplicate": 8, "not_sampled": 20}, "documents": 15,
+        "documents_left_out": {"broken_json": 1},
         "files": [{}, {}], "revision": "c0ffee", "max_files": 2, "max_documents": None,
     }  # fmt: skip
     (StageFolder(out_dir, "sample_sources").path / "counts.json").write_text(json.dumps(counts))
     records = [{**r, "prefilter": x["prefilter"]} for r, x in zip(records, later, strict=True)]
     write_stage(StageFolder(out_dir, "prefilter_score"), _cut(records))
     lost = [{**r, "reason_code": "not_selected", "reason": ""} for r in records[count:]]
+    records = [{**r, "rank": rank} for rank, r in enumerate(records)]
     write_stage(StageFolder(out_dir, "select_sources"), _cut(records[:count]), lost)
     write_stage(StageFolder(out_dir, "generate_128"), _cut(records[:count]))
     records = [{**r, **x} for r, x in zip(records[:count], later, strict=False)]

@@ -12,7 +12,8 @@ import yaml
 
 from scorekit.errors import UserError
 from synth.record import source_id
-from synth.stages.export import Export, bare_url, schema
+from synth.rows import bare_url, schema
+from synth.stages.export import Export
 from synth.store import StageFolder, read_records
 from tests.synth_output_kit import (
     ROOT,
@@ -42,8 +43,10 @@ def test_the_rows_have_the_six_fields_and_where_they_come_from(done):
     row = rows[1]
     assert list(row) == [
         "pair_id", "source_lang_code", "target_lang_code", "source_text", "target_text",
-        "metricx_qe_score_best", "selection",
+        "metricx_qe_score_best", "source_id", "kind", "bucket", "prefilter", "selection",
     ]  # fmt: skip
+    assert (row["source_id"], row["kind"], row["bucket"]) == (source_id(gold(2)[1][0]), "blob", 1)
+    assert row["prefilter"] == {"greedy": 5.0, "sample": 3.25, "improvement": 1.75, "rank": 1}
     src, mt = gold(2)[1]
     assert (row["source_text"], row["target_text"]) == (src, mt)
     assert (row["pair_id"], row["source_lang_code"], row["target_lang_code"]) == (
@@ -100,20 +103,16 @@ def test_parquet_and_jsonl_say_the_same(done):
 
     folder = done.run.out_dir / "export"
     rows = pyarrow.parquet.read_table(folder / "train.parquet").to_pylist()
-    for row, line in zip(rows, train(done), strict=True):
-        assert _without_nulls(row) == _without_nulls(line)
-
-
-def _without_nulls(value):
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
+    assert rows == train(done)
+    pairs = pyarrow.parquet.read_table(folder / "pairs.parquet").to_pylist()
+    assert pairs == list(read_records(folder / "pairs.jsonl"))
 
 
 def test_the_export_is_the_same_bytes_again_and_in_another_folder(done, tmp_path):
     first = {p.name: p.read_bytes() for p in (done.run.out_dir / "export").iterdir()}
     assert set(first) == {
         "train.jsonl", "train.parquet", "pairs.jsonl", "pairs.parquet", "README.md",
+        "manifest.json",
     }  # fmt: skip
     run_export(done, overwrite=True)
     assert {p.name: p.read_bytes() for p in (done.run.out_dir / "export").iterdir()} == first
@@ -145,18 +144,11 @@ def test_datasets_loads_the_folder_and_the_pairs_by_name(done, tmp_path):
     folder = str(done.run.out_dir / "export")
     cache = str(tmp_path / "cache")
     loaded = load_dataset(folder, split="train", cache_dir=cache)
-    assert loaded[0] == _nulled(train(done)[0], loaded[0])
+    assert list(loaded) == train(done)
     pairs = load_dataset(folder, "preference_pairs", split="train", cache_dir=cache)
     assert pairs.num_rows == 7  # one of the eight has no other candidate
     lines = load_dataset("json", data_files=f"{folder}/train.jsonl", split="train", cache_dir=cache)
     assert lines.num_rows == 8
-
-
-def _nulled(row, like):
-    """The row with the keys that only the columns have."""
-    if isinstance(like, dict):
-        return {key: _nulled(row.get(key), value) for key, value in like.items()}
-    return row
 
 
 def test_the_trainer_reads_the_export_by_its_columns(done):
@@ -187,15 +179,21 @@ def test_options_of_the_export_are_kept_to(tmp_path):
     make_run(tmp_path)
     run_filter(cfg)
     run_export(cfg)
-    assert {p.name for p in (tmp_path / "export").iterdir()} == {"train.jsonl", "README.md"}
+    assert {p.name for p in (tmp_path / "export").iterdir()} == {
+        "train.jsonl", "README.md", "manifest.json",
+    }  # fmt: skip
     only = config(tmp_path, export={"formats": ["parquet"]})
     run_export(only, overwrite=True)
-    assert {p.name for p in (tmp_path / "export").iterdir()} == {"train.parquet", "README.md"}
+    assert {p.name for p in (tmp_path / "export").iterdir()} == {
+        "train.parquet", "README.md", "manifest.json",
+    }  # fmt: skip
     both = config(tmp_path, export={"preference_pairs": True})
     run_export(both, overwrite=True)
     assert (tmp_path / "export" / "pairs.parquet").exists()
     run_export(only, overwrite=True, limit=3)
-    assert {p.name for p in (tmp_path / "export").iterdir()} == {"train.parquet", "README.md"}
+    assert {p.name for p in (tmp_path / "export").iterdir()} == {
+        "train.parquet", "README.md", "manifest.json",
+    }  # fmt: skip
     assert StageFolder(tmp_path, "export").mark(0)["records"] == 3
     assert run_export(only, overwrite=True).stats.records_out == 8
 
@@ -223,11 +221,14 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
     head = yaml.safe_load(text.split("---")[1])
     assert head["license"] == "odc-by"
     assert head["language"] == ["en", "ko"]
-    assert head["configs"][0] == {"config_name": "default", "data_files": "train.parquet"}
+    assert head["configs"][0] == {
+        "config_name": "default", "data_files": [{"split": "train", "path": "train.parquet"}],
+    }  # fmt: skip
     assert "served-name" in text and "org/metricx-24-tiny" in text
     settings = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     assert settings["data"]["madlad_split"] == "noisy"
-    table = [line.split("|")[1:6] for line in text.splitlines() if line.startswith("| ")][1:]
+    records = text.split("## Records")[1].split("## Fields")[0]
+    table = [line.split("|")[1:6] for line in records.splitlines() if line.startswith("| ")][1:]
     counts = {name.strip(): [int(n) for n in cells] for name, *cells, _ in table}
     assert counts["sample_sources"] == [40, 12, 28]
     assert counts["select_sources"] == [12, 10, 2]
@@ -237,6 +238,7 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
     assert "meta_phrase 2" in text and "not_sampled 20" in text
     assert "15 documents of 2 files of revision `c0ffee`" in text
     assert "at most 2 files and all documents" in text
+    assert "left out before: broken_json 1" in text
 
 
 def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
@@ -246,7 +248,7 @@ def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
     code = (
         "import os, signal, sys\n"
         "from tests.integration.test_synth_output import config, run_export\n"
-        "import synth.stages.export as export\n"
+        "import synth.export_files as export\n"
         "count = iter(range(100))\n"
         "make = export.row_maker\n"
         "def dying(*args):\n"
