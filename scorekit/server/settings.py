@@ -5,7 +5,6 @@ service's prefix (`METRICX_MAX_SAMPLES`), and documented here. Secrets are never
 from __future__ import annotations
 
 import ipaddress
-import os
 import stat
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -195,21 +194,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may really use: its affinity, capped by a cgroup v2 or v1 quota."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota_file, period_file in (
-        ("/sys/fs/cgroup/cpu.max", None),
-        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    ):
-        try:
-            words = Path(quota_file).read_text().split()
-            words += Path(period_file).read_text().split() if period_file else []
-            quota, period = int(words[0]), int(words[1])
-        except (OSError, ValueError, IndexError):  # no such file, or "max"
-            continue
-        if quota > 0:
-            return max(1, min(cpus, quota // period))
-    return cpus

@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.export_files import Job, is_written, plan_files, write_files
@@ -96,8 +97,6 @@ class Export:
 
 def _write_all(jobs: list[Job], processes: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, mark) of each job as it is done, by several processes where there are cores."""
-    from scorekit.server.settings import usable_cpus
-
     at_once = min(len(jobs), processes or usable_cpus())
     if at_once < 2:
         for job in jobs:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from pydantic import SecretStr
 
+from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
@@ -18,7 +19,6 @@ from scorekit.server.settings import (
     ServiceSettings,
     load_api_keys,
     parse_settings,
-    usable_cpus,
 )
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings
