@@ -167,10 +167,13 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
     from synth.stats import funnel
 
     first = STAGES.index(options.stages[0])
-    counts = [c for c in funnel(run_folder(cfg, options)) if STAGES.index(c.stage) >= first]
-    if not any(c.done for c in counts):
-        return
-    lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
+    try:
+        counts = [c for c in funnel(run_folder(cfg, options)) if STAGES.index(c.stage) >= first]
+        if not any(c.done for c in counts):
+            return
+        lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
+    except UserError:  # what is damaged has no counts, and --overwrite is what mends it
+        lost = ", ".join(STAGES[first:])
     told = f"--overwrite throws away records of {lost} (answers that were paid for are kept)"
     if not sys.stdin.isatty():
         raise UserError(f"{told}: add --yes, or --resume in place of it")

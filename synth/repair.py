@@ -20,8 +20,6 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
     with held([(folder.lock(), False) for folder in folders], "mend it"):
         damaged = 0
         for folder in folders:
-            if folder.name == "export":
-                continue
             for fault in _faults(folder):
                 damaged += 1
                 yield fault
@@ -44,6 +42,21 @@ def _faults(folder: StageFolder) -> Iterator[str]:
         yield str(error)
         return
     for index in range(shards):
+        try:
+            if folder.mark(index) is not None:
+                folder.verify(index)
+        except UserError as error:
+            yield str(error)
+
+
+def _faults(folder: StageFolder) -> Iterator[str]:
+    """A line about each shard that is damaged."""
+    try:
+        shards = folder.shards() or 0
+    except UserError as error:
+        yield str(error)
+        return
+    for index in range(shards if folder.name != "export" else 0):
         try:
             if folder.mark(index) is not None:
                 folder.verify(index)

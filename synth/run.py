@@ -163,6 +163,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
                 run_async(run_map_stage(stage, manifest, ctx))
         elif stage.after is None:
             stage.run(ctx, manifest)  # it knows by itself, and has parts to clear away
+            ctx.folder(name).verify_all()
         else:
             run_whole_stage(stage, manifest, ctx)
     finally:
@@ -177,6 +178,8 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
     """A stage that sees all records: one process runs it, and where work is shared the others
     wait. Raises UserError where another process is at it, or its input is not what it was."""
     folder = ctx.folder(stage.name)
+    if folder.shards() is not None and stage.name != Export.name:
+        folder.verify_all()
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]

@@ -174,13 +174,16 @@ class StageFolder:
 
     def mark(self, index: int) -> dict[str, Any] | None:
         """The mark of a shard; None while it is not done."""
-        return read_json(self._mark_path(index), "records", "digest")
+        return _unsealed(self._mark_path(index), f"mend it with {self._repair(index)}")
 
     def set_mark(self, index: int, mark: Mapping[str, Any]) -> None:
         """Say that a shard is done. Its files must be committed before."""
         path = self._mark_path(index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, to_line(mark))
+        write_atomic(path, to_line(_sealed(mark)))
+
+    def _repair(self, index: int) -> str:
+        return f"`run --stage {self.name} --repair {index}`"
 
     def verify(self, index: int) -> None:
         """Return if the files of a shard are those that its mark was written for. Raises UserError
@@ -194,9 +197,17 @@ class StageFolder:
         for path, digest in wanted.items():
             fault = _fault(path, digest)
             if fault:
+                raise UserError(f"{path}: it {fault}: mend it with {self._repair(index)}")
+
+    def verify_all(self) -> None:
+        """As `verify`, for every shard of a stage that one process makes as a whole: none of them
+        may be missing."""
+        for index in range(self.shards() or 0):
+            if self.mark(index) is None:
                 raise UserError(
-                    f"{path}: it {fault}: mend it with `run --stage {self.name} --repair {index}`"
+                    f"{self._mark_path(index)}: it is gone: mend it with {self._repair(index)}"
                 )
+            self.verify(index)
 
     def verify_input(self, index: int) -> None:
         """As `verify`, and the records are there to be read."""
@@ -223,14 +234,15 @@ class StageFolder:
     def manifest(self) -> dict[str, Any] | None:
         """What the stage was begun with; None where it was not begun. Raises UserError for a folder
         of an earlier version."""
-        manifest = read_json(self.path / "stage.json", "digest")
-        if manifest is not None and manifest.get("layout") != _LAYOUT:
+        mend = f"`run --stage {self.name} --overwrite` makes the stage again from the kept answers"
+        path = self.path / "stage.json"
+        if (read_json(path, mend=mend) or {"layout": _LAYOUT}).get("layout") != _LAYOUT:
             raise UserError(
                 f"{self.path}: was written by another version of scorekit: finish it with that "
                 "one, or begin a new run.out_dir with run.answers: "
                 f"{self.out_dir / 'answers.sqlite'} (what was paid for is found there)"
             )
-        return manifest
+        return _unsealed(path, mend)
 
     def manifest_digest(self) -> str | None:
         """The digest of what the stage was begun with."""
@@ -240,7 +252,8 @@ class StageFolder:
     def set_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Say what the stage is begun with."""
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"layout": _LAYOUT, **manifest}, ensure_ascii=False, indent=1) + "\n"
+        content = _sealed({"layout": _LAYOUT, **manifest})
+        text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         write_atomic(self.path / "stage.json", text.encode())
 
     def service(self, name: str) -> Path:
@@ -280,6 +293,18 @@ class StageFolder:
         for index in range(self.shards() or 0):
             if self.rejected(index).exists():
                 yield from read_records(self.rejected(index))
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """With a digest of its own: a changed number of records would lose the others in silence."""
+    return {**content, "seal": digest_of(content)}
+
+
+def _unsealed(path: Path, mend: str) -> dict[str, Any] | None:
+    content = read_json(path, "seal", mend=mend)
+    if content is not None and content.pop("seal") != digest_of(content):
+        raise UserError(f"{path}: it was changed since it was written: {mend}")
+    return content
 
 
 def _fault(path: Path, digest: str) -> str | None:
