@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from synth.tools import EASY
 from tests.openai_server import FakeOpenAI
 
 CONCURRENCY = 8
@@ -108,7 +109,7 @@ def kill_many(
                 continue
             assert process.returncode == 0, told.decode()[-2000:]
             shutil.rmtree(_out_dir(config))  # it came through: the rest hits a new run
-            runs.append(Counter(r.id for r in teacher.requests if r.status == 200))
+            runs.append(_answered(teacher))
             teacher.forget()
             continue
         process.send_signal(signal.SIGKILL)
@@ -116,8 +117,16 @@ def kill_many(
         done += 1
         hit[_stage_in_work(_out_dir(config))] += 1
     _finish(config)
-    runs.append(Counter(r.id for r in teacher.requests if r.status == 200))
+    runs.append(_answered(teacher))
     return hit, runs
+
+
+def _answered(teacher: FakeOpenAI) -> Counter[str]:
+    """How often each request was answered, but for the question whether anybody is there."""
+    return Counter(
+        r.id for r in teacher.requests
+        if r.status == 200 and not r.body["messages"][-1]["content"].endswith(EASY)
+    )  # fmt: skip
 
 
 def _wait(process: subprocess.Popen[bytes], until: Callable[[], bool]) -> None:

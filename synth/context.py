@@ -134,6 +134,17 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
     return found
 
 
+def check_begun(stage: Stage, manifest: Mapping[str, Any], ctx: Context) -> None:
+    """Return if nobody has cleared or begun anew the stage or its input since `begin`: called under
+    the locks that forbid it. Raises UserError."""
+    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
+    now = folder.manifest()
+    if source.manifest_digest() != manifest["input"] or (
+        now is not None and now["digest"] != manifest["digest"]
+    ):
+        raise UserError(f"{folder.path}: another process has cleared it meanwhile; --resume")
+
+
 def clear(ctx: Context, stage: str, later: list[str]) -> None:
     """Delete what a stage and those after it have written, the last stage first: whatever stands
     when this is killed was made of what stands. A stage's own view or export stays until the new

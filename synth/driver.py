@@ -19,7 +19,7 @@ from typing import IO, Any
 import structlog
 
 from scorekit.errors import UserError
-from synth.context import Context, MapStage, Unfinished, own_shards
+from synth.context import Context, MapStage, Unfinished, check_begun, own_shards
 from synth.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.record import Kept, Open, Rejected
 from synth.store import Record, ShardWriter, StageFolder, read_records
@@ -43,8 +43,9 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
     source = ctx.input_of(stage)
     folder = ctx.folder(stage.name)
     with held([(source.lock(), True), (folder.lock(), True)], "work there"):
+        check_begun(stage, manifest, ctx)
         shards = source.shards() or 0
-        if "shards" not in manifest:
+        if folder.shards() is None:
             folder.set_manifest({**manifest, "shards": shards})
         plan = list(_plan(source, folder, shards, ctx))
         total = sum(records for _, records, done in plan)

@@ -30,7 +30,7 @@ from scorekit.config import save_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.context import Context, Stage, WholeStage, begin
+from synth.context import Context, Stage, WholeStage, begin, check_begun
 from synth.driver import run_map_stage
 from synth.locks import held
 from synth.reasons import explain
@@ -185,6 +185,7 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
     with held(locks, "run it", wait=ctx.tell if ctx.share else None):
         if not folder.done():
+            check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
 
 

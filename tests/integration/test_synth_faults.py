@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -112,15 +113,46 @@ def test_a_torn_file_of_a_run_is_named_with_what_to_do(stage, name, content, cop
     )
 
 
-def test_what_is_told_of_a_torn_mark_mends_it(copied, finished):
+@pytest.mark.parametrize("stage", ["sample_sources", "prefilter_score", "select_sources"])
+@pytest.mark.parametrize("fault", ["torn", "a number", "gone", "a shard"])
+def test_what_is_told_of_a_damaged_stage_mends_it(stage, fault, copied, finished, teacher):  # noqa: F811
     folder, command = copied
+    files = StageFolder(folder, stage)
+    mark = files.path / "000" / "done-00000.json"
+    if fault == "torn":
+        mark.write_bytes(b"{")
+    elif fault == "a number":  # of which fewer records would be taken
+        mark.write_bytes(re.sub(rb'"records":(\d+)', rb'"records":1', mark.read_bytes()))
+    elif fault == "gone":
+        mark.unlink()
+    else:
+        path = files.shard(0)
+        path.write_bytes(path.read_bytes()[:-20])
+    asked = len(teacher.requests)
+    if fault != "gone" or stage != "prefilter_score":  # whose shards are made one by one
+        told = the_line(CliRunner().invoke(app, command))
+        assert f"run --stage {stage} --repair 0" in told
+        mend = [*command[:3], "--stage", stage, "--repair", "0"]
+        assert CliRunner().invoke(app, mend).exit_code == 0
     shutil.rmtree(folder / "stages" / "export")
-    path = StageFolder(folder, "prefilter_score").path / "000" / "done-00000.json"
-    path.write_bytes(b"{")
-    assert "delete it" in the_line(CliRunner().invoke(app, command))
-    path.unlink()
     assert CliRunner().invoke(app, command).exit_code == 0
     assert export_bytes(folder) == export_bytes(finished)
+    assert len(teacher.requests) == asked
+
+
+@pytest.mark.parametrize("stage", ["sample_sources", "generate_128"])
+def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied, finished, teacher):  # noqa: F811
+    folder, command = copied
+    path = StageFolder(folder, stage).path / "stage.json"
+    path.write_bytes(re.sub(rb'"shards": \d+', b'"shards": 1', path.read_bytes()))
+    told = the_line(CliRunner().invoke(app, command))
+    assert f"run --stage {stage} --overwrite" in told
+    asked = len(teacher.requests)
+    mend = [*command[:3], "--stage", stage, "--overwrite", "--yes"]
+    assert CliRunner().invoke(app, mend).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert export_bytes(folder) == export_bytes(finished)
+    assert len(teacher.requests) == asked
 
 
 def test_a_mark_of_the_sample_that_is_gone_is_no_other_machines_work(copied, finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -16,6 +17,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
 from synth.context import Context, Unfinished, begin, clear
+from synth.driver import run_map_stage
 from synth.locks import held, try_lock
 from synth.run import RunOptions, run_stages
 from synth.stages.generate_128 import Generate128
@@ -179,6 +181,28 @@ def test_nothing_is_cleared_under_a_driver_that_reads_it(tmp_path, teacher, metr
         with pytest.raises(UserError, match="cannot clear it"):
             run(cfg, stages=PREFILTER, overwrite=True)
     run(cfg, stages=PREFILTER, overwrite=True)
+
+
+def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_at_all(
+    tmp_path, teacher, metricx  # noqa: F811
+):  # fmt: skip
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=STAGES[:2])
+    stage, ctx = STAGES[0], Context(cfg, tmp_path, resume=True)
+    manifest = begin(stage, [], ctx)
+    clear(ctx, "prefilter_score", ["select_sources"])  # another process's --overwrite
+    asyncio.run(run_map_stage(stage, manifest, ctx))
+    assert StageFolder(tmp_path, "prefilter_score").done()
+    run(cfg, stages=STAGES[1:2])
+    manifest = begin(STAGES[2], [], ctx)
+    clear(ctx, "prefilter_score", ["select_sources"])
+    with pytest.raises(UserError, match="run --stage select_sources first"):
+        asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
+    cfg.prefilter.rank_by = "overall"
+    run(cfg, stages=STAGES[:2])
+    with pytest.raises(UserError, match="another process has cleared it"):
+        asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
 
 
 def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):  # noqa: F811
