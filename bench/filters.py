@@ -70,14 +70,20 @@ def questions(quick: bool) -> Iterator[Figure]:
             yield _judge(name, asked, source, target)
             long = [pair for pair in asked if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS]
             yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
-            for how in ("altered", "left out"):
-                yield _caught(name, [Pair(*pair, source, target) for pair in long], how)
 
 
 def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
-    failed = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
+    failed = rejections(pairs)
     for code in RULES:
         yield _share(f"{code}: {name}", failed[code], len(pairs), at_most=MOST)
+    for how in ("altered", "left out"):
+        caught, of = caught_numbers(pairs, how)
+        yield _share(f"numbers_missing, a number {how}, caught: {name}", caught, of)
+
+
+def rejections(pairs: list[Pair]) -> Counter[str]:
+    """How many of the pairs each rule of synthesis keeps out, at its default threshold."""
+    return Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
 
 
 def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Figure:
@@ -95,8 +101,9 @@ def _judge_code(src: str, mt: str, source: str, target: str) -> str:
     return str(told["verdict"]["reason_code"])
 
 
-def _caught(name: str, pairs: list[Pair], how: str) -> Figure:
-    """Of pairs that pass and have numbers: a random one of the translation's is spoilt."""
+def caught_numbers(pairs: list[Pair], how: str) -> tuple[int, int]:
+    """(caught, of how many): of pairs that pass and have numbers, one of the translation's in
+    digits, drawn by chance, is "altered" or "left out"."""
     rng = random.Random(0)
     spoilt = caught = 0
     for pair in pairs:
@@ -109,7 +116,7 @@ def _caught(name: str, pairs: list[Pair], how: str) -> Figure:
             worse = pair.mt[: match.start()] + new + pair.mt[match.end() :]
             spoilt += 1
             caught += _is_missed(Pair(pair.src, worse, pair.source_lang, pair.target_lang))
-    return _share(f"numbers_missing, a number {how}, caught: {name}", caught, spoilt)
+    return caught, spoilt
 
 
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")

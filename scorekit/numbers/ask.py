@@ -14,11 +14,12 @@ Ways = list[frozenset[Fraction]]
 
 _PERCENT = re.compile(r"\s?(?:[%٪]|percent|per cent|prozent|퍼센트|프로(?![가-힣]))", re.I)
 _RANGE = re.compile(r"\s?(?:[-–—~〜]|to|bis|or|oder|到|至|或|에서|또는|내지)\s?", re.I)
-_NAME_BEFORE = re.compile(r"[A-Za-z]|[A-Z][-‐]")
+_NAME_BEFORE = re.compile(r".*(?:[A-Za-z]|[A-Z][-‐]|코로나[- ]?)", re.S)
 _ROMAN = re.compile(r"\b[IVXL]{2,7}\b")
 _ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
 #: "6·25", "9·11": days that history remembers are often told otherwise.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
+_APOSTROPHES = ("'", "’", "‘")
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
 _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
 _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
@@ -49,13 +50,11 @@ def _is_free(text: str, number: Number, table: Table) -> bool:
     """Whether nothing is said by leaving the number out: words that need be no number, parts of
     names, a lone 1, a hundred per cent."""
     start, end = number.start, number.end
-    before, after = text[max(0, start - 2) : start], text[end : end + 1]
+    before, after = text[max(0, start - 4) : start], text[end : end + 1]
     if not number.digits:
         is_sure = number.plain and max(number.values) >= 11
         return not is_sure or table.unsure.match(text, start) is not None
-    if before and (_NAME_BEFORE.fullmatch(before[-1:]) or _NAME_BEFORE.fullmatch(before)):
-        return True
-    if _DOT.search(before[-1:] + after):
+    if _NAME_BEFORE.fullmatch(before) or _DOT.search(before[-1:] + after):
         return True
     if number.values[:1] == (Fraction(1),):
         return table.month.match(text, end) is None
@@ -64,23 +63,26 @@ def _is_free(text: str, number: Number, table: Table) -> bool:
 
 def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
     """Values that say the number by themselves."""
-    yield from number.values
-    if number.scale != 1 or not number.values:
+    yield from _readings(text, number)
+    if not number.values:
         return
     value, end = number.values[0], number.end
-    if table.half.match(text, end):
-        yield value + _HALF
     if not number.digits:
         yield 1 / value  # "a twelfth"
+    if number.scale != 1:
+        return
+    if table.half.match(text, end):
+        yield value + _HALF
     if _PERCENT.match(text, end):
         yield value / 100
     if table.tenths.match(text, end):
-        yield from (value * 10, value / 10)
+        yield from (value * 10, value / 10, 100 - value * 10)
     if value.denominator > 1:
         return
     if table.clock.match(text, end) and value <= 24:
         yield from (value + 12, value - 12, (value + 12) % 24)
-    if table.decade.match(text, end) or (table.year.match(text, end) and value < 100):
+    is_year = table.year.match(text, end) or text[number.start - 1 : number.start] in _APOSTROPHES
+    if table.decade.match(text, end) or (is_year and value < 100):
         yield from (value + 1900, value + 2000, value + 1800, value % 100)
     if 1900 <= value < 2100:
         yield value % 100
@@ -88,6 +90,12 @@ def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
         yield from _parts(_PARTS_OF_AN_HOUR, value)
     if table.months.match(text, end):
         yield from _parts(_PARTS_OF_A_YEAR, value)
+
+
+def _readings(text: str, number: Number) -> Iterator[Fraction]:
+    yield from number.values
+    if text[number.end - 1] == "조" and number.values:
+        yield number.values[0] / number.scale  # an article of a law, not a trillion
 
 
 def _parts(table: dict[int, Fraction], value: Fraction) -> list[Fraction]:
@@ -98,6 +106,10 @@ def _ways_of_parts(number: Number) -> Ways:
     """Digits that are several numbers, or may be: a date, a time of the day, a list."""
     parts = number.parts
     ways = [frozenset(parts)]
+    if len(parts) == 3:  # a date with a short year
+        one, two, three = parts
+        ways += [frozenset({one + c, two, three}) for c in (1900, 2000)]
+        ways += [frozenset({one, two, three + c}) for c in (1900, 2000)]
     if len(parts) == 2:
         hour, minute = parts
         hours = {hour, hour + 12, hour - 12}
@@ -150,7 +162,7 @@ def said(text: str, table: Table) -> set[Fraction]:
 
 
 def _said_alone(text: str, number: Number, table: Table) -> Iterator[Fraction]:
-    yield from number.values
+    yield from _readings(text, number)
     yield from number.parts
     if not number.values:
         return
@@ -158,7 +170,7 @@ def _said_alone(text: str, number: Number, table: Table) -> Iterator[Fraction]:
     if _PERCENT.match(text, number.end):
         yield value / 100
     if table.tenths.match(text, number.end):
-        yield from (value * 10, value / 10)
+        yield from (value * 10, value / 10, 100 - value * 10)
     if table.half.match(text, number.end):
         yield from (value + _HALF, _HALF)
 

@@ -42,7 +42,7 @@ _HINTS = hints({
     8: "eightfold|octal",
     10: "tenfold|decimal|decimals|teen|teens|teenage|teenager|teenagers|adolescent|adolescents",
     12: "noon|midday|midnight",
-    14: "fortnight",
+    14: "fortnight|two weeks",
     16: "hex|hexadecimal",
     24: "day|round-the-clock|around the clock|round the clock|midnight",
     60: "hour",
@@ -80,7 +80,7 @@ TABLE = Table(
     decade=re.compile(r"['’]?s\b"),
     century=re.compile(r"(?:st|nd|rd|th)?[ -]centur", re.I),
     month=NEVER,
-    minutes=re.compile(r"[ -]?min", re.I),
+    minutes=re.compile(r"[ -]?(?:min|sec)", re.I),
     months=re.compile(r"[ -]?month", re.I),
     half=re.compile(r"[ -][a-z]{2,9} and a half", re.I),
 )

@@ -38,6 +38,7 @@ _HINTS = hints({
     8: "oktal",
     10: "teenager|teenagern|jugendliche|jugendlichen|verzehnfacht|dezimal",
     12: "mittag|mittags|mitternacht",
+    14: "zwei wochen",
     16: "hexadezimal",
     24: "mitternacht|tag|rund um die uhr",
     60: "stunde",
@@ -72,7 +73,7 @@ TABLE = Table(
     decade=re.compile(r"er\b|er-?jahr", re.I),
     century=re.compile(r"\.? (?:Jahrhundert|Jh)"),
     month=NEVER,
-    minutes=re.compile(r"[ -]?min", re.I),
+    minutes=re.compile(r"[ -]?(?:min|sek)", re.I),
     months=re.compile(r"[ -]?monat", re.I),
     half=re.compile(r" \w{2,9} und (?:ein|eine) halb", re.I),
 )

@@ -44,7 +44,7 @@ _HINTS = hints({
     10: "열흘|시월|십대|십진|청소년|수십",
     11: "동짓달",
     12: "섣달|정오|자정|다스",
-    14: "두 주|보름",
+    14: "두 주|2주|보름",
     15: "보름",
     16: "십육진",
     24: "자정|종일|하루",
@@ -55,8 +55,7 @@ _HINTS = hints({
 })  # fmt: skip
 _BEGIN = "(?<![가-힣])"
 _LONG = one_of(word for word in _WORDS if len(word) > 1 and word != "분의")
-_TRILLION = rf"조(?= ?(?:\d|[{_UNITS}]|원|달러|엔|위안|유로|여|대|규모))"
-_AFTER_DIGITS = rf"(?<=\d)여? ?(?:[{_TENS_UP}]?(?:[만억](?!큼)|{_TRILLION})|[{_TENS_UP}])[만억]?"
+_AFTER_DIGITS = rf"(?<=\d)여? ?(?:[{_TENS_UP}]?(?:[만억](?!큼)|조(?![각건]))|[{_TENS_UP}])[만억]?"
 _SINO = (
     rf"제?(?:[{_ONES}]?[{_TENS_UP}][{_ONES}{_UNITS}]++|[{_ONES}][만억][{_ONES}{_UNITS}]++"
     rf"|[{_ONES}][{_TENS_UP}만억]|[{_ONES}{_UNITS}](?= ?(?:{_COUNTER})))"
@@ -72,7 +71,8 @@ TABLE = Table(
     ),
     gap=re.compile(r" ?|여 ?"),
     unsure=re.compile(
-        rf"(?!제?(?:[{_ONES}]?[{_TENS_UP}]){{1,4}}[만억]|제?[{_ONES}][{_TENS_UP}]"
+        rf"(?!제?(?:[{_ONES}]?[{_TENS_UP}]){{1,4}}[만억]"
+        rf"|제?[{_ONES}][{_TENS_UP}](?=[{_ONES}{_UNITS}]| ?(?:{_COUNTER}))"
         rf"|(?:{_TENS})(?:{_NATIVE}|{_SHORT})|서른|마흔|예순|일흔|여든|아흔)"
     ),
     hints=_HINTS,
@@ -83,7 +83,7 @@ TABLE = Table(
     decade=re.compile(r" ?년 ?대|대"),
     century=re.compile(r" ?세기"),
     month=re.compile(r" ?월"),
-    minutes=re.compile(r" ?분"),
+    minutes=re.compile(r" ?[분초]"),
     months=re.compile(r" ?개월"),
     half=re.compile(r" ?[가-힣]{1,3} ?반(?=[^가-힣]|[의이을은에쯤]|동안|\Z)"),
 )

@@ -118,6 +118,7 @@ _MOST_ATOMS = 40
 _WIDEST_GAP = 12
 _LEFT_OUT = re.compile("|".join((URL, TAG, PLACEHOLDER)))
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
+_BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _AND_A_PART = re.compile(r"(?<=\d) {1,2}(1/2|1/4|3/4)(?!\d) ?")
 _DECIMALS = {"1/2": ".5", "1/4": ".25", "3/4": ".75"}
 _RAISED = re.compile("[²³¹⁰-₉]")
@@ -132,6 +133,7 @@ def prepared(text: str) -> str:
     mixed fraction ("2½", "2 1/2") as a decimal."""
     text = _VULGAR.sub(lambda found: f" {found.group()} ", _RAISED.sub(" ", text))
     text = _LEFT_OUT.sub(" ", normalised("NFKC", text).replace("\u2044", "/"))
+    text = _BARE_POINT.sub("0.", text)
     return _AND_A_PART.sub(lambda found: _DECIMALS[found.group(1)], text)
 
 
@@ -263,7 +265,9 @@ def _numbers(run: list[Atom]) -> Iterator[Number]:
 
 
 def _scale(used: list[Atom], value: Fraction) -> Fraction:
-    """What multiplies the one plain number of these atoms."""
+    """What multiplies the one plain number of these atoms; 1 of small words ("九十")."""
+    if not any(atom.digits or atom.kind == "b" for atom in used):
+        return Fraction(1)
     simple = used[0].kind in "nf" and all(atom.kind in "ub" for atom in used[1:])
     return value / used[0].value if simple and used[0].value else Fraction(len(used) > 1) + 1
 
@@ -317,7 +321,7 @@ class _Reader:
         return self._part(atom, place) if atom.kind == "f" else place
 
     def _number(self, atom: Atom, place: int) -> int | None:
-        if self.plain is None:
+        if self.plain is None or (self.plain == 0 and not atom.digits):  # "一千零一"
             room = self.factor or self.scale
             if room is not None and atom.value >= room:
                 return place

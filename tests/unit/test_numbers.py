@@ -131,6 +131,7 @@ SAME = [
     {"ko": "21세기", "en": "the twenty-first century", "de": "das 21. Jahrhundert",
      "zh": "二十一世纪"},
     {"ko": "1990년대", "en": "the 1990s", "de": "die 90er-Jahre", "zh": "上世纪90年代"},
+    {"ko": "1980년대", "en": "the eighties", "de": "die achtziger Jahre", "zh": "八十年代"},
     {"ko": "2019년", "en": "twenty nineteen", "de": "2019", "zh": "二〇一九年"},
     {"ko": "오후 3시", "en": "3 p.m.", "de": "15 Uhr", "zh": "下午三点"},
     {"ko": "15:30", "en": "3:30 p.m.", "de": "15:30 Uhr", "zh": "下午三点半"},
