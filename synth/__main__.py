@@ -62,6 +62,10 @@ def run(
     repair: Annotated[
         int | None, typer.Option(min=0, help="Make this shard of the stage again, and go on.")
     ] = None,
+    decontaminate: Annotated[
+        list[Path] | None,
+        typer.Option(help="Leave out what stands in this evaluation set (data.decontaminate)."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take so many records at most.")] = None,
     shard_id: Annotated[int, typer.Option(min=0, help="This machine's number.")] = 0,
     num_shards: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
@@ -72,6 +76,7 @@ def run(
     """Run one stage, or all of them."""
     with _clean_exit(how_to_resume(sys.argv[1:])):
         cfg = load_config(SynthConfig, config, set_)
+        cfg.data.decontaminate += map(str, decontaminate or [])
         from synth.run import RunOptions, run_stages
 
         stage = _ALIASES.get(stage, stage)

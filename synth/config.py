@@ -100,6 +100,18 @@ class DataConfig(Config):
     max_unreadable: float = Field(
         0.01, ge=0, le=1, description="Share of documents that may be unreadable; more is an error."
     )
+    near_duplicates: float | None = Field(
+        None,
+        ge=0.3,
+        le=1,
+        description="Sources of the pool that are so similar to another (0.8: they share four in "
+        "five of their runs of five characters) are taken out of it; null: none.",
+    )
+    decontaminate: list[str] = Field(
+        [],
+        description="Evaluation sets (.txt, .jsonl, .csv, .tsv, .parquet): sources and "
+        "translations that stand in one are left out.",
+    )
     max_files: int | None = Field(None, ge=1, description="Read so many files at most.")
     max_documents: int | None = Field(
         None, ge=1, description="Read so many documents at most, an equal share of each file."

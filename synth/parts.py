@@ -123,3 +123,33 @@ class PartWriter:
         self._entries.close()
         for _, temporary in self._files:
             temporary.unlink(missing_ok=True)
+
+
+class PartReaders:
+    """Reads records of parts by their entries."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = {part.index: part for part in parts}
+        self._open: dict[int, int] = {}
+
+    def read(self, entry: Any) -> Record:
+        index = int(entry["part"])
+        if index not in self._open:
+            if len(self._open) >= 256:
+                self._close()
+            self._open[index] = os.open(self._parts[index].texts, os.O_RDONLY)
+        record: Record = json.loads(
+            os.pread(self._open[index], int(entry["size"]), int(entry["at"]))
+        )
+        return record
+
+    def _close(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)
+        self._open.clear()
+
+    def __enter__(self) -> PartReaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()

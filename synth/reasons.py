@@ -23,6 +23,8 @@ REASONS: dict[str, str] = {
     "blob_too_long": "The blob has more tokens than blob_max_tokens when measured as a whole.",
     "duplicate": "The same text stands elsewhere in the corpus; one of them is kept.",
     "not_sampled": "Good as a source, but the pool was filled by others, drawn at random.",
+    "near_duplicate": "Most of it stands in another source of the pool, which is kept.",
+    "contaminated": "It stands, whole or for a long run of words, in an evaluation set.",
     # select_sources
     "not_selected": "Its sampled translation improved less on the greedy one than others did.",
     "below_min_improvement": "Its sampled translation improved less than "

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from synth.config import SynthConfig
+from synth.decontaminate import digests, evaluation_texts
 from synth.filters import Pair, as_metadata, check_rules
 from synth.record import Kept, Rejected
 from synth.store import Record
@@ -34,6 +35,8 @@ class FormatFilter:
         filters = cfg.filters.model_dump(mode="json", exclude={"llm_judge": {"url"}})
         if not cfg.filters.llm_judge.enabled:
             filters["llm_judge"] = {"enabled": False}
+        if cfg.data.decontaminate:
+            filters["decontaminate"] = digests(cfg.data.decontaminate)
         return {**filters, "src_lang": cfg.data.src_lang, "tgt_lang": cfg.data.tgt_lang}
 
     async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
@@ -58,6 +61,9 @@ async def _look(src: str, mt: str, tools: Tools) -> tuple[dict[str, Any], str | 
     """(what goes to `filters`, code of the rejection or None, why) of one candidate."""
     cfg = tools.cfg.filters
     filters: dict[str, Any] = {"passed": [], "failed": [], "judge": None}
+    texts = evaluation_texts(tools.cfg.data.decontaminate)
+    if texts is not None and (shared := texts.find(mt)) is not None:
+        return filters, "contaminated", shared
     if cfg.rule_based:
         verdict = check_rules(Pair(src, mt, *tools.languages), cfg.rules)
         filters |= as_metadata(verdict)

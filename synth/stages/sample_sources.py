@@ -24,8 +24,10 @@ from synth.context import Context, own_shards
 from synth.ingest import Ingest
 from synth.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.parts import Part, PartCounts
+from synth.parts import Part, PartCounts, PartReaders
+from synth.record import Rejected
 from synth.sampling import TYPES, BottomK, plan_quotas
+from synth.screen import SCREENED, is_screened, screen, screen_settings
 from synth.store import Record, ShardWriter, StageFolder, to_line, write_atomic
 
 if TYPE_CHECKING:
@@ -46,11 +48,13 @@ class SampleSources:
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
         data = cfg.data.model_dump(
-            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total", "max_unreadable"}
-        )
+            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total", "max_unreadable",
+                                  "near_duplicates", "decontaminate"}
+        )  # fmt: skip
         return {
             "data": {**data, "src_lang": madlad_id(cfg.data.src_lang),
-                     "madlad_revision": cfg.data.madlad_revision or REVISION},
+                     "madlad_revision": cfg.data.madlad_revision or REVISION,
+                     **screen_settings(cfg.data)},
             "segmentation": cfg.segmentation.model_dump(mode="json"),
             "bucketing": cfg.bucketing.model_dump(mode="json"),
             "blob": cfg.final_generation.blob.model_dump(mode="json"),
@@ -173,31 +177,46 @@ class _Sampling:
             )
 
     def _write(self, chosen: np.ndarray) -> Counter[str]:
-        """The shards with their marks, and all of them as Parquet. Sources by type and bucket."""
+        """The shards with their marks, and all of them as Parquet. Sources by type and bucket, and
+        those that were screened out by their codes."""
         counts: Counter[str] = Counter()
         size = self.cfg.run.shard_records
-        with _Readers(self.parts) as readers, _Parquet(_view(self.ctx)) as parquet:
+        with PartReaders(self.parts) as readers, _Parquet(_view(self.ctx)) as parquet:
+            verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
-                records = [readers.read(row) for row in chosen[start : start + size]]
+                records, lost = [], []
+                for place, row in enumerate(chosen[start : start + size], start):
+                    record = readers.read(row)
+                    rejected = verdict(place, record)
+                    if rejected is None:
+                        records.append(record)
+                    else:
+                        lost.append(rejected)
                 counts.update(f"{r['source_type']} {r['length_bucket_id']}" for r in records)
-                with ShardWriter(self.folder.shard(index)) as writer:
-                    for record in records:
-                        writer.write(record)
-                    digest = writer.commit()
-                mark = {"records": len(records), "rejected": {}, "input": None, "digest": digest}
-                self.folder.set_mark(index, mark)
+                counts.update(rejected.reason_code for rejected in lost)
+                self._write_shard(index, records, lost)
                 parquet.write(records)
             parquet.commit()
         return counts
 
+    def _write_shard(self, index: int, records: list[Record], lost: list[Rejected]) -> None:
+        codes = Counter(rejected.reason_code for rejected in lost)
+        mark = {"records": len(records), "rejected": dict(sorted(codes.items())), "input": None}
+        mark["digest"] = _write_all(self.folder.shard(index), records)
+        if is_screened(self.data):
+            told = [rejected.as_record(self.folder.name) for rejected in lost]
+            mark["rejected_digest"] = _write_all(self.folder.rejected(index), told)
+        self.folder.set_mark(index, mark)
+
     def _note(self, found: list[PartCounts], sampled: Counter[str], doubles: int) -> None:
-        """counts.json: in = sampled + rejected. And the same for this process's stats."""
+        """counts.json: in = sampled + rejected + screened. The same for this process's stats."""
         rejected = sum((part.rejected for part in found), Counter())
         pieces = sum(part.pieces for part in found)
         unread = _unread(rejected)
         rejected -= unread
         rejected["duplicate"] = doubles
         rejected["not_sampled"] = pieces - sampled.total() - rejected.total()
+        screened = Counter({code: sampled.pop(code) for code in SCREENED if sampled[code]})
         rejected = +rejected
         buckets = len(self.cfg.bucketing.boundaries) - 1
         content = {
@@ -206,9 +225,10 @@ class _Sampling:
                 "madlad_revision"],
             "max_files": self.data.max_files, "max_documents": self.data.max_documents,
             "documents": sum(part.documents for part in found),
-            "documents_left_out": dict(sorted(unread.items())),
+            "unreadable": dict(sorted(unread.items())),
             "pieces": pieces, "sampled": sampled.total(),
             "rejected": dict(sorted(rejected.items())),
+            **({"screened": dict(sorted(screened.items()))} if is_screened(self.data) else {}),
             "by_bucket": {
                 kind: [sampled[f"{kind} {bucket}"] for bucket in range(buckets)] for kind in TYPES
             },
@@ -225,7 +245,7 @@ class _Sampling:
         write_atomic(self.folder.path / "counts.json", to_line(content))
         stats = self.ctx.stats
         stats.records_in, stats.records_out = pieces, sampled.total()
-        stats.rejected.update(rejected + unread)
+        stats.rejected.update(rejected + screened + unread)
 
 
 def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]:
@@ -274,36 +294,11 @@ def _choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.nda
     return rows[first], int(len(rows) - first.sum())
 
 
-class _Readers:
-    """Reads records of parts by their entries."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = {part.index: part for part in parts}
-        self._open: dict[int, int] = {}
-
-    def read(self, entry: Any) -> Record:
-        import json
-
-        index = int(entry["part"])
-        if index not in self._open:
-            if len(self._open) >= 256:
-                self._close()
-            self._open[index] = os.open(self._parts[index].texts, os.O_RDONLY)
-        record: Record = json.loads(
-            os.pread(self._open[index], int(entry["size"]), int(entry["at"]))
-        )
-        return record
-
-    def _close(self) -> None:
-        for handle in self._open.values():
-            os.close(handle)
-        self._open.clear()
-
-    def __enter__(self) -> _Readers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+def _write_all(path: Path, records: list[Record]) -> str:
+    with ShardWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+        return writer.commit()
 
 
 class _Parquet:

@@ -67,7 +67,7 @@ def test_list_field_and_string_field_give_the_same_sources(tmp_path):
     assert len(first) > 50
     mode = {"mode": "list_field"}
     folder = run(config(tmp_path / "3", [str(as_text), str(as_list)], segmentation=mode))
-    assert counts(folder)["documents_left_out"] == {"not_a_list": 8}
+    assert counts(folder)["unreadable"] == {"not_a_list": 8}
 
 
 def test_bucket_quotas_are_met_and_what_is_lacking_is_refilled(tmp_path):
@@ -254,7 +254,7 @@ def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_p
     folder = run(config(tmp_path / "out", [file.url]))
     (told,) = counts(folder)["files"]
     assert told["broken_lines"] == 4 and told["broken"][0]["line"] == 3
-    assert counts(folder)["documents_left_out"] == {"broken_json": 3, "no_text": 1}
+    assert counts(folder)["unreadable"] == {"broken_json": 3, "no_text": 1}
 
 
 def test_what_was_streamed_before_a_broken_line_is_not_read_again(tmp_path):
