@@ -111,7 +111,7 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
     with _clean_exit():
         from rich.console import Console
 
-        from synth.estimate import status as status_table
+        from synth.tables import status as status_table
 
         cfg = load_config(SynthConfig, config, set_)
         Console().print(status_table(cfg.run.out_dir))
@@ -122,17 +122,25 @@ def estimate(
     config: ConfigFile,
     set_: Overrides = None,
     tokens_per_s: Annotated[
-        float, typer.Option(min=1.0, help="Output tokens a second of the teacher.")
-    ] = 7500.0,
+        float | None, typer.Option(min=0.1, help="Output tokens a second of the teacher.")
+    ] = None,
+    scores_per_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Translations a second of MetricX, all of them.")
+    ] = None,
+    verdicts_per_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Translations a second of the judge.")
+    ] = None,
 ) -> None:
-    """Requests, tokens, hours and disk from the config alone, before anything is spent."""
+    """Requests, tokens, hours and disk, before anything is spent. Rates that are not given are
+    those of a finished stage of the run, or of its dry run."""
     with _clean_exit():
         from rich.console import Console
 
-        from synth.estimate import estimate as estimate_table
+        from synth.rates import Rates
+        from synth.tables import estimate as estimate_table
 
         cfg = load_config(SynthConfig, config, set_)
-        Console().print(estimate_table(cfg, tokens_per_s=tokens_per_s))
+        Console().print(estimate_table(cfg, Rates(tokens_per_s, scores_per_s, verdicts_per_s)))
 
 
 @app.command()

@@ -1,24 +1,17 @@
-"""What a run will cost, from its config alone; and how far one has come, from its folder."""
+"""What a run will cost, from its config and the rates of those who work at it."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from scorekit.errors import UserError
 from scorekit.languages import find_language
 from scorekit.llm_pacing import read_timeout_s
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.stats import STAGES, StageCounts, duration, funnel, process_figures
-from synth.store import StageFolder
+from synth.rates import DRIVER_S, TOKENS_PER_S, UNKNOWN, Rates
 from synth.tools import PART
 
 #: Tokens of the Qwen3 tokenizer that a translation takes for one of English: (1st, 99th percentile)
@@ -33,8 +26,12 @@ _OTHER_TOKENS = (1.0, 2.3)
 _LONG_SENTENCE, _TOKEN_BYTES = 200, 4.3
 _TOKENS_A_CHAR = {"ko": 0.75, "zh": 0.7, "ja": 0.7, "th": 0.5}
 _OTHER_TOKENS_A_CHAR = 0.25
-#: Bytes of a record beside its texts, of a candidate, of an exported row's `selection`.
-_RECORD_BYTES, _CANDIDATE_BYTES, _SELECTION_BYTES = 450, 60, 1900
+#: Bytes of a record beside its texts, packed, and what a byte of text becomes: once, and where
+#: another of the same source stands beside it. Of an exported row's `selection`, in both formats.
+_RECORD_BYTES, _PACKED, _PACKED_ALIKE, _SELECTION_BYTES = 110, 0.45, 0.2, 500
+_LINE_BYTES = 700  # of a view's line beside its texts
+#: Bytes of a kept answer in answers.sqlite beside its text: of a candidate, a score, a verdict.
+_ANSWER_BYTES, _SCORE_BYTES, _VERDICT_BYTES = 104, 110, 150
 #: Sequences that keep a server busy, and beyond which they only wait: vLLM's smaller default, and
 #: half more than its larger one.
 _BUSY, _FULL = 256, 1536
@@ -42,9 +39,10 @@ _BUSY, _FULL = 256, 1536
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one stage needs."""
+    """What one stage needs. records: that come in."""
 
     stage: str
+    records: int = 0
     requests: int = 0
     sequences: int = 0
     tokens_in: int = 0
@@ -54,21 +52,45 @@ class Cost:
     disk_bytes: int = 0
 
 
+#: Who works at a stage: what bounds it is whoever takes longest.
+PARTS = ("teacher", "MetricX", "judge", "driver")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The costs of a run. disk_bytes: of all stages together, as none is cleared while it runs."""
+    """The costs of a run. answers_bytes: of answers.sqlite; views_bytes: of the views that are
+    made; disk_bytes: of all together, as none is cleared while it runs."""
 
     costs: tuple[Cost, ...]
-    tokens_per_s: float
+    rates: Rates
+    answers_bytes: int = 0
+    views_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
     def disk_bytes(self) -> int:
-        return sum(cost.disk_bytes for cost in self.costs)
+        return sum(c.disk_bytes for c in self.costs) + self.answers_bytes + self.views_bytes
 
-    def hours(self, cost: Cost) -> float:
-        """Of the teacher's output alone."""
-        return cost.tokens_out / self.tokens_per_s / 3600
+    def hours(self, cost: Cost) -> dict[str, float | None]:
+        """Of each part that works at the stage; None where its rate is not known."""
+        measured = dict(self.rates.driver).get(cost.stage)
+        a_record, a_candidate = DRIVER_S[cost.stage]
+        cpu = cost.records * (measured if measured is not None else a_record)
+        if measured is None and cost.records:
+            cpu += a_candidate * max(cost.sequences, cost.scored)
+        work = (
+            ("teacher", cost.tokens_out, self.rates.tokens),
+            ("MetricX", cost.scored, self.rates.scores),
+            ("judge", cost.judged, self.rates.verdicts),
+        )
+        found = {part: n / rate / 3600 if rate else None for part, n, rate in work if n}
+        return {**found, "driver": cpu / 3600}
+
+    def binds(self, cost: Cost) -> tuple[str, float]:
+        """The part that takes longest, of those whose rates are known, and its hours."""
+        known = {part: hours for part, hours in self.hours(cost).items() if hours is not None}
+        part = max(known, key=lambda name: known[name])
+        return part, known[part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +106,11 @@ class _Lengths:
         return self.source * self.ratio
 
 
-def plan(cfg: SynthConfig, tokens_per_s: float) -> Plan:
+def plan(cfg: SynthConfig, rates: Rates = UNKNOWN) -> Plan:
     """What the stages will ask and write when every source goes all the way through.
 
     Assumes that each length bucket gives its quota, that sentences end at 200 tokens, and that
-    blobs fill up their limit. A few ten per cent off is to be expected.
+    blobs fill up their limit. A few ten per cent off is to be expected, of the disk a factor of 2.
     """
     lengths = _lengths(cfg)
     final = cfg.final_generation
@@ -97,41 +119,66 @@ def plan(cfg: SynthConfig, tokens_per_s: float) -> Plan:
     prompt = len(load_template(cfg.teacher.prompt)) * _OTHER_TOKENS_A_CHAR + 30 + lengths.source
     size = 1 if final.strategy == "per_call" else min(PART, cfg.teacher.max_sequences or PART)
     parts = math.ceil(final.num_candidates / size)
-    record = _RECORD_BYTES + lengths.source * _TOKEN_BYTES
-    text = lengths.target * _TOKEN_BYTES
-    scored = record + 150 + (2 * text if cfg.prefilter.store_texts else 0)
-    candidates = final.num_candidates * (text + _CANDIDATE_BYTES)
-    best = scored + (final.store_top_k + 1) * (text + _CANDIDATE_BYTES)
-    stored = candidates if final.store_candidates else 0
-    judge = cfg.filters.llm_judge.enabled
-    tries = final.store_top_k if cfg.filters.on_reject == "next_best" else 1
+    judged = chosen * (final.store_top_k if cfg.filters.on_reject == "next_best" else 1)
+    judged = judged if cfg.filters.llm_judge.enabled else 0
+    disk = _disk(cfg, lengths, pool, chosen)
     costs = (
-        _cost("sample_sources", pool * record * 1.5),  # its Parquet view is compressed
+        _cost("sample_sources", disk, records=pool),
         _cost(
-            "prefilter_score", 2 * pool * scored,
+            "prefilter_score", disk, records=pool,
             requests=2 * pool, sequences=2 * pool, tokens_in=2 * pool * prompt,
             tokens_out=2 * pool * lengths.target, scored=2 * pool,
         ),
-        _cost("select_sources", (2 * pool - chosen) * scored),
+        _cost("select_sources", disk, records=pool),
         _cost(
-            "generate_128", chosen * (scored + candidates),
+            "generate_128", disk, records=chosen,
             requests=chosen * parts, sequences=chosen * final.num_candidates,
             tokens_in=chosen * parts * prompt,
             tokens_out=chosen * final.num_candidates * lengths.target,
         ),
-        _cost("score_select_best", chosen * (2 * best + stored),
-              scored=chosen * final.num_candidates),
-        _cost("format_filter", chosen * (best + stored + text + 300),
-              judged=chosen * tries if judge else 0),
-        _cost("export", chosen * (record + text + _SELECTION_BYTES) * 1.3),
+        _cost("score_select_best", disk, records=chosen, scored=chosen * final.num_candidates),
+        _cost("format_filter", disk, records=chosen, judged=judged),
+        _cost("export", disk, records=chosen),
     )  # fmt: skip
-    made = Plan(costs, tokens_per_s)
-    made.warnings.extend(_warnings(cfg, made, lengths, int(chosen * stored), int(2 * pool * text)))
+    text = lengths.target * _TOKEN_BYTES
+    asked = 2 * pool + chosen * final.num_candidates
+    answers = asked * (text + _ANSWER_BYTES + _SCORE_BYTES) + judged * _VERDICT_BYTES
+    rates = replace(rates, tokens=rates.tokens or TOKENS_PER_S)
+    made = Plan(costs, rates, int(answers), int(disk["views"]))
+    made.warnings.extend(_warnings(cfg, made, lengths, int(disk["candidates"]),
+                                   int(2 * pool * text * _PACKED_ALIKE)))  # fmt: skip
     return made
 
 
-def _cost(stage: str, disk: float, **counts: float) -> Cost:
-    return Cost(stage, disk_bytes=int(disk), **{key: int(n) for key, n in counts.items()})
+def _disk(cfg: SynthConfig, lengths: _Lengths, pool: int, chosen: int) -> dict[str, float]:
+    """Bytes of each stage's folder when it is done, of the candidates until they are scored, and of
+    the views."""
+    final = cfg.final_generation
+    source, text = lengths.source * _TOKEN_BYTES, lengths.target * _TOKEN_BYTES
+    record = _RECORD_BYTES + source * _PACKED
+    stored = 2 * text * _PACKED_ALIKE if cfg.prefilter.store_texts else 0
+    scored = record + 60 + stored
+    candidates = final.num_candidates * (text * _PACKED_ALIKE + 20)
+    best = scored + (final.store_top_k + 1) * (text * _PACKED_ALIKE + 40)
+    kept = candidates if final.store_candidates else 0
+    lines = ((pool, source + _LINE_BYTES), (chosen, source + text + _LINE_BYTES),
+             (pool - chosen, source + _LINE_BYTES))  # fmt: skip
+    most = cfg.run.view_records
+    return {
+        "sample_sources": 2 * pool * record,  # its Parquet view, too
+        "prefilter_score": pool * scored,
+        "select_sources": pool * scored,
+        "generate_128": chosen * (scored + candidates),
+        "score_select_best": chosen * (best + kept),
+        "format_filter": chosen * (best + kept + text * _PACKED_ALIKE + 60),
+        "export": chosen * 2 * ((source + text) * _PACKED + _SELECTION_BYTES),
+        "candidates": chosen * candidates,
+        "views": sum(count * size for count, size in lines if count <= most),
+    }
+
+
+def _cost(stage: str, disk: Mapping[str, float], **counts: float) -> Cost:
+    return Cost(stage, disk_bytes=int(disk[stage]), **{key: int(n) for key, n in counts.items()})
 
 
 def _lengths(cfg: SynthConfig) -> _Lengths:
@@ -177,16 +224,18 @@ def _warnings(
         found.append("data.target_examples_total is over data.sample_pool_size: all are selected")
     if cfg.final_generation.store_candidates:
         found.append(
-            f"final_generation.store_candidates keeps about {_bytes(candidate_bytes)} more"
+            f"final_generation.store_candidates keeps about {size_text(candidate_bytes)} more"
         )
     if cfg.prefilter.store_texts:
-        found.append(f"prefilter.store_texts keeps about {_bytes(text_bytes)} more, in two stages")
+        found.append(
+            f"prefilter.store_texts keeps about {size_text(text_bytes)} more, in two stages"
+        )
     folder = cfg.run.out_dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < made.disk_bytes:
         found.append(
-            f"run.out_dir: {_bytes(free)} are free, about {_bytes(made.disk_bytes)} needed"
+            f"run.out_dir: {size_text(free)} are free, about {size_text(made.disk_bytes)} needed"
         )
     return found
 
@@ -215,6 +264,7 @@ def _length_warnings(cfg: SynthConfig, lengths: _Lengths) -> list[str]:
 
 def _pace_warnings(cfg: SynthConfig, made: Plan) -> list[str]:
     teacher, final = cfg.teacher, cfg.final_generation
+    tokens_per_s = made.rates.tokens or TOKENS_PER_S
     bound = teacher.max_sequences
     single = min(teacher.max_concurrency, bound or teacher.max_concurrency)
     several = final.strategy != "per_call" and final.num_candidates > 1
@@ -224,7 +274,7 @@ def _pace_warnings(cfg: SynthConfig, made: Plan) -> list[str]:
     if single < _BUSY:
         found.append(
             f"teacher.max_concurrency {teacher.max_concurrency}: prefilter_score keeps {single} "
-            f"sequences in flight; a server that makes {made.tokens_per_s:,.0f} tokens/s wants "
+            f"sequences in flight; a server that makes {tokens_per_s:,.0f} tokens/s wants "
             f"{_BUSY} or more, so its hours will be longer"
         )
     if flight > _FULL:
@@ -234,12 +284,12 @@ def _pace_warnings(cfg: SynthConfig, made: Plan) -> list[str]:
         )
     blob = final.blob.enabled and final.blob.blob_ratio > 0
     tokens = teacher.generation.max_tokens_blob if blob else teacher.generation.max_tokens
-    longest = tokens * flight / made.tokens_per_s
+    longest = tokens * flight / tokens_per_s
     patience = read_timeout_s(teacher.request_timeout_s, tokens, flight)
     if longest > patience:
         found.append(
             f"teacher.request_timeout_s: a request of {tokens} tokens among {flight} sequences "
-            f"takes up to {longest:,.0f} s at {made.tokens_per_s:,.0f} tokens/s and is given up "
+            f"takes up to {longest:,.0f} s at {tokens_per_s:,.0f} tokens/s and is given up "
             f"after {patience:,.0f}; raise it, or lower teacher.max_sequences"
         )
     if teacher.requests_per_minute is not None:
@@ -248,80 +298,8 @@ def _pace_warnings(cfg: SynthConfig, made: Plan) -> list[str]:
     return found
 
 
-def estimate(cfg: SynthConfig, tokens_per_s: float = 7500.0) -> RenderableType:
-    """The plan as a table, with what is to be minded under it. tokens_per_s: of output."""
-    made = plan(cfg, tokens_per_s)
-    table = Table(title=f"About, at {tokens_per_s:,.0f} output tokens/s", box=box.SIMPLE_HEAD,
-                  pad_edge=False, collapse_padding=True)  # fmt: skip
-    table.add_column("stage", no_wrap=True)
-    for name in ("requests", "sequences", "tokens\nin", "tokens\nout", "hours", "scored",
-                 "judged"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    total = Cost("all", *(
-        sum(getattr(cost, name) for cost in made.costs)
-        for name in ("requests", "sequences", "tokens_in", "tokens_out", "scored", "judged",
-                     "disk_bytes")
-    ))  # fmt: skip
-    for cost in (*made.costs, total):
-        if cost is total:
-            table.add_section()
-        hours = f"{made.hours(cost):,.1f}" if cost.tokens_out else ""
-        table.add_row(
-            cost.stage, _count(cost.requests), _count(cost.sequences), _count(cost.tokens_in),
-            _count(cost.tokens_out), hours, _count(cost.scored), _count(cost.judged),
-        )  # fmt: skip
-    largest = sorted(made.costs, key=lambda cost: -cost.disk_bytes)[:3]
-    parts = ", ".join(f"{cost.stage} {_bytes(cost.disk_bytes)}" for cost in largest)
-    disk = Text(f"disk: about {_bytes(total.disk_bytes)} (most of it: {parts})")
-    return Group(table, disk, *(Text(f"! {line}", style="yellow") for line in made.warnings))
-
-
-def status(out_dir: Path) -> RenderableType:
-    """How far the stages of a run have come. Raises UserError where none was begun."""
-    counts = {c.stage: c for c in funnel(out_dir)}
-    if not counts:
-        raise UserError(f"{out_dir}: no run here (no stage was begun)")
-    table = Table(title=str(out_dir))
-    table.add_column("stage")
-    for name in ("shards", "in", "out", "rejected", "records/s", "time left"):
-        table.add_column(name, justify="right")
-    for name in STAGES:
-        if name not in counts:
-            table.add_row(name, "–", "", "", "", "", "", style="dim")
-            continue
-        told = counts[name]
-        figures = process_figures(StageFolder(out_dir, name))
-        rate = figures["records_per_s"]
-        left = _time_left(told, counts, rate)
-        table.add_row(
-            name, f"{told.done} of {told.shards}",
-            _count(told.records_in), _count(told.records_out),
-            _count(told.records_in - told.records_out), "" if rate is None else f"{rate:,.1f}",
-            "done" if told.done == told.shards else "?" if left is None else duration(left),
-        )  # fmt: skip
-    return table
-
-
-def _time_left(
-    told: StageCounts, counts: dict[str, StageCounts], rate: float | None
-) -> float | None:
-    """Seconds; None where nothing is known yet. Other machines' processes count as they did."""
-    place = STAGES.index(told.stage)
-    before = counts.get(STAGES[place - 1]) if place else None
-    if not rate or before is None:
-        return None
-    return max(0, before.records_out - told.records_in) / rate
-
-
-def _count(number: int) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6)):
-        if number >= size:
-            value = number / size
-            return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
-    return f"{number:,}" if number else ""
-
-
-def _bytes(number: int) -> str:
+def size_text(number: int) -> str:
+    """Bytes, readable."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if number >= size:
             return f"{number / size:,.{0 if unit == 'MB' else 1}f} {unit}"

@@ -71,6 +71,7 @@ class StageStats:
     scorer: dict[str, float] = field(default_factory=dict)
     process: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     began: float = field(default_factory=time.time)
+    cpu_before: float = field(default_factory=time.process_time)
     flushed: float = 0.0
 
     def figures(self) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class StageStats:
         return {
             "began": self.began,
             "seconds": time.monotonic() - self.started,
+            "cpu_seconds": time.process_time() - self.cpu_before,
             "records_in": self.records_in,
             "records_out": self.records_out,
             "open": dict(sorted(self.open.items())),
@@ -186,7 +188,8 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
 def process_figures(folder: StageFolder) -> dict[str, Any]:
     """What the processes that worked on a stage say, added up.
 
-    seconds: in which at least one was at work; records_per_s: done in them, over all processes.
+    seconds: in which at least one was at work; records_per_s: done in them, over all processes;
+    driver_cpu_s: of these processes, which may have been several at once.
     """
     found = []
     for path in sorted(folder.path.glob("stats-*.json")):
@@ -200,6 +203,8 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
         "processes": len(found),
         "seconds": round(seconds, 3),
         "records_per_s": round(records / seconds, 3) if seconds else None,
+        "records_done": records,
+        "driver_cpu_s": round(sum(each.get("cpu_seconds", 0.0) for each in found), 3),
         **{
             key: _sum(each.get(key, {}) for each in found)
             for key in ("answers", "teacher", "metricx", "judge")

@@ -16,10 +16,12 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.context import Context
 from synth.distributions import Spread
-from synth.estimate import estimate, plan, status
+from synth.estimate import plan
+from synth.rates import Rates
 from synth.report import write_report
 from synth.stats import Exporter, StageStats, scorer_figures, write_stats
 from synth.store import StageFolder, read_records
+from synth.tables import estimate, status
 from synth.views import write_views
 from tests.servers import free_port, running_service
 from tests.synth_output_kit import (
@@ -287,21 +289,21 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
 def test_an_estimate_counts_requests_sequences_and_tokens(tmp_path):
     cfg = config(tmp_path, data={"sample_pool_size": 1000, "target_examples_total": 50},
                  final_generation={"num_candidates": 128})  # fmt: skip
-    costs = {cost.stage: cost for cost in plan(cfg, 1000.0).costs}
+    costs = {cost.stage: cost for cost in plan(cfg, Rates(1000.0)).costs}
     assert costs["prefilter_score"].requests == costs["prefilter_score"].scored == 2000
     assert costs["generate_128"].requests == 50 * 4
     assert costs["generate_128"].sequences == costs["score_select_best"].scored == 6400
     assert costs["format_filter"].judged == 0
     assert costs["generate_128"].tokens_out > costs["generate_128"].tokens_in
-    made = plan(cfg, 1000.0)
-    assert made.hours(costs["generate_128"]) == costs["generate_128"].tokens_out / 3.6e6
-    assert "generate_128" in _shown(estimate(cfg, tokens_per_s=1000.0))
+    made = plan(cfg, Rates(1000.0))
+    assert made.hours(costs["generate_128"])["teacher"] == costs["generate_128"].tokens_out / 3.6e6
+    assert "generate_128" in _shown(estimate(cfg, Rates(1000.0)))
     alone = config(tmp_path, data={"sample_pool_size": 1000, "target_examples_total": 50},
                    final_generation={"num_candidates": 128, "strategy": "per_call"})  # fmt: skip
-    assert plan(alone, 1000.0).costs[3].requests == 6400
+    assert plan(alone).costs[3].requests == 6400
     stored = config(tmp_path, final_generation={"num_candidates": 128, "store_candidates": True})
     bare = config(tmp_path, final_generation={"num_candidates": 128})
-    assert plan(stored, 1000.0).disk_bytes > plan(bare, 1000.0).disk_bytes
+    assert plan(stored).disk_bytes > plan(bare).disk_bytes
 
 
 FINE = {
@@ -326,11 +328,11 @@ WARNINGS = [
 @pytest.mark.parametrize(("sections", "told"), WARNINGS, ids=[told[:25] for _, told in WARNINGS])
 def test_an_estimate_warns_of_what_will_go_wrong(tmp_path, sections, told):
     merged = {name: {**FINE.get(name, {}), **sections.get(name, {})} for name in {*FINE, *sections}}
-    assert not any(told in line for line in plan(config(tmp_path, **FINE), 7500.0).warnings)
-    assert any(told in line for line in plan(config(tmp_path, **merged), 7500.0).warnings)
+    assert not any(told in line for line in plan(config(tmp_path, **FINE)).warnings)
+    assert any(told in line for line in plan(config(tmp_path, **merged)).warnings)
 
 
 def test_an_estimate_warns_of_a_timeout_that_a_slow_server_cannot_keep(tmp_path):
     cfg = config(tmp_path, **FINE)
-    assert not any("request_timeout_s" in line for line in plan(cfg, 7500.0).warnings)
-    assert any("request_timeout_s" in line for line in plan(cfg, 50.0).warnings)
+    assert not any("request_timeout_s" in line for line in plan(cfg, Rates(7500.0)).warnings)
+    assert any("request_timeout_s" in line for line in plan(cfg, Rates(50.0)).warnings)
