@@ -72,6 +72,10 @@ def run(
     engine: Annotated[
         str, typer.Option(help="local, or ray: the shards as tasks of a Ray cluster.")
     ] = "local",
+    processes: Annotated[
+        int,
+        typer.Option(min=0, help="Processes of this machine that share the work; 0: one a core."),
+    ] = 1,
 ) -> None:
     """Run one stage, or all of them."""
     with _clean_exit(how_to_resume(sys.argv[1:])):
@@ -88,6 +92,8 @@ def run(
             raise UserError("--resume, --overwrite: give one of them")
         if repair is not None and (stage == "all" or overwrite or dry_run):
             raise UserError("--repair: with one --stage, and without --overwrite and --dry-run")
+        if engine == "ray" and processes != 1:
+            raise UserError("--processes: of this machine; --engine ray takes those of the cluster")
         if shard_id >= num_shards:
             raise UserError(f"--shard-id {shard_id}: less than --num-shards {num_shards}")
         if dry_run:
@@ -98,7 +104,7 @@ def run(
             stages=STAGES if stage == "all" else (stage,),
             dry_run=dry_run, resume=resume or repair is not None, overwrite=overwrite, limit=limit,
             shard_id=shard_id, num_shards=num_shards, engine=engine, give_up=give_up,
-            repair=repair,
+            processes=processes or _cores(), repair=repair,
         )  # fmt: skip
         if overwrite and not yes:
             _ask_before_overwrite(cfg, options)
@@ -226,6 +232,13 @@ def how_to_resume(given: list[str]) -> str:
     whole run, without --limit or --set another one."""
     kept = [part for part in given if part not in ("--overwrite", "--resume", "--yes")]
     return f"python -m synth {shlex.join(kept)} --resume"
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _interrupt(*_: object) -> None:

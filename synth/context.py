@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +41,7 @@ class Context:
     inputs: folder in which a stage finds the one before it, where its own has none (a dry run).
     limit: records of the input that are taken at most, over all shards.
     share: take every shard that nobody is at, not only this process's own, and wait for the others.
+    left_open: by shard, 1 where a process of this call has left records open, and so do the others.
     give_up: reject what a service still does not answer, in place of leaving it open.
     advance: called with the number of records done, for a progress bar.
     tell: called with a line for the user.
@@ -56,6 +57,7 @@ class Context:
     num_shards: int = 1
     share: bool = False
     give_up: bool = False
+    left_open: MutableSequence[int] | None = None
     advance: Callable[[int, int | None], None] = lambda done, total: None
     tell: Callable[[str], None] = lambda line: None
     stats: StageStats = field(default_factory=StageStats)

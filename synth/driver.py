@@ -53,7 +53,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
         todo = {index: records for index, records, done in plan if not done}
         if not todo:
             return  # nobody is needed, and perhaps nobody is there any more
-        claims = Claims(todo, lambda index: folder.mark(index) is not None, folder.lock)
+        claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
         async with Tools.open(
             ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
         ) as tools:
@@ -115,9 +115,16 @@ async def _mine(claims: Claims, ctx: Context, name: str) -> AsyncIterator[tuple[
             await asyncio.sleep(LOOK_AGAIN_S)
 
 
+def _is_done(folder: StageFolder, index: int, ctx: Context) -> bool:
+    left_open = ctx.left_open is not None and ctx.left_open[index]
+    return bool(left_open) or folder.mark(index) is not None
+
+
 async def _run(shard: _Shard, lock: IO[str], room: asyncio.Semaphore) -> None:
     try:
         await shard.run()
+        if shard.open and shard.ctx.left_open is not None:
+            shard.ctx.left_open[shard.index] = 1
     finally:
         release(shard.folder.lock(shard.index), lock)
         room.release()

@@ -10,6 +10,7 @@ from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
 from synth.context import Context, MapStage, Unfinished, own_shards
 from synth.driver import run_map_stage
+from synth.engine_processes import shared_budget
 
 #: Seconds in which a task that is ended has to be gone.
 _END_S = 30.0
@@ -71,17 +72,6 @@ def _end(tasks: list[Any]) -> None:
         ray.cancel(task, force=True)
     if tasks:
         ray.wait(tasks, num_returns=len(tasks), timeout=_END_S)
-
-
-def shared_budget(cfg: SynthConfig, tasks: int) -> SynthConfig:
-    """The config of one of several tasks that run at once."""
-    teacher = cfg.teacher
-    share = {
-        "max_concurrency": max(1, teacher.max_concurrency // tasks),
-        "max_sequences": teacher.max_sequences and max(1, teacher.max_sequences // tasks),
-        "requests_per_minute": teacher.requests_per_minute and teacher.requests_per_minute / tasks,
-    }
-    return cfg.model_copy(update={"teacher": teacher.model_copy(update=share)})
 
 
 def _run_shard(

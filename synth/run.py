@@ -31,7 +31,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.context import Context, Stage, WholeStage, begin, check_begun
-from synth.driver import run_map_stage
+from synth.engine_processes import run_map_stage_on_processes
 from synth.locks import held
 from synth.reasons import explain
 from synth.report import write_report
@@ -70,6 +70,7 @@ class RunOptions:
     shard_id: int = 0
     num_shards: int = 1
     engine: str = "local"
+    processes: int = 1
     give_up: bool = False
     repair: int | None = None
 
@@ -88,7 +89,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
-    _log_to(out_dir / "logs.txt", cfg.run.log_level)
+    log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False)
     port = cfg.run.prometheus_port
     try:
@@ -123,7 +124,7 @@ def _run_one(
             exporter.watch(name, ctx.stats)
         if options.repair is not None:
             drop_shard(BY_NAME[name], ctx, options.repair)
-        run_stage(name, ctx, options.engine)
+        run_stage(name, ctx, options.engine, options.processes)
     folder = ctx.folder(name)
     counts = count_stage(folder)
     if counts is not None:
@@ -146,7 +147,7 @@ def _run_one(
     return True
 
 
-def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
+def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1) -> None:
     """One stage: check, run, then stats and merged views when all of its shards are done."""
     stage = BY_NAME[name]
     later = [other.name for other in ORDER[ORDER.index(stage) + 1 :]]
@@ -160,7 +161,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local") -> None:
 
                 run_map_stage_on_ray(stage, manifest, ctx)
             else:
-                run_async(run_map_stage(stage, manifest, ctx))
+                run_map_stage_on_processes(stage, manifest, ctx, processes)
         elif stage.after is None:
             stage.run(ctx, manifest)  # it knows by itself, and has parts to clear away
             ctx.folder(name).verify_all()
@@ -229,7 +230,7 @@ def run_async(work: Any) -> None:
         raise error from None
 
 
-def _log_to(path: Path, level: str) -> None:
+def log_to(path: Path, level: str) -> None:
     """One JSON object a line, appended: of the run, and what the LLM client retries."""
     client = logging.getLogger("scorekit.llm")
     client.handlers = [_ToStructlog()]

@@ -55,7 +55,8 @@ class StageStats:
     open: records that a service gave no answer for, by code. answers_kept: answers that were there
     and nobody was asked for; damaged_answers: those that were found broken, and asked for again.
     teacher: the client's own counts, which go on counting, or a copy of them.
-    scorer: what MetricX says of itself, see `scorer_figures`.
+    scorer: what MetricX says of itself, see `scorer_figures`. of_others: they are sums of processes
+    which write their own.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -73,6 +74,7 @@ class StageStats:
     began: float = field(default_factory=time.time)
     cpu_before: float = field(default_factory=time.process_time)
     flushed: float = 0.0
+    of_others: bool = False
 
     def figures(self) -> dict[str, Any]:
         """As they are written."""
@@ -93,10 +95,20 @@ class StageStats:
             "driver_memory_peak_bytes": _peak_resident_bytes(),
         }
 
+    def add_up(self, told: list[dict[str, Any]]) -> None:
+        """Show the sums of other processes' `figures`, each with its `rejected`."""
+        self.records_in = sum(each["records_in"] for each in told)
+        self.records_out = sum(each["records_out"] for each in told)
+        self.rejected = Counter(_sum(each["rejected"] for each in told))  # type: ignore[arg-type]
+        self.open = Counter(_sum(each["open"] for each in told))  # type: ignore[arg-type]
+        self.teacher = _sum(each["teacher"] for each in told)
+        self.metricx = CallStats(**_sum(each["metricx"] for each in told))  # type: ignore[arg-type]
+        self.judge = CallStats(**_sum(each["judge"] for each in told))  # type: ignore[arg-type]
+
     def flush(self, folder: StageFolder, every_s: float = FLUSH_S) -> None:
         """Write this process's figures, unless they were written less than `every_s` ago."""
         now = time.monotonic()
-        if now - self.flushed < every_s:
+        if self.of_others or now - self.flushed < every_s:
             return
         self.flushed = now
         folder.path.mkdir(parents=True, exist_ok=True)
