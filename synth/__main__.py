@@ -84,28 +84,15 @@ def run(
         from synth.run import RunOptions, run_stages
 
         stage = _ALIASES.get(stage, stage)
-        if stage != "all" and stage not in STAGES:
-            raise UserError(f"--stage {stage}: give all, or one of {', '.join(STAGES)}")
-        if engine not in ("local", "ray"):
-            raise UserError(f"--engine {engine}: give local or ray")
-        if resume and overwrite:
-            raise UserError("--resume, --overwrite: give one of them")
-        if repair is not None and (stage == "all" or overwrite or dry_run):
-            raise UserError("--repair: with one --stage, and without --overwrite and --dry-run")
-        if engine == "ray" and processes != 1:
-            raise UserError("--processes: of this machine; --engine ray takes those of the cluster")
-        if shard_id >= num_shards:
-            raise UserError(f"--shard-id {shard_id}: less than --num-shards {num_shards}")
         if dry_run:
             limit = limit or DRY_RUN_SOURCES
-            if limit > MOST_DRY_RUN_SOURCES:
-                raise UserError(f"--limit {limit}: a dry run takes {MOST_DRY_RUN_SOURCES} at most")
         options = RunOptions(
             stages=STAGES if stage == "all" else (stage,),
             dry_run=dry_run, resume=resume or repair is not None, overwrite=overwrite, limit=limit,
             shard_id=shard_id, num_shards=num_shards, engine=engine, give_up=give_up,
             processes=processes or _cores(), repair=repair,
         )  # fmt: skip
+        _check(options, stage)
         if overwrite and not yes:
             _ask_before_overwrite(cfg, options)
         run_stages(cfg, options)
@@ -178,6 +165,27 @@ def repair(config: ConfigFile, set_: Overrides = None) -> None:
         cfg = load_config(SynthConfig, config, set_)
         for line in repair_run(cfg):
             typer.echo(line)
+
+
+def _check(options: RunOptions, stage: str) -> None:
+    """Raise UserError for what does not go together."""
+    if stage != "all" and stage not in STAGES:
+        raise UserError(f"--stage {stage}: give all, or one of {', '.join(STAGES)}")
+    if options.engine not in ("local", "ray"):
+        raise UserError(f"--engine {options.engine}: give local or ray")
+    if options.engine == "ray" and options.processes != 1:
+        raise UserError("--processes: of this machine; --engine ray takes those of the cluster")
+    odd = stage == "all" or options.overwrite or options.dry_run
+    if options.repair is not None and odd:
+        raise UserError("--repair: with one --stage, and without --overwrite and --dry-run")
+    if options.resume and options.overwrite:
+        raise UserError("--resume, --overwrite: give one of them")
+    if options.shard_id >= options.num_shards:
+        raise UserError(
+            f"--shard-id {options.shard_id}: less than --num-shards {options.num_shards}"
+        )
+    if options.dry_run and (options.limit or 0) > MOST_DRY_RUN_SOURCES:
+        raise UserError(f"--limit {options.limit}: a dry run takes {MOST_DRY_RUN_SOURCES} at most")
 
 
 def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
