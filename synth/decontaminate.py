@@ -116,7 +116,8 @@ def _lines(path: Path) -> Iterator[str]:
             for line in file:
                 yield line.decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"data.decontaminate: {path}: cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"data.decontaminate: {path}: cannot be read: {reason}") from None
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:

@@ -215,7 +215,7 @@ def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _unread(folder: Path) -> dict[str, Any]:
     """Documents that could not be read: how many by code, and the first lines of all files."""
     counts = read_json(StageFolder(folder, "sample_sources").path / "counts.json") or {}
-    codes = counts.get("documents_left_out", {})
+    codes = counts.get("unreadable", {})
     lines = [
         {"file": file["file"], **line}
         for file in counts.get("files", ())

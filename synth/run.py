@@ -43,7 +43,7 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest, let_candidates_go
 from synth.stages.select_sources import SelectSources
-from synth.stats import Exporter, count_stage, write_stats
+from synth.stats import Exporter, count_stage, unreadable, write_stats
 from synth.store import StageFolder
 from synth.views import write_views
 
@@ -100,9 +100,21 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     except OSError as error:
         error.filename = error.filename or str(out_dir)  # a full disk names no file
         raise
+    _tell_unreadable(out_dir, console)
     if StageFolder(out_dir, "export").done():
         console.print(f"report: {write_report(out_dir)}")
     console.print(f"run folder: {out_dir}")
+
+
+def _tell_unreadable(out_dir: Path, console: Console) -> None:
+    """At the end, of every stage: what is missing from the corpus shows in no later count."""
+    folder = StageFolder(out_dir, "sample_sources")
+    if codes := unreadable(folder):
+        told = ", ".join(f"{code} {count:,}" for code, count in codes.items())
+        console.print(
+            f"warning: {sum(codes.values()):,} documents could not be read ({told}); "
+            f"the first lines: {folder.path / 'counts.json'}", soft_wrap=True,
+        )  # fmt: skip
 
 
 def _run_one(

@@ -161,6 +161,12 @@ def _left_out(folder: StageFolder) -> dict[str, int]:
     return {} if counts is None else dict(counts["rejected"])
 
 
+def unreadable(folder: StageFolder) -> dict[str, int]:
+    """Of sample_sources: documents that could not be read, by code; empty for other stages."""
+    counts = read_json(folder.path / "counts.json") or {}
+    return dict(counts.get("unreadable", {}))
+
+
 def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
     """The counts of all stages that were begun, in order; of `inputs` where out_dir has none."""
     found = []
@@ -186,6 +192,7 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
             "records_out": counts.records_out,
             "rejected": counts.rejected,
             "told": counts.told,
+            "unreadable": unreadable(folder),
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_figures(folder),

@@ -95,7 +95,7 @@ def make_run(out_dir, count=10, chatter=5):
     write_stage(StageFolder(out_dir, "sample_sources"), _cut(records))
     counts = {
         "pieces": 40, "rejected": {"duplicate": 8, "not_sampled": 20}, "documents": 15,
-        "documents_left_out": {"broken_json": 1},
+        "unreadable": {"broken_json": 1},
         "files": [{}, {}], "revision": "c0ffee", "max_files": 2, "max_documents": None,
     }  # fmt: skip
     (StageFolder(out_dir, "sample_sources").path / "counts.json").write_text(json.dumps(counts))

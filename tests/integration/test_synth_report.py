@@ -103,7 +103,7 @@ def test_it_tells_of_documents_that_could_not_be_read(done):
     path = StageFolder(done.run.out_dir, "sample_sources").path / "counts.json"
     counts = json.loads(path.read_text())
     broken = [{"line": 7, "code": "broken_json", "reason": HOSTILE}]
-    counts |= {"documents_left_out": {"broken_json": 1500},
+    counts |= {"unreadable": {"broken_json": 1500},
                "files": [{"file": "a.jsonl.gz", "broken": broken}]}  # fmt: skip
     path.write_text(json.dumps(counts))
     text, page = page_of(done)

@@ -1,0 +1,76 @@
+"""What the command says of its corpus: what could not be read, what stands in evaluation sets."""
+
+from __future__ import annotations
+
+import json
+
+import structlog
+import yaml
+from typer.testing import CliRunner
+
+from demo.madlad_shard import documents
+from scorekit.config import load_config
+from synth.__main__ import app
+from synth.config import SynthConfig
+from synth.context import Context
+from synth.manifest import corpus
+from synth.report import write_report
+from synth.store import StageFolder
+
+
+def invoke(tmp_path, *arguments):
+    """The command, after which the log of the process is its own again."""
+    kept = structlog.get_config()
+    try:
+        return CliRunner().invoke(
+            app, ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources",
+                  *arguments]
+        )  # fmt: skip
+    finally:
+        structlog.configure(**kept)
+
+
+def prepare(tmp_path, *broken):
+    lines = [json.dumps({"text": text}) for text in documents("ko", 0, 6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, *broken]) + "\n")
+    config = {
+        "run": {"out_dir": str(tmp_path / "run")},
+        "data": {"src_lang": "kor", "tgt_lang": "eng", "files": [str(tmp_path / "a.jsonl")],
+                 "sample_pool_size": 50, "max_unreadable": 0.5},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
+    prepare(tmp_path, '{"text": ', '{"txt": "?"}')
+    done = invoke(tmp_path)
+    assert done.exit_code == 0
+    last = done.stderr.splitlines()[-2]
+    assert last.startswith("warning: 2 documents could not be read (broken_json 1, no_text 1)")
+    stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
+    assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
+    cfg = load_config(SynthConfig, tmp_path / "c.yaml")
+    told = corpus(Context(cfg, cfg.run.out_dir))
+    assert told["unreadable"] == stats["unreadable"] and told["documents"] == 6
+    page = write_report(tmp_path / "run").read_text()
+    assert "broken_json" in page and "line 7" in page
+
+
+def test_a_corpus_that_can_be_read_is_no_cause_for_a_warning(tmp_path):
+    prepare(tmp_path)
+    done = invoke(tmp_path)
+    assert done.exit_code == 0 and "warning" not in done.stderr
+
+
+def test_evaluation_sets_may_be_named_on_the_command_line(tmp_path):
+    prepare(tmp_path)
+    assert invoke(tmp_path).exit_code == 0
+    source = next(iter(StageFolder(tmp_path / "run", "sample_sources").records()))
+    (tmp_path / "set.txt").write_text(source["source_text"].replace("\n", " "))
+    told = ("--decontaminate", str(tmp_path / "set.txt"))
+    done = invoke(tmp_path, "--resume", *told)
+    assert done.exit_code == 2 and "decontaminate was None, is ['set.txt:" in done.stderr
+    done = invoke(tmp_path, "--overwrite", "--yes", *told)
+    assert done.exit_code == 0 and "contaminated: It stands" in done.stderr
+    done = invoke(tmp_path, "--resume", "--decontaminate", str(tmp_path / "gone.txt"))
+    assert done.exit_code == 2 and "gone.txt: cannot be read: No such file" in done.stderr
