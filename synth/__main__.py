@@ -157,6 +157,24 @@ def show(
 
 
 @app.command()
+def push(
+    config: ConfigFile,
+    repo_id: Annotated[str, typer.Option(help="Dataset on the hub: USER/NAME.")],
+    set_: Overrides = None,
+    private: Annotated[bool, typer.Option("--private", help="Nobody else may see it.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also a dry run, or a run under --limit.")
+    ] = False,
+) -> None:
+    """Upload the export to the Hugging Face hub (HF_TOKEN), in one commit."""
+    with _clean_exit():
+        from synth.push import push as push_export
+
+        cfg = load_config(SynthConfig, config, set_)
+        typer.echo(push_export(cfg, repo_id, private=private, partial=partial))
+
+
+@app.command()
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
     """Look through all shards for damage, and mend the file of kept answers."""
     with _clean_exit():
