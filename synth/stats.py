@@ -220,6 +220,7 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
     records = sum(each["records_in"] for each in found)
     return {
         "processes": len(found),
+        "began": min((each["began"] for each in found), default=0.0),
         "seconds": round(seconds, 3),
         "records_per_s": round(records / seconds, 3) if seconds else None,
         "records_done": records,
