@@ -15,7 +15,7 @@ import typer
 
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
-from synth.config import SynthConfig
+from synth.config import SynthConfig, pair_configs
 from synth.context import Unfinished
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def run(
     with _clean_exit(how_to_resume(sys.argv[1:])):
         cfg = load_config(SynthConfig, config, set_)
         cfg.data.decontaminate += map(str, decontaminate or [])
-        from synth.run import RunOptions, run_stages
+        from synth.pairs import run_pairs
+        from synth.run import RunOptions
 
         stage = _ALIASES.get(stage, stage)
         if dry_run:
@@ -94,8 +95,10 @@ def run(
         )  # fmt: skip
         _check(options, stage)
         if overwrite and not yes:
-            _ask_before_overwrite(cfg, options)
-        run_stages(cfg, options)
+            for one in pair_configs(cfg).values():
+                _ask_before_overwrite(one, options)
+        if dataset := run_pairs(cfg, options):
+            typer.echo(f"dataset of all pairs: {dataset}", err=True)
 
 
 @app.command()
@@ -107,7 +110,9 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
         from synth.tables import status as status_table
 
         cfg = load_config(SynthConfig, config, set_)
-        Console().print(status_table(cfg.run.out_dir))
+        begun = [c.run.out_dir for c in pair_configs(cfg).values() if c.run.out_dir.exists()]
+        for out_dir in begun or [cfg.run.out_dir]:
+            Console().print(status_table(out_dir))
 
 
 @app.command()
@@ -133,7 +138,9 @@ def estimate(
         from synth.tables import estimate as estimate_table
 
         cfg = load_config(SynthConfig, config, set_)
-        Console().print(estimate_table(cfg, Rates(tokens_per_s, scores_per_s, verdicts_per_s)))
+        rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)
+        for name, one in pair_configs(cfg).items():
+            Console().print(*filter(None, [name]), estimate_table(one, rates))
 
 
 @app.command()
@@ -149,8 +156,9 @@ def show(
 
         cfg = load_config(SynthConfig, config, set_)
         try:
-            for record in shown_records(cfg.run.out_dir, what):
-                sys.stdout.buffer.write(to_line(record))
+            for one in pair_configs(cfg).values():
+                for record in shown_records(one.run.out_dir, what):
+                    sys.stdout.buffer.write(to_line(record))
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -181,8 +189,9 @@ def repair(config: ConfigFile, set_: Overrides = None) -> None:
         from synth.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
-        for line in repair_run(cfg):
-            typer.echo(line)
+        for name, one in pair_configs(cfg).items():
+            for line in repair_run(one):
+                typer.echo(f"{name}: {line}" if name else line)
 
 
 def _check(options: RunOptions, stage: str) -> None:

@@ -82,7 +82,7 @@ def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> di
         "annotations_creators": ["machine-generated"],
         "language_creators": ["found", "machine-generated"],
         **source,
-        "size_categories": [next((n for most, n in _SIZES if rows[TRAIN] < most), "n>1T")],
+        "size_categories": [size_category(rows[TRAIN])],
         "tags": ["synthetic", "machine-translation", "parallel-corpus"],
         "configs": [
             {"config_name": config,
@@ -94,6 +94,11 @@ def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> di
             _info(cfg, files, name, config) for name, config in configs.items() if name in rows
         ],
     }  # fmt: skip
+
+
+def size_category(rows: int) -> str:
+    """As the hub names sizes."""
+    return next((name for most, name in _SIZES if rows < most), "n>1T")
 
 
 def _info(

@@ -10,9 +10,11 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
-from scorekit.languages import add_language, find_language, unknown_language
-from scorekit.scripts import SCRIPTS
 from synth.answers import check_place
+from synth.config_pairs import LanguageConfig, PairConfig, check_languages
+from synth.config_pairs import answers_place as answers_place
+from synth.config_pairs import languages as languages
+from synth.config_pairs import pair_configs as pair_configs
 from synth.filters import RuleConfig
 
 
@@ -63,17 +65,6 @@ class RunConfig(Config):
         return where
 
 
-class LanguageConfig(Config):
-    """A language that is in no registry, or that you call otherwise."""
-
-    code: str = Field(description="What src_lang, tgt_lang and the export call it.")
-    name: str = Field(min_length=1, description="What the prompt calls it.")
-    madlad: str | None = Field(None, description="Its folder in the corpus; null: the code.")
-    scripts: list[str] = Field(
-        [], description="Of scorekit/scripts.py (Latin, Hangul); none: not checked."
-    )
-
-
 class DataConfig(Config):
     """The monolingual corpus and the language pair."""
 
@@ -88,9 +79,15 @@ class DataConfig(Config):
         description="Local .jsonl.gz (or .jsonl) shards, as paths or globs, or URLs of such; "
         "null: the hub.",
     )
-    src_lang: str = Field(description="Source language: MADLAD id or any code of it (kor, ko).")
-    tgt_lang: str = Field(description="Target language: any code of it; a tag with its script or "
-                          "region (zh-TW, sr-Latn, pt-PT) is kept to the export.")  # fmt: skip
+    src_lang: str = Field("", description="Source language: MADLAD id or any code of it (kor, ko).")
+    tgt_lang: str = Field(
+        "", description="Target language: any code of it. What a tag says of script and region "
+        "(zh-TW, sr-Latn, pt-PT) is kept to the export."
+    )  # fmt: skip
+    pairs: list[PairConfig] | None = Field(
+        None, min_length=1, description="In place of src_lang, tgt_lang: several pairs, each a run "
+        "of its own in a folder of out_dir."
+    )  # fmt: skip
     languages: list[LanguageConfig] = Field([], description="Languages of your own.")
     target_examples_total: int = Field(10_000, ge=1, description="Sources that get candidates.")
     sample_pool_size: int = Field(1_000_000, ge=1, description="Sources that are prefiltered.")
@@ -332,7 +329,7 @@ class SynthConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> SynthConfig:
-        languages(self)
+        check_languages(self)
         edges = self.bucketing.boundaries
         if sorted(set(edges)) != edges:
             raise ValueError("bucketing.boundaries: give rising numbers")
@@ -346,27 +343,3 @@ class SynthConfig(Config):
         if self.segmentation.min_chars > self.segmentation.max_chars:
             raise ValueError("segmentation.min_chars is over max_chars")
         return self
-
-
-def answers_place(cfg: SynthConfig) -> str:
-    """Where answers are kept: of a dry run, too, in the folder of the run itself."""
-    return cfg.run.answers or str(cfg.run.out_dir / "answers.sqlite")
-
-
-def languages(cfg: SynthConfig) -> tuple[str, str]:
-    """BCP-47 tags of source and target, such as ("ko-KR", "en-US"): the caller's own where it says
-    more than the language. Lets this process know `data.languages`. Raises ValueError."""
-    for own in cfg.data.languages:
-        if unknown := set(own.scripts) - SCRIPTS.keys():
-            raise ValueError(
-                f"data.languages: {own.code}: no script {min(unknown)!r}; there are "
-                f"{', '.join(sorted(SCRIPTS))}"
-            )
-        add_language(own.code, own.name, madlad=own.madlad, scripts=tuple(own.scripts))
-    found = {key: find_language(getattr(cfg.data, key)) for key in ("src_lang", "tgt_lang")}
-    for key, language in found.items():
-        if language is None:
-            told = unknown_language(getattr(cfg.data, key))
-            raise ValueError(f"data.{key}: {told} (one of your own goes into data.languages)")
-    source, target = (language.tag for language in found.values() if language)
-    return source, target

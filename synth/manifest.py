@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Keys that say where a run is, not what it makes.
 PLACES: dict[str, Any] = {
     "run": {"out_dir", "log_level", "shard_records", "view_records", "answers", "prometheus_port"},
-    "data": {"files"},
+    "data": {"files", "pairs"},
     "teacher": {
         "base_url", "api_key_env", "request_timeout_s", "connect_timeout_s", "wait_for_server_s",
         "max_concurrency", "max_sequences", "requests_per_minute", "retry",

@@ -48,8 +48,8 @@ class SampleSources:
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
         data = cfg.data.model_dump(
-            mode="json", exclude={"src_lang", "tgt_lang", "target_examples_total", "max_unreadable",
-                                  "near_duplicates", "decontaminate"}
+            mode="json", exclude={"src_lang", "tgt_lang", "languages", "pairs", "max_unreadable",
+                                  "target_examples_total", "near_duplicates", "decontaminate"}
         )  # fmt: skip
         return {
             "data": {**data, "src_lang": madlad_id(cfg.data.src_lang),
