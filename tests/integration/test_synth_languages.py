@@ -110,7 +110,7 @@ def test_a_tag_is_kept_to_the_exported_row(tag, tmp_path, corpus, metricx):
     tried = [t["reason_code"] for row in rows for t in row["selection"]["filters"]["tried"]]
     assert set(tried) == ({code} if code else set())
     card = (cfg.run.out_dir / "export/README.md").read_text()
-    assert f"into {name}" in card and f"`{tag}`" in card
+    assert f"into {name}" in card and f"(en-US to {tag})" in card
 
 
 @pytest.mark.parametrize("tag", [tag for tag in VARIANTS if VARIANTS[tag][3]])
