@@ -68,8 +68,8 @@ def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | Non
     if not any(char.isalpha() for char in bare):
         return None
     known = [(name, found) for name in candidates if (found := find_language(name)) is not None]
-    codes = {code: name for name, found in known for code in _identifier_codes(found)[1:]}
-    codes |= {_identifier_codes(found)[0]: name for name, found in known}
+    codes = {code: name for name, found in known for code in identifier_codes(found)[1:]}
+    codes |= {identifier_codes(found)[0]: name for name, found in known}
     identifier = _identifier(frozenset(codes))
     if identifier is None:
         return None
@@ -86,8 +86,8 @@ def language_probability(text: str, language: str, others: Iterable[str]) -> flo
     known = [find_language(name) for name in (language, *others)]
     if known[0] is None or not any(char.isalpha() for char in text):
         return None
-    own = _identifier_codes(known[0])
-    every = {code for found in known if found for code in _identifier_codes(found)}
+    own = identifier_codes(known[0])
+    every = {code for found in known if found for code in identifier_codes(found)}
     identifier = _identifier(frozenset(every))
     if identifier is None or own[0] not in identifier.nb_classes:
         return None
@@ -96,7 +96,7 @@ def language_probability(text: str, language: str, others: Iterable[str]) -> flo
     return float(sum(probabilities[identifier.nb_classes.index(code)] for code in own))
 
 
-def _identifier_codes(language: Language) -> tuple[str, ...]:
+def identifier_codes(language: Language) -> tuple[str, ...]:
     """The identifier's codes for texts of a language in the scripts that its tag allows."""
     usual, scripts = scripts_of(language.iso639_3), scripts_of(language.tag)
     code = _IDENTIFIER_CODES.get(language.madlad, language.madlad)
@@ -109,7 +109,7 @@ def _identifier_codes(language: Language) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _identifier(codes: frozenset[str]) -> Any:
     """One for each set: narrowing a shared one would not be safe in threads."""
-    identifier = copy(_whole_identifier())
+    identifier = copy(whole_identifier())
     known = codes & set(identifier.nb_classes)
     if len(known) < 2:
         return None
@@ -118,7 +118,8 @@ def _identifier(codes: frozenset[str]) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _whole_identifier() -> Any:
+def whole_identifier() -> Any:
+    """py3langid's, of all its languages: shared, so to be copied before it is narrowed."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)

@@ -127,6 +127,12 @@ class SegmentationConfig(Config):
         False, description="Join lines under min_chars with the next of their paragraph."
     )
     noise_rules: bool = Field(True, description="Leave out HTML, code, URLs and the like.")
+    language_margin: float | None = Field(
+        20.0,
+        ge=0,
+        description="Leave out what is in another language: by its script, or as the identifier is "
+        "so sure (natural logarithm of the odds); null: keep it.",
+    )
 
 
 class BucketingConfig(Config):

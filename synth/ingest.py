@@ -19,6 +19,7 @@ from synth.parts import Part, PartCounts, PartWriter
 from synth.record import source_id
 from synth.sampling import TYPES, BottomK, bucket_of, prioritise
 from synth.segment import Piece, find_blobs, find_segments, mode_code, whole_text
+from synth.source_language import SourceLanguage
 from synth.store import Record
 
 log = structlog.get_logger()
@@ -59,6 +60,8 @@ class Ingest:
         self._priority = prioritise(cfg.run.seed)
         self._blobs = cfg.final_generation.blob
         self._edges = cfg.bucketing.boundaries
+        margin = cfg.segmentation.language_margin
+        self._language = None if margin is None else SourceLanguage(cfg.data.src_lang, margin)
         language = find_language(cfg.data.src_lang)
         self._madlad = {
             "lang": language.madlad if language else cfg.data.src_lang,
@@ -95,7 +98,7 @@ class Ingest:
             else:
                 usable.append(document)
         wholes = [whole_text(document) for document in usable]
-        found = find_segments(wholes, cut, counts.newlines)
+        found = self._in_language(find_segments(wholes, cut, counts.newlines))
         for pieces, document in zip(found, usable, strict=True):
             counts.pieces += len(pieces)
             for index, piece in enumerate(pieces):
@@ -114,6 +117,20 @@ class Ingest:
             ):  # fmt: skip
                 counts.pieces += 1
                 yield _Source(1, *blob, document)
+
+    def _in_language(self, found: list[list[Piece]]) -> list[list[Piece]]:
+        """The segments, with a code for those that are in another language."""
+        if self._language is None:
+            return found
+        good = [piece.text for pieces in found for piece in pieces if not piece.code]
+        other = iter(self._language.is_other(good))
+        return [
+            [
+                piece._replace(code="source_language") if not piece.code and next(other) else piece
+                for piece in pieces
+            ]
+            for pieces in found
+        ]
 
     def _lengths(self, found: list[list[Piece]]) -> Iterator[list[float]]:
         """The length of every segment that a blob may hold; 0 for the others."""

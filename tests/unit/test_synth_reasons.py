@@ -35,6 +35,7 @@ CALLS = {
     "NotYet": 0,
     "SourceFailed": 0,
     "Kept": 1,
+    "_replace": 99,  # by keyword alone
     "broken": 1,
     "note_broken": 1,
 }
