@@ -1,4 +1,7 @@
-"""Shards of a map stage as tasks of an existing Ray cluster: the same files, byte for byte."""
+"""Shards of a map stage as tasks of an existing Ray cluster: the same files, byte for byte.
+
+The tasks of a node that dies are run again on the others.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,13 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
             raise UserError(
                 "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
             ) from None
-    if "://" not in answers_place(ctx.cfg) and len(ray.nodes()) > 1:
+    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if "://" not in answers_place(ctx.cfg) and len(machines) > 1:
         raise UserError(
             "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
             "file is for one"
         )
+    ctx.stats.of_others = True  # each task writes its own
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
     folder.set_manifest({**manifest, "shards": shards})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from scorekit.errors import ServiceUnreachable, UserError
@@ -21,6 +23,7 @@ from tests.integration.test_synth_driver import (  # noqa: F401
     undisturbed,
     write_sources,
 )
+from tests.servers import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -47,6 +50,47 @@ def test_a_ray_cluster_makes_the_same_bytes(
             stage.run(ctx, manifest)
         assert ctx.stats.records_out > 0
     assert output(tmp_path) == output(undisturbed)
+
+
+@pytest.fixture
+def two_nodes():
+    """A cluster of two nodes with a core each, and their handles."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster, nodes
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
+    tmp_path, two_nodes, teacher, metricx, undisturbed  # noqa: F811
+):  # fmt: skip
+    cluster, nodes = two_nodes
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)  # 8 requests in flight, 4 a node
+    stage, ctx = PrefilterScore(), Context(cfg, tmp_path)
+    teacher.forget()
+    teacher.hang = True
+    work = (stage, begin(stage, [], ctx), ctx)
+    working = threading.Thread(target=run_map_stage_on_ray, args=work)
+    working.start()
+    try:
+        wait_until(lambda: teacher.in_flight == 8)  # both are at work
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        wait_until(lambda: teacher.in_flight == 4)
+    finally:
+        teacher.well()
+        working.join(PATIENCE_S)
+    assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
+    mine = {name: data for name, data in output(tmp_path).items() if stage.name in name}
+    assert mine == {name: output(undisturbed)[name] for name in mine} and len(mine) == 3
 
 
 @pytest.mark.slow
