@@ -54,7 +54,7 @@ REASONS: dict[str, str] = {
     "repetition": "More of the translation loops than of the source.",
     "truncated": "The translation ends too early: something that it opens is not closed.",
     "length_ratio": "The translation is too long or too short for its source.",
-    "numbers_missing": "Numbers of the source are not in the translation.",
+    "numbers_missing": "Numbers of the source are in no form in the translation.",
     "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
     # Of sources that go on
     "identical_candidates": "All candidates of the source are one text: where most are, a server "
