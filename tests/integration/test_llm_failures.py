@@ -266,6 +266,17 @@ def test_no_key_stands_in_an_error_or_a_log(url, fake, caplog):
     assert "sesame-123" not in caplog.text and "hidden" not in caplog.text
 
 
+def test_failures_are_logged_by_type_status_and_id_without_the_server_s_words(url, fake, caplog):
+    caplog.set_level("INFO", logger="scorekit.llm")
+    fake.fail(500, times=None, message="a text of the corpus")
+    ask(url, fake, max_attempts=2)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("request r: server_error, HTTP 500; attempt 1, again in")
+    assert last == "request r: server_error, HTTP 500; attempt 2 was the last"
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert "corpus" not in caplog.text
+
+
 def test_the_user_s_own_openai_key_is_not_sent(url, fake, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "mine")
