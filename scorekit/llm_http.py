@@ -43,7 +43,8 @@ class ChatServer:
     """The connections to one server. Use it in one event loop; made before one runs, too.
 
     url: the server's, as it was given, without user name and password, which an HTTP library
-    would log. Cookies are not kept. Raises UserError for a key that fits no header.
+    would log. Cookies are not kept; certificates are checked against the system's store, or that of
+    SSL_CERT_FILE and SSL_CERT_DIR. Raises UserError for a key that fits no header.
     """
 
     def __init__(self, base_url: str, key: SecretStr | None, connect_timeout_s: float) -> None:
@@ -107,10 +108,10 @@ class ChatServer:
         import aiohttp
 
         self._proxy = _proxy_for(self.url)
+        # made here: aiohttp's own has read SSL_CERT_FILE when it was imported
+        trusted = ssl.create_default_context() if self.url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=_trusted()
-            ),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=trusted),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             max_line_size=_HEADER_BYTES,
@@ -127,11 +128,6 @@ def _without_credentials(url: str) -> tuple[str, str | None]:
         return url, None
     basic = b64encode(unquote(userinfo).encode()).decode()
     return urlunsplit(parts._replace(netloc=host)), f"Basic {basic}"
-
-
-def _trusted() -> ssl.SSLContext:
-    """The system's store of certificates, or that of SSL_CERT_FILE and SSL_CERT_DIR."""
-    return ssl.create_default_context()
 
 
 def _proxy_for(url: str) -> str | None:
