@@ -19,7 +19,8 @@ REASONS: dict[str, str] = {
     "noise_url": "Most of the segment is addresses.",
     "noise_code": "The segment reads as program code.",
     "noise_letters": "Less than half of the segment is letters.",
-    "source_language": "The segment is in another language than the source language.",
+    "source_language": "The segment is in another language (or standard of Chinese) than the "
+    "source language.",
     "no_bucket": "Its length lies in no bucket of bucketing.boundaries.",
     "blob_too_long": "The blob has more tokens than blob_max_tokens when measured as a whole.",
     "duplicate": "The same text stands elsewhere in the corpus; one of them is kept.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from scorekit.languages import find_language
 from scorekit.scripts import LETTERS, scripts_of
 from scorekit.textchecks import identifier_codes, whole_identifier
+from scorekit.variants import other_variant
 from synth.measure import category_weights, char_sums
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _DENSE = ("Han", "Kana", "Hangul")
 #: Least share of the letters in the source language's scripts. Texts about software have many
 #: names in another.
 _LEAST_SHARE = 0.2
+#: Share of the other standard's, among the characters that only one standard of Chinese has.
+_MOST_OTHER_VARIANT = 0.2
 #: Bytes of a text that are looked at.
 _MOST_BYTES = 480
 #: What a corpus is mixed with, by script: languages with much text. The identifier tells them from
@@ -45,6 +48,7 @@ class SourceLanguage:
     must be."""
 
     def __init__(self, language: str, margin: float) -> None:
+        self._language = language
         found = find_language(language)
         scripts = scripts_of(language) if found else ()
         self._weights = _letter_weights(scripts) if scripts else None
@@ -55,7 +59,8 @@ class SourceLanguage:
         self._margin = margin
 
     def is_other(self, texts: Sequence[str]) -> list[bool]:
-        """Of each text, whether it is in another language. False for what is too short to say, and
+        """Of each text, whether it is in another language, or in the standard of Chinese that the
+        tag does not name. False for what is too short to say, and
         of a language that neither scripts.py nor the identifier knows."""
         if self._weights is None:
             return [False] * len(texts)
@@ -71,7 +76,11 @@ class SourceLanguage:
             margins = self._odds.of([texts[i] for i in asked])
             for i, margin in zip(asked, margins, strict=True):
                 told[i] = margin > self._margin
-        return told
+        return [told[i] or self._is_other_variant(text) for i, text in enumerate(texts)]
+
+    def _is_other_variant(self, text: str) -> bool:
+        found = other_variant(text, self._language)
+        return found is not None and found[0] > _MOST_OTHER_VARIANT
 
 
 def _letter_weights(scripts: Sequence[str]) -> np.ndarray:

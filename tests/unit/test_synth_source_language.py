@@ -45,6 +45,14 @@ def test_a_text_is_told_from_every_other_language(own):
         assert is_other(TEXTS[own], language), language
 
 
+def test_sources_are_in_the_variant_that_the_tag_names():
+    simplified, traditional = TEXTS["zh"], "人人生而自由，在尊嚴和權利上一律平等。"
+    assert is_other(simplified, "zh-TW") and is_other("这是一个短句。", "zh-Hant")
+    assert is_other(traditional, "zh-CN")
+    assert not is_other(traditional, "zh-TW") and not is_other(simplified, "zh-Hans")
+    assert not is_other(traditional, "zh") and not is_other(simplified, "zh")
+
+
 @pytest.mark.parametrize(
     ("text", "language"),
     [
