@@ -243,23 +243,30 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(f"error: {error}")
         sys.exit(2)
     except Unfinished as error:
-        typer.echo(f"unfinished: {error}", err=True)
+        _say(f"unfinished: {error}")
         sys.exit(3)
     except OSError as error:  # a full disk, a folder that may not be written
         place = error.filename2 or error.filename  # the second: what a file was to be renamed to
         where = f"{place}: " if place else ""
         go_on = f"; mend that, and go on with: {how_to_resume}" if how_to_resume else ""
-        typer.echo(f"error: {where}{error.strerror or error}{go_on}", err=True)
+        _say(f"error: {where}{error.strerror or error}{go_on}")
         sys.exit(2)
     except ScorekitError as error:
-        typer.echo(f"error: {error}; what is done is kept: {how_to_resume}", err=True)
+        _say(f"error: {error}; what is done is kept: {how_to_resume}")
         sys.exit(1)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {how_to_resume}", err=True)
+        _say(f"interrupted; go on with: {how_to_resume}")
         sys.exit(130)
+
+
+def _say(line: str) -> None:
+    """To the terminal: what a service said in it is shown, never obeyed."""
+    from scorekit.render import visible
+
+    typer.echo(visible(line), err=True)
 
 
 def how_to_resume(given: list[str]) -> str:

@@ -139,11 +139,10 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
 def check_begun(stage: Stage, manifest: Mapping[str, Any], ctx: Context) -> None:
     """Return if nobody has cleared or begun anew the stage or its input since `begin`: called under
     the locks that forbid it. Raises UserError."""
-    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
+    folder = ctx.folder(stage.name)
     now = folder.manifest()
-    if source.manifest_digest() != manifest["input"] or (
-        now is not None and now["digest"] != manifest["digest"]
-    ):
+    before = ctx.input_of(stage).manifest_digest() if stage.after else None
+    if before != manifest["input"] or (now is not None and now["digest"] != manifest["digest"]):
         raise UserError(f"{folder.path}: another process has cleared it meanwhile; --resume")
 
 

@@ -32,6 +32,12 @@ def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
         except BlockingIOError:
             file.close()
             return None
+        except OSError as error:
+            file.close()
+            raise UserError(
+                f"{path}: no lock is to be had on this file system ({error.strerror}): put "
+                "run.out_dir on another one"
+            ) from None
         if _is_still(path, file):
             if not shared:
                 _sign(file)
@@ -42,7 +48,7 @@ def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
 def holder(path: Path) -> str:
     """Who said last that he holds it: "process 12 on host"."""
     try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except FileNotFoundError:
         return "another process"
 
@@ -73,6 +79,8 @@ def held(
                     f"{doing}: let it end, or stop it"
                 )
             stack.enter_context(file)
+            if not shared:
+                stack.callback(file.truncate, 0)  # nobody is named who is no longer there
         yield
 
 

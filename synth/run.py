@@ -33,6 +33,7 @@ from synth.config import SynthConfig
 from synth.context import Context, Stage, WholeStage, begin, check_begun
 from synth.engine_processes import run_map_stage_on_processes
 from synth.locks import held
+from synth.places import warnings
 from synth.reasons import explain
 from synth.report import write_report
 from synth.rows import bare_url
@@ -90,7 +91,9 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     except OSError as error:
         raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
     log_to(out_dir / "logs.txt", cfg.run.log_level)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
+    for warning in warnings(cfg, out_dir):
+        console.print(warning, soft_wrap=True)
     port = cfg.run.prometheus_port
     try:
         with _exporter(port) if port is not None else nullcontext() as exporter:

@@ -14,9 +14,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+from uuid import uuid4
 
 import zstandard
 
@@ -69,9 +71,15 @@ def read_records(path: Path) -> Iterator[Record]:
             yield json.loads(line)
 
 
+def temporary_of(path: Path) -> Path:
+    """A name beside it that no other process has, on whichever machine: process numbers of two
+    containers are often the same."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a whole file: the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -99,7 +107,9 @@ class ShardWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.records = 0
-        self._temporary = path.with_name(f".{path.name}.tmp")
+        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            left.unlink(missing_ok=True)  # by a process that was killed
+        self._temporary = temporary_of(path)
         self._file = self._temporary.open("wb")
         self._out: Any = self._file
         if path.suffix == ".zst":

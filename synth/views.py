@@ -17,7 +17,15 @@ from typing import IO, TYPE_CHECKING, Any
 from scorekit.errors import UserError
 from synth.locks import held
 from synth.stats import STAGES
-from synth.store import Record, StageFolder, digest_of, open_lines, to_line, write_atomic
+from synth.store import (
+    Record,
+    StageFolder,
+    digest_of,
+    open_lines,
+    temporary_of,
+    to_line,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -40,7 +48,7 @@ def write_views(ctx: Context, stage: str) -> list[Path]:
     if not ctx.folder(stage).done():
         return []
     lock = ctx.out_dir / ".locks" / "views.lock"
-    with held([(lock, False)], "write views", wait=lambda line: None):
+    with held([(lock, False)], "write views", wait=ctx.tell):
         return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
 
 
@@ -177,7 +185,7 @@ def _set_state(out_dir: Path, state: dict[str, Any]) -> None:
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("wb") as file:
             yield file

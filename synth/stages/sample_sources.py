@@ -6,13 +6,11 @@ Each file of the corpus gives a part; whichever process completes the last one m
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ import structlog
 
 from scorekit.errors import UserError
 from synth.config import DataConfig, SynthConfig
-from synth.context import Context, own_shards
+from synth.context import Context, check_begun, own_shards
 from synth.ingest import Ingest
 from synth.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.madlad import REVISION, SourceFile, madlad_id, source_files
@@ -92,7 +90,8 @@ class _Sampling:
 
     def _run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
-        with _alone(self.folder.path):
+        with self._alone():
+            check_begun(SampleSources(), self.manifest, self.ctx)
             if self.folder.manifest() is None:
                 self.folder.set_manifest(self.manifest)
         self._read()
@@ -102,9 +101,14 @@ class _Sampling:
             log.warning("waits for other shards", stage=self.folder.name,
                         files=f"{len(missing)} of {len(self.files)}", shard_ids=shards)  # fmt: skip
             return
-        with _alone(self.folder.path):
+        with self._alone():
             if self.folder.shards() is None:
                 self._merge()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """One process of this run at a time."""
+        merge = self.folder.lock().with_name(f"{self.folder.name}-merge.lock")
+        return held([(merge, False)], "merge there", wait=self.ctx.tell)
 
     def _read(self) -> None:
         """This process's files, and where work is shared every one that nobody is at."""
@@ -119,10 +123,14 @@ class _Sampling:
         if not claims.left:
             return
         ingest = Ingest(self.cfg, sample)
+        told = False
         while claims.left:
             claimed = claims.next()
             if claimed is None:
                 if claims.left:
+                    if not told:
+                        told = True
+                        self.ctx.tell(f"{self.folder.name}: waits for {claims.waits_for()}")
                     time.sleep(LOOK_AGAIN_S)
                 continue
             index, lock = claimed
@@ -340,14 +348,6 @@ class _Parquet:
 
 def _view(ctx: Context) -> Path:
     return ctx.out_dir / "sampled_sources.parquet"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process of this run at a time; the lock goes with the process."""
-    with (folder / "merge.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _why_nothing(found: list[PartCounts]) -> str:
