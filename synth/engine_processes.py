@@ -37,9 +37,6 @@ def run_map_stage_on_processes(
     """
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
-    if "shards" not in manifest:
-        manifest = {**manifest, "shards": shards}
-        folder.set_manifest(manifest)
     mine = range(shards) if ctx.share else own_shards(shards, ctx)
     todo = sum(folder.mark(index) is None for index in mine)
     count = min(processes, todo, ctx.cfg.teacher.max_concurrency)
