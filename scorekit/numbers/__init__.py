@@ -16,11 +16,6 @@ from scorekit.numbers.read import Table, prepared
 _TABLES = {"de": german.TABLE, "en": english.TABLE, "ko": korean.TABLE, "zh": chinese.TABLE}
 
 
-def has_numbers(language: str) -> bool:
-    """Whether the numbers of a language (any code or name) can be read."""
-    return _table(language) is not None
-
-
 def asked_numbers(src: str, src_lang: str) -> list[str]:
     """Numbers that a translation of `src` has to have, as `src` writes them, each once.
 

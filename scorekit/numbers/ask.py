@@ -39,7 +39,7 @@ def asked(text: str, table: Table) -> dict[str, Ways]:
         ways += _ways_of_parts(number) if number.parts else []
         if number.values and table.months.match(text, number.end):
             years, months = divmod(number.values[0], 12)
-            ways.append(frozenset({Fraction(years), months}))
+            ways.append(frozenset({Fraction(years), months} - {0}))
         for one, two in pairwise(found[max(0, place - 1) : place + 2]):
             ways += _ways_of_two(text, one, two, number, table)
         asked.setdefault(text[number.start : number.end], []).extend(ways)
@@ -67,7 +67,7 @@ def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
     if not number.values:
         return
     value, end = number.values[0], number.end
-    if not number.digits:
+    if value and not number.digits:
         yield 1 / value  # "a twelfth"
     if number.scale != 1:
         return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.numbers import asked_numbers, has_numbers, missing_numbers, said_numbers
+from scorekit.numbers import asked_numbers, missing_numbers, said_numbers
 
 # -- words of a value, each language's own way -----------------------------------------------------
 
@@ -143,6 +143,7 @@ SAME = [
     {"ko": "2배", "en": "double", "de": "doppelt", "zh": "两倍"},
     {"ko": "24개", "en": "two dozen", "de": "zwei Dutzend", "zh": "24个"},
     {"ko": "18개월", "en": "18 months", "de": "anderthalb Jahre", "zh": "一年六个月"},
+    {"ko": "24개월", "en": "two years", "de": "zwei Jahre", "zh": "两年"},
     {"ko": "30분", "en": "half an hour", "de": "eine halbe Stunde", "zh": "半小时"},
     {"ko": "３千 명", "en": "３,０００ people", "de": "3 000 Menschen", "zh": "３千人"},
 ]  # fmt: skip
@@ -199,7 +200,8 @@ def test_what_is_no_number_is_not_asked_for(language, src, why):
 
 
 def test_of_a_language_without_a_table_nothing_is_said():
-    assert has_numbers("ko-KR") and has_numbers("zh-TW") and not has_numbers("Swahili")
+    assert asked_numbers("12", "ko-KR") == asked_numbers("12", "zh-TW") == ["12"]
+    assert asked_numbers("12", "Swahili") == []
     assert missing_numbers("12 pages", "kurasa", "en", "sw") == []
     assert missing_numbers("kurasa 12", "pages", "sw", "en") == []
     assert missing_numbers("12 pages", "", "en", "no such language") == []
@@ -217,8 +219,20 @@ def test_any_text_can_be_asked(src, mt, pair):
     assert set(missing_numbers(src, mt, source, target)) <= set(asked_numbers(src, source))
 
 
+_PIECES = [
+    *"0123456789.,:/-%' 만억조천백십일이삼반분의개월년시명",
+    *"零〇一二两半十百千万亿点分之年月个世纪代成",
+    *_words(
+        "zero one twenty half thirds quarter hundred million and a null ein zwei einund zwanzig"
+    ),
+    *_words(
+        "hundert tausend Millionen halb drittel 분의 세기 년대 世纪 年代 '90s p.m. 12.500 1 000"
+    ),
+]
+
+
 @given(
-    text=st.text("0123456789.,:/ 만억천백십일이삼반분의개월년시명", max_size=60),
+    text=st.lists(st.sampled_from(_PIECES), max_size=30).map("".join),
     language=st.sampled_from(["ko", "zh", "de", "en"]),
 )
 def test_a_text_has_its_own_numbers(text, language):
