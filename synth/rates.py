@@ -10,7 +10,7 @@ from pathlib import Path
 from synth.stats import process_figures
 from synth.store import StageFolder
 
-#: Published for the seed's teacher, in FP8 on eight H100: docs/synthesis.md.
+#: About what is published for Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
 TOKENS_PER_S = 7500.0
 #: CPU seconds of the driver for each record, and for each candidate, of a stage: measured by
 #: bench.synth_million on a core of a cloud machine.
