@@ -9,6 +9,7 @@ from scorekit.errors import UserError
 from synth.answers import mend
 from synth.config import SynthConfig, answers_place
 from synth.locks import held
+from synth.stages.export import Export
 from synth.stats import STAGES
 from synth.store import StageFolder
 
@@ -56,7 +57,13 @@ def _faults(folder: StageFolder) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    for index in range(shards if folder.name != "export" else 0):
+    if folder.name == Export.name:
+        try:
+            Export().verify(folder.out_dir)
+        except UserError as error:
+            yield str(error)
+        return
+    for index in range(shards):
         try:
             if folder.mark(index) is not None:
                 folder.verify(index)

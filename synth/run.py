@@ -194,8 +194,8 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
     """A stage that sees all records: one process runs it, and where work is shared the others
     wait. Raises UserError where another process is at it, or its input is not what it was."""
     folder = ctx.folder(stage.name)
-    if folder.shards() is not None and stage.name != Export.name:
-        folder.verify_all()
+    if folder.shards() is not None:
+        _verify(stage, ctx)
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
@@ -203,6 +203,13 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
         if not folder.done():
             check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
+
+
+def _verify(stage: WholeStage, ctx: Context) -> None:
+    if isinstance(stage, Export):
+        stage.verify(ctx.out_dir)
+    else:
+        ctx.folder(stage.name).verify_all()
 
 
 def drop_shard(stage: Stage, ctx: Context, index: int) -> None:

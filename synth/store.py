@@ -212,12 +212,16 @@ class StageFolder:
     def verify_all(self) -> None:
         """As `verify`, for every shard of a stage that one process makes as a whole: none of them
         may be missing."""
+        self.verify_marks()
         for index in range(self.shards() or 0):
-            if self.mark(index) is None:
-                raise UserError(
-                    f"{self._mark_path(index)}: it is gone: mend it with {self._repair(index)}"
-                )
             self.verify(index)
+
+    def verify_marks(self) -> None:
+        """Raise UserError where a mark of such a stage is gone."""
+        for index in self.missing():
+            raise UserError(
+                f"{self._mark_path(index)}: it is gone: mend it with {self._repair(index)}"
+            )
 
     def verify_input(self, index: int) -> None:
         """As `verify`, and the records are there to be read."""

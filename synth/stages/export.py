@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.export_files import Job, is_written, plan_files, write_files
+from synth.export_files import Job, changed_files, is_written, plan_files, write_files
 from synth.store import StageFolder, read_json
 
 if TYPE_CHECKING:
@@ -75,6 +75,18 @@ class Export:
                 path.unlink()
         _take_name(staging, ctx.out_dir / FOLDER)
         own.set_manifest({**manifest, "shards": len(marks)})
+
+    def verify(self, out_dir: Path) -> None:
+        """Raise UserError where a file of a finished export is not what was written; the card is
+        the user's to edit."""
+        own, folder = StageFolder(out_dir, self.name), out_dir / FOLDER
+        own.verify_marks()
+        for index in range(own.shards() or 0):
+            for name in changed_files(folder, (own.mark(index) or {})["files"]):
+                raise UserError(
+                    f"{folder / name}: was changed since it was written, or is gone: mend it with "
+                    f"`run --stage {self.name} --repair {index}`"
+                )
 
     def _write(
         self, ctx: Context, source: StageFolder, staging: Path, manifest: dict[str, Any]

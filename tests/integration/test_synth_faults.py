@@ -140,6 +140,24 @@ def test_what_is_told_of_a_damaged_stage_mends_it(stage, fault, copied, finished
     assert len(teacher.requests) == asked
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+@pytest.mark.parametrize("fault", ["byte", "gone"])
+def test_a_changed_file_of_the_export_is_named_and_made_again(name, fault, copied, finished):
+    folder, command = copied
+    path = folder / "export" / name
+    if fault == "byte":
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    else:
+        path.unlink()
+    told = the_line(CliRunner().invoke(app, command))
+    assert str(path) in told and "run --stage export --repair 0" in told
+    assert str(path) in CliRunner().invoke(app, ["repair", *command[1:3]]).stdout
+    mend = [*command[:3], "--stage", "export", "--repair", "0"]
+    assert CliRunner().invoke(app, mend).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert export_bytes(folder) == export_bytes(finished)
+
+
 @pytest.mark.parametrize("stage", ["sample_sources", "generate_128"])
 def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied, finished, teacher):  # noqa: F811
     folder, command = copied
