@@ -15,13 +15,13 @@ TOKENS_PER_S = 7500.0
 #: CPU seconds of the driver for each record, and for each candidate, of a stage: measured by
 #: bench.synth_million on a core of a cloud machine.
 DRIVER_S = {
-    "sample_sources": (0.0005, 0.0),
-    "prefilter_score": (0.0035, 0.0),
-    "select_sources": (0.0001, 0.0),
-    "generate_128": (0.001, 0.00008),
-    "score_select_best": (0.001, 0.00012),
-    "format_filter": (0.003, 0.0),
-    "export": (0.0005, 0.0),
+    "sample_sources": (0.00012, 0.0),
+    "prefilter_score": (0.0022, 0.0),
+    "select_sources": (0.00005, 0.0),
+    "generate_128": (0.001, 0.00006),
+    "score_select_best": (0.001, 0.00011),
+    "format_filter": (0.006, 0.0),
+    "export": (0.001, 0.0),
 }
 #: Records from which on a stage that ran says how fast it is; the share of answers that it may have
 #: found kept.
