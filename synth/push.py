@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 
 from scorekit.errors import UserError
-from synth.config import SynthConfig
+from synth.config import SynthConfig, pair_configs
 from synth.export_files import changed_files
 from synth.store import StageFolder, read_json
 
 #: What an earlier, larger or smaller export may have left in the repository.
-_REPLACED = ["train.*", "train-*", "pairs.*", "pairs-*"]
+_DATA = ("train.*", "train-*", "pairs.*", "pairs-*", "manifest.json", "README.md")
+_REPLACED = [*_DATA, *(f"*/{name}" for name in _DATA)]
 _AGAIN = "run --stage export --overwrite"
 
 
@@ -29,20 +30,25 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     from huggingface_hub import HfApi, get_token
 
     folder = cfg.run.out_dir / "export"
-    manifest = _checked(cfg.run.out_dir, folder, partial)
+    names, rows, pairs = ["README.md"], 0, []
+    for name, one in pair_configs(cfg).items():  # of one pair alone, "": it stands in the folder
+        manifest = _checked(one.run.out_dir, folder / name, partial)
+        files = [file["name"] for file in manifest["files"]]
+        names += [str(Path(name) / file) for file in (*files, "manifest.json", "README.md")]
+        rows += manifest["rows"]["train"]
+        pairs.append(manifest["pair_id"])
     token = get_token()
     if token is None:
         raise UserError("HF_TOKEN: give a token with write access, or `hf auth login`")
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    names = [file["name"] for file in manifest["files"]]
     try:
         api.create_repo(repo_id, repo_type="dataset", private=private or None, exist_ok=True)
         if private and not api.dataset_info(repo_id).private:
             raise UserError(f"{repo_id}: is public; make it private first, or leave out --private")
         commit = api.upload_folder(
             repo_id=repo_id, repo_type="dataset", folder_path=folder,
-            allow_patterns=[*names, "manifest.json", "README.md"], delete_patterns=_REPLACED,
-            commit_message=f"{manifest['rows']['train']:,} pairs, {manifest['pair_id']}",
+            allow_patterns=names, delete_patterns=_REPLACED,
+            commit_message=f"{rows:,} pairs, {', '.join(pairs)}",
         )  # fmt: skip
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
         raise UserError(f"{repo_id}: {_told(error)}") from None
@@ -50,7 +56,8 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
 
 
 def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
-    """The manifest of an export that may be pushed. Raises UserError."""
+    """The manifest of an export that may be pushed; of several pairs, folder is that in which the
+    run's own export stands again. Raises UserError."""
     own = StageFolder(out_dir, "export")
     begun = own.manifest()
     manifest = read_json(folder / "manifest.json", "files", "rows", "pair_id", mend=_AGAIN)

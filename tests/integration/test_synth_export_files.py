@@ -8,13 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import structlog
 import yaml
 
+from scorekit.errors import UserError
 from synth.export_files import Piece, plan_files
+from synth.repair import repair
+from synth.run import RunOptions, run_stages
 from synth.store import StageFolder, read_records
 from tests.servers import wait_until
 from tests.synth_output_kit import (
@@ -29,6 +34,14 @@ from tests.synth_output_kit import (
 )
 
 SHARDED = {"rows_per_file": 3, "preference_pairs": True}
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """A run sends the log of the process to its folder."""
+    kept = structlog.get_config()
+    yield
+    structlog.configure(**kept)
 
 
 @pytest.fixture
@@ -180,6 +193,21 @@ def test_the_manifest_says_what_the_rows_share(tmp_path):
         told["settings"]["filters"]["on_reject"] == "drop" and "{text}" in told["teacher"]["prompt"]
     )
     assert "secret" not in (folder / "manifest.json").read_text()
+
+
+def test_a_damaged_export_is_noticed_when_its_run_is_resumed(tmp_path):
+    cfg = exported_run(tmp_path / "run")
+    path = cfg.run.out_dir / "export" / "train.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    again = RunOptions(("export",), resume=True)
+    with pytest.raises(
+        UserError, match=r"parquet: it was changed.*export --repair 0"
+    ):
+        run_stages(cfg, again)
+    assert any("--stage export --repair 0" in line for line in repair(cfg))
+    run_stages(cfg, replace(again, repair=0))
+    assert path.read_bytes() == whole
 
 
 def test_rows_join_with_what_was_rejected(tmp_path):

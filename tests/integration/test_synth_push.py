@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from synth.config import pair_configs
+from synth.pairs import write_dataset
+from synth.run import RunOptions
 from synth.store import StageFolder, read_records
 from tests.hub_server import TOKEN, Hub
 from tests.servers import wait_until
@@ -161,3 +164,24 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub, sharded):
     hub.sick = None
     assert push(hub, sharded).returncode == 0
     assert refused(push(hub, sharded, "--private"), "is public")
+
+
+def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
+    pairs = [{"src_lang": "eng", "tgt_lang": "kor"}, {"src_lang": "eng", "tgt_lang": "de"}]
+    cfg = config(tmp_path / "run", data={"src_lang": "", "tgt_lang": "", "pairs": pairs},
+                 filters={"rule_based": False})  # fmt: skip
+    for one in pair_configs(cfg).values():
+        one.run.out_dir.mkdir(parents=True)
+        make_run(one.run.out_dir)
+        run_filter(one)
+        run_export(one)
+    write_dataset(cfg, RunOptions(("export",)))
+    assert push(hub, cfg).returncode == 0
+    folder = cfg.run.out_dir / "export"
+    assert hub.repos[REPO].files == {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*") if path.is_file()
+    }  # fmt: skip
+    assert hub.repos[REPO].commits == ["20 pairs, en->ko, en->de"]
+    (folder / "en-de" / "train.parquet").unlink()
+    assert refused(push(hub, cfg), "en-de/train.parquet: was changed or is gone")
