@@ -150,7 +150,7 @@ def test_no_process_writes_on_when_the_driver_was_killed(filtered):
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(filtered)], cwd=ROOT)
     try:
-        begun = ".train-0000[01]-*.jsonl.zst.tmp"
+        begun = ".train-0000[01]-*.jsonl.zst*.tmp"
         wait_until(lambda: len(list((filtered / ".export").glob(begun))) == 2)
         children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
         told = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
@@ -201,9 +201,7 @@ def test_a_damaged_export_is_noticed_when_its_run_is_resumed(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     again = RunOptions(("export",), resume=True)
-    with pytest.raises(
-        UserError, match=r"parquet: it was changed.*export --repair 0"
-    ):
+    with pytest.raises(UserError, match=r"parquet: it was changed.*export --repair 0"):
         run_stages(cfg, again)
     assert any("--stage export --repair 0" in line for line in repair(cfg))
     run_stages(cfg, replace(again, repair=0))
