@@ -36,21 +36,6 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
 
 
 def _faults(folder: StageFolder) -> Iterator[str]:
-    """A line about each file of a stage that is not what it was."""
-    try:
-        shards = folder.shards() or 0
-    except UserError as error:
-        yield str(error)
-        return
-    for index in range(shards):
-        try:
-            if folder.mark(index) is not None:
-                folder.verify(index)
-        except UserError as error:
-            yield str(error)
-
-
-def _faults(folder: StageFolder) -> Iterator[str]:
     """A line about each shard that is damaged."""
     try:
         shards = folder.shards() or 0
