@@ -24,10 +24,10 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
 from tests.servers import running_app, wait_ready
-from trainer.config import TrainerConfig
-from trainer.data import load_examples
-from trainer.score_batch import Scores, ServiceName
-from trainer.services import Rewarder
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.rewards.score_batch import Scores, ServiceName
+from trainer.translation.rewards.services import Rewarder
 
 ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
@@ -68,9 +68,9 @@ def questions(quick: bool) -> Iterator[Figure]:
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
-    from trainer.policy import prepare_torch
-    from trainer.train import Trainer
-    from trainer.world import World
+    from trainer.rl.policy import prepare_torch
+    from trainer.rl.world import World
+    from trainer.translation.train import Trainer
 
     world = World(prepare_torch(cfg.misc), cfg.misc.trackers, WORK / "reward_wait/trackers")
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)

@@ -57,8 +57,8 @@ class Bench:
     def __init__(self, plan: Plan, urls: dict[str, str]) -> None:
         from bench.rl_evidence_measure import Measure, Probe
         from scorekit.config import load_config
-        from trainer.config import TrainerConfig
-        from trainer.data import load_examples
+        from trainer.translation.config import TrainerConfig
+        from trainer.translation.data import load_examples
 
         self.plan, self.urls = plan, urls
         self.console = Console(stderr=True)

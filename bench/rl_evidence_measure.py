@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config import TrainerConfig
-from trainer.data import Example
-from trainer.policy import load_policy, pad_token_id
-from trainer.rewards import sample_rewards
-from trainer.runlog import completion_line, read_jsonl, write_jsonl
-from trainer.sampler import Rollout, generate_rollouts, rollout_logprobs
-from trainer.services import Rewarder
+from trainer.rl.policy import load_policy, pad_token_id
+from trainer.rl.sampler import Rollout, generate_rollouts, rollout_logprobs
+from trainer.runs.runlog import completion_line, read_jsonl, write_jsonl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import Example
+from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.rewards.services import Rewarder
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
 PROBE_SEED = 20_000
@@ -82,7 +82,7 @@ class Measure:
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
         """Greedy translations of the held-out sources in their order: lines as of an evaluation's
-        dump (trainer/runlog.py), and `penalty`, the mean over the tokens of the span penalties at
+        dump (trainer/runs/runlog.py), and `penalty`, the mean over the tokens of the span penalties at
         weight 1 (None without spans)."""
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False

@@ -99,11 +99,11 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     import torch
 
     from scorekit.config import load_config
-    from trainer.config import TrainerConfig
-    from trainer.data import load_examples
-    from trainer.services import Rewarder
-    from trainer.train import Trainer
-    from trainer.world import World
+    from trainer.rl.world import World
+    from trainer.translation.config import TrainerConfig
+    from trainer.translation.data import load_examples
+    from trainer.translation.rewards.services import Rewarder
+    from trainer.translation.train import Trainer
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     settings = {
@@ -146,8 +146,8 @@ def trl(sizes: Sizes) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from trainer.data import load_examples
-    from trainer.prompting import build_prompt
+    from trainer.translation.data import load_examples
+    from trainer.translation.prompting import build_prompt
 
     tokenizer = AutoTokenizer.from_pretrained(POLICY, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)

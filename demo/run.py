@@ -18,8 +18,8 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
-from trainer.report import write_report
-from trainer.runlog import read_jsonl
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.evaluation.report import write_report
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "demo/data"

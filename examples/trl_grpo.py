@@ -19,7 +19,7 @@ import typer
 from scorekit.adapters.trl import reward_function
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ScorekitError, UserError
-from trainer.data import format_translation_prompt, load_examples
+from trainer.translation.data import format_translation_prompt, load_examples
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when transformers is imported
 DEMO = Path(__file__).parents[1] / "demo"

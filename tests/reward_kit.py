@@ -14,9 +14,9 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
 from tests.servers import running_app, running_service, wait_ready
 from tests.trainer_kit import rollout
-from trainer.config import RewardConfig
-from trainer.rewards import sample_rewards
-from trainer.services import Rewarder
+from trainer.translation.config import RewardConfig
+from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.rewards.services import Rewarder
 
 TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 

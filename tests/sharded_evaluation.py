@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import trainer.evaluate_run
+import trainer.translation.evaluation.run
 from tests.sharded_trainer import ShardedWorld
 from trainer.__main__ import app
 
 if __name__ == "__main__":
-    trainer.evaluate_run.World = ShardedWorld  # type: ignore[misc]
+    trainer.translation.evaluation.run.World = ShardedWorld  # type: ignore[misc]
     app()

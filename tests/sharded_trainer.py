@@ -16,12 +16,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import trainer.train
+import trainer.translation.train
 from scorekit.config import load_config
-from trainer.config import TrainerConfig
-from trainer.data import load_examples
-from trainer.policy import Reference
-from trainer.world import World
+from trainer.rl.policy import Reference
+from trainer.rl.world import World
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
 
 
 class ShardedWorld(World):
@@ -64,14 +64,14 @@ class WatchedReference(Reference):
 def main(path: str, weights: str, *runs: str) -> None:
     """A run for each list of overrides."""
     if weights == "sharded":
-        trainer.train.World = ShardedWorld  # type: ignore[misc]
-        trainer.train.Reference = WatchedReference  # type: ignore[misc]
+        trainer.translation.train.World = ShardedWorld  # type: ignore[misc]
+        trainer.translation.train.Reference = WatchedReference  # type: ignore[misc]
     for number, overrides in enumerate(runs):
         cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
         cfg = cfg.model_copy(update={"misc": misc})
         train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
-        trainer.train.run_toy_rl(train, held_out, cfg)
+        trainer.translation.train.run_toy_rl(train, held_out, cfg)
 
 
 if __name__ == "__main__":

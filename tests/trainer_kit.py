@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainer.data import Example
-from trainer.sampler import Rollout
+from trainer.rl.sampler import Rollout
+from trainer.translation.data import Example
 
 CORPUS = [
     "Open the file and save it.",

@@ -15,7 +15,7 @@ import typer
 
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
-from trainer.config import TrainerConfig
+from trainer.translation.config import TrainerConfig
 
 app = typer.Typer(
     help="Reinforce a translation model with rewards of scoring services.",
@@ -53,14 +53,14 @@ def train(
     """
     with _clean_exit():
         cfg = _load(config, [*(set_ or []), *(["misc.verbose=true"] if verbose else [])], limit)
-        from trainer.data import load_held_out, load_train
+        from trainer.translation.data import load_held_out, load_train
 
         examples, held_out = load_train(cfg), load_held_out(cfg)
         from rich.console import Console
 
-        from trainer.console import comparison_table
-        from trainer.report import write_report
-        from trainer.train import run_toy_rl
+        from trainer.runs.console import comparison_table
+        from trainer.translation.evaluation.report import write_report
+        from trainer.translation.train import run_toy_rl
 
         artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
         if not artifacts.is_main:
@@ -98,15 +98,15 @@ def evaluate(
     """Translate the held-out examples with the policy and score them."""
     with _clean_exit():
         cfg = _load(config, set_, limit)
-        from trainer.data import load_held_out
+        from trainer.translation.data import load_held_out
 
         sets = load_held_out(cfg)
         if not sets:
             raise UserError("data.eval is not set: give the examples to translate")
         from rich.console import Console
 
-        from trainer.console import paired_table, report_table
-        from trainer.evaluate_run import run_evaluation
+        from trainer.runs.console import paired_table, report_table
+        from trainer.translation.evaluation.run import run_evaluation
 
         for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
             if len(sets) > 1:
@@ -129,8 +129,8 @@ def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         cfg = _load(config, set_, limit)
         from rich.console import Console
 
-        from trainer.check import check_run
-        from trainer.console import check_table, memory_table
+        from trainer.runs.console import check_table, memory_table
+        from trainer.translation.check import check_run
 
         findings = check_run(cfg)
         console = Console()
@@ -157,8 +157,8 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder, adapters merged."""
     with _clean_exit():
-        from trainer.checkpoint import read_state
-        from trainer.export import export_policy
+        from trainer.runs.checkpoint import read_state
+        from trainer.runs.export import export_policy
 
         checkpoint = export_policy(run_dir, to, best=best, dtype=dtype)
         chosen = f", best by reward_mean of {read_state(checkpoint).rated_by}" if best else ""
@@ -172,7 +172,7 @@ def report(
 ) -> None:
     """Write report.html of a run, finished or not."""
     with _clean_exit():
-        from trainer.report import write_report
+        from trainer.translation.evaluation.report import write_report
 
         typer.echo(f"report: {write_report(run_dir)}")
 

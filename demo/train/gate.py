@@ -26,7 +26,7 @@ from rich.table import Table
 
 from demo.processes import child_environment, end, exit_on_sigterm, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
-from trainer.runlog import read_jsonl
+from trainer.runs.runlog import read_jsonl
 
 FIGURES = ("chrf", "bleu", "metricx_score_mean", "xcomet_score_mean", "spans_mean",
            "completion_length_mean")  # fmt: skip

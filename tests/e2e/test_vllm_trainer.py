@@ -16,15 +16,15 @@ from torch import nn
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.vllm_kit import KEY, ROOT, make_model, running_vllm, untie
-from trainer.config import TrainerConfig
-from trainer.data import Example, load_examples
-from trainer.engine_generate import GenerateSampler
-from trainer.engine_vllm import VLLMSampler, probe_server
-from trainer.forward import completion_logprobs
-from trainer.policy import load_policy, stop_token_ids
-from trainer.prompting import check_prompts
-from trainer.train import run_toy_rl
-from trainer.world import World
+from trainer.rl.engine_generate import GenerateSampler
+from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import load_policy, stop_token_ids
+from trainer.rl.world import World
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import Example, load_examples
+from trainer.translation.prompting import check_prompts
+from trainer.translation.train import run_toy_rl
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,7 @@ LEARNS = pytest.mark.parametrize("rank", [8, 0], ids=["adapters", "every weight"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(URL, folder of the model) of a server with the flags of trainer/engine_vllm.py."""
+    """(URL, folder of the model) of a server with the flags of trainer/rl/engine_vllm.py."""
     folder = tmp_path_factory.mktemp("vllm")
     model = untie(make_model(folder / "model"))
     with running_vllm(

@@ -27,7 +27,7 @@ from tests.reward_callers import (
     verl_run_single,
 )
 from tests.servers import free_port, running_app, running_service, wait_until
-from trainer.data import postprocess_translation
+from trainer.translation.data import postprocess_translation
 
 PROMPT = "<start_of_turn>user\nTranslate: a<end_of_turn>\n<start_of_turn>model\n"
 #: As a tokenizer with a space before its words decodes it.

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from scorekit.page import STYLE
-from trainer.compare import compare_policies
-from trainer.report import write_comparison, write_report
+from trainer.translation.evaluation.compare import compare_policies
+from trainer.translation.evaluation.report import write_comparison, write_report
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

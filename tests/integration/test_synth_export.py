@@ -152,7 +152,7 @@ def test_datasets_loads_the_folder_and_the_pairs_by_name(done, tmp_path):
 
 
 def test_the_trainer_reads_the_export_by_its_columns(done):
-    from trainer.data import load_examples
+    from trainer.translation.data import load_examples
 
     columns = {
         "src_text": "source_text", "src_lang": "source_lang_code", "tgt_lang": "target_lang_code",

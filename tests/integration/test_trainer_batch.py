@@ -15,10 +15,10 @@ from scorekit.server.fake import FakeBackend
 from tests.reward_kit import Recorder, switched_service
 from tests.servers import PATIENCE_S, Held, running_service, wait_until
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
-from trainer.config import RewardConfig, TrainerConfig
-from trainer.score_batch import Group, RewardFailure
-from trainer.services import Rewarder
-from trainer.train import Artifacts, run_toy_rl
+from trainer.translation.config import RewardConfig, TrainerConfig
+from trainer.translation.rewards.score_batch import Group, RewardFailure
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.train import Artifacts, run_toy_rl
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:

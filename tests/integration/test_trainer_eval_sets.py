@@ -16,15 +16,15 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, save_policy, write_examples
-from trainer.check import check_run
-from trainer.checkpoint import best_checkpoint, read_state
-from trainer.config import TrainerConfig
-from trainer.data import load_held_out, load_train
-from trainer.evaluate_run import run_evaluation
-from trainer.export import export_policy
-from trainer.report import write_report
-from trainer.runlog import read_jsonl
-from trainer.train import Artifacts, run_toy_rl
+from trainer.runs.checkpoint import best_checkpoint, read_state
+from trainer.runs.export import export_policy
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.check import check_run
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_held_out, load_train
+from trainer.translation.evaluation.report import write_report
+from trainer.translation.evaluation.run import run_evaluation
+from trainer.translation.train import Artifacts, run_toy_rl
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,15 @@ from tests.trainer_kit import (
     save_policy,
     tiny_llama,
 )
-from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
-from trainer.config_data import THE_SET
-from trainer.data import Example
-from trainer.evaluate import _figures, evaluate_on_dataset
-from trainer.evaluate_run import run_evaluation
-from trainer.figures import compare
-from trainer.rewards import SampleReward
-from trainer.runlog import read_jsonl
-from trainer.services import Rewarder
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.config import GenerationConfig, RewardConfig, TrainerConfig
+from trainer.translation.config_data import THE_SET
+from trainer.translation.data import Example
+from trainer.translation.evaluation.evaluate import _figures, evaluate_on_dataset
+from trainer.translation.evaluation.figures import compare
+from trainer.translation.evaluation.run import run_evaluation
+from trainer.translation.rewards.formula import SampleReward
+from trainer.translation.rewards.services import Rewarder
 
 
 @pytest.fixture(autouse=True)

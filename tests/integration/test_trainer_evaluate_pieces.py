@@ -16,13 +16,13 @@ from tests.trainer_kit import (
     save_policy,
     tiny_llama,
 )
-from trainer.checkpoint import checkpoints, read_state
-from trainer.config import GenerationConfig, RewardConfig, TrainerConfig
-from trainer.console import Console
-from trainer.evaluate import Report, evaluate_on_dataset
-from trainer.runlog import read_jsonl
-from trainer.services import Rewarder
-from trainer.train import run_toy_rl
+from trainer.runs.checkpoint import checkpoints, read_state
+from trainer.runs.console import Console
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.config import GenerationConfig, RewardConfig, TrainerConfig
+from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
 MODEL = tiny_llama(TOKENIZER)

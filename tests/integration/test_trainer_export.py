@@ -19,11 +19,11 @@ from scorekit.errors import UserError
 from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.__main__ import app
-from trainer.checkpoint import checkpoints, load_checkpoint
-from trainer.config import TrainerConfig
-from trainer.export import export_policy
-from trainer.policy import load_policy, stop_token_ids
-from trainer.train import run_toy_rl
+from trainer.rl.policy import load_policy, stop_token_ids
+from trainer.runs.checkpoint import checkpoints, load_checkpoint
+from trainer.runs.export import export_policy
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import run_toy_rl
 
 NO_SERVICE = ["reward.w_metricx=0", "reward.w_xcomet_span=0", "reward.no_eos_penalty=5"]
 

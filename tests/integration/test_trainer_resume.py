@@ -22,9 +22,9 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, save_policy, write_examples
-from trainer.config import TrainerConfig
-from trainer.data import load_examples
-from trainer.train import Artifacts, run_toy_rl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.train import Artifacts, run_toy_rl
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}

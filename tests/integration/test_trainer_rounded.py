@@ -9,8 +9,8 @@ from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
-from trainer.config import TrainerConfig
-from trainer.train import run_toy_rl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import run_toy_rl
 
 
 def test_weights_in_bfloat16_are_corrected_for_without_being_asked(tmp_path: Path) -> None:

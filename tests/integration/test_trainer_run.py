@@ -30,8 +30,8 @@ from tests.trainer_kit import (
     tiny_llama,
     write_examples,
 )
-from trainer.config import TrainerConfig
-from trainer.train import Artifacts, run_toy_rl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import Artifacts, run_toy_rl
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {

@@ -17,8 +17,8 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
 from tests.reward_kit import TEXTS, Recorder, Services, reward_services, rewards_of
 from tests.servers import running_service
-from trainer.config import RewardConfig
-from trainer.services import Rewarder
+from trainer.translation.config import RewardConfig
+from trainer.translation.rewards.services import Rewarder
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from scorekit.errors import SampleError, UserError
 from tests.reward_kit import Recorder, Services
 from tests.servers import free_port, running_service
 from tests.trainer_kit import byte_level_tokenizer, rollout, save_policy, write_examples
-from trainer.check import check_run
-from trainer.config import TrainerConfig
-from trainer.data import load_examples
-from trainer.figures import reward_figures
-from trainer.rewards import SampleReward, sample_rewards
-from trainer.services import Rewarder
-from trainer.sources import bad_sources
-from trainer.train import run_toy_rl
+from trainer.translation.check import check_run
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.rewards.formula import SampleReward, sample_rewards
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.sources import bad_sources
+from trainer.translation.train import run_toy_rl
 
 NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
 

@@ -12,10 +12,10 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
-from trainer.config import TrainerConfig
-from trainer.runlog import read_jsonl
-from trainer.trackers import check_trackers, track, tracking
-from trainer.train import run_toy_rl
+from trainer.runs.runlog import read_jsonl
+from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import run_toy_rl
 
 
 def events(folder: Path):

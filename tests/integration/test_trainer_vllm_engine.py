@@ -17,14 +17,14 @@ from scorekit.server.fake import FakeBackend
 from tests.servers import free_port, running_app, running_service
 from tests.trainer_kit import example, letter_tokenizer, save_policy
 from tests.vllm_stub import KEY, NAME, VLLMStub
-from trainer.config import TrainerConfig
-from trainer.engine_generate import GenerateSampler
-from trainer.engine_vllm import VLLMSampler, probe_server
-from trainer.forward import completion_logprobs
-from trainer.policy import load_policy, stop_token_ids
-from trainer.sampler import Sampled
-from trainer.train import run_toy_rl
-from trainer.world import World
+from trainer.rl.engine_generate import GenerateSampler
+from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import load_policy, stop_token_ids
+from trainer.rl.sampler import Sampled
+from trainer.rl.world import World
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import run_toy_rl
 
 CPU = torch.device("cpu")
 TOKENIZER = letter_tokenizer()

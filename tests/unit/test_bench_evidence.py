@@ -11,8 +11,8 @@ from bench.rl_evidence_summary import by_fault, figures, own_change, own_reward,
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.servers import running_service
-from trainer.config_reward import RewardConfig
-from trainer.services import Rewarder
+from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.services import Rewarder
 
 
 def _line(mt="설정", **other):

@@ -54,7 +54,7 @@ def run_functions() -> None:
     from synth.config import SegmentationConfig
     from synth.filters import Pair, RuleConfig, check_rules
     from synth.segment import find_blobs, find_segments, split_sentences
-    from trainer.guards import GUARDS
+    from trainer.translation.rewards.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:
         texts = {"source_text": src, "candidate": mt}

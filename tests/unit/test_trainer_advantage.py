@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer_kit import rollout
-from trainer.advantage import (
+from trainer.rl.advantage import (
     TokenAdvantages,
     broadcast_sequence_rewards,
     center_groups,
@@ -20,9 +20,9 @@ from trainer.advantage import (
     pad_rows,
     token_advantages,
 )
-from trainer.config_rl import RLConfig
-from trainer.rewards import SampleReward
-from trainer.update import rollout_advantages
+from trainer.rl.config import RLConfig
+from trainer.rl.update import rollout_advantages
+from trainer.translation.rewards.formula import SampleReward
 
 
 def combined(

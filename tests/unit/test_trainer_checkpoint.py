@@ -14,7 +14,8 @@ import torch
 
 from scorekit.errors import UserError
 from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
-from trainer.checkpoint import (
+from trainer.rl.policy import Reference, load_policy, stop_token_ids
+from trainer.runs.checkpoint import (
     State,
     best_checkpoint,
     checkpoints,
@@ -28,11 +29,10 @@ from trainer.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from trainer.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
-from trainer.data import batch_indices
-from trainer.policy import Reference, load_policy, stop_token_ids
-from trainer.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl, write_text
-from trainer.train import run_toy_rl
+from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl, write_text
+from trainer.translation.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
+from trainer.translation.data import batch_indices
+from trainer.translation.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from trainer.compare import (
+from trainer.translation.evaluation.compare import (
     FEWEST,
     as_row,
     bootstrap_differences,
@@ -18,7 +18,7 @@ from trainer.compare import (
     paired_standard_error,
     percentile_interval,
 )
-from trainer.quality import reference_figures
+from trainer.translation.evaluation.quality import reference_figures
 
 KO, DE = "en-US>ko-KR", "en-US>de-DE"
 

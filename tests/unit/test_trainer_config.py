@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit
-from trainer.config import RewardConfig, TrainerConfig
-from trainer.train import check_trainable
+from trainer.translation.config import RewardConfig, TrainerConfig
+from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "trainer"
 

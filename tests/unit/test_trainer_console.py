@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.console import Console
+from trainer.runs.console import Console
 
 #: What the requirement wants to be seen of each update.
 WANTED = (

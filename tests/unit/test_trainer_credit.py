@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.schemas import ErrorSpan
 from tests.trainer_kit import byte_level_tokenizer
-from trainer.credit import covered_tokens, spans_to_token_rewards
-from trainer.offsets import compute_token_char_offsets
+from trainer.translation.offsets import compute_token_char_offsets
+from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 
 WEIGHTS = {"MINOR": -1.0, "MAJOR": -5.0, "CRITICAL": -10.0}
 TEXT = "abcdefgh"

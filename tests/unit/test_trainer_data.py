@@ -13,7 +13,7 @@ import pytest
 
 from scorekit.errors import UserError
 from tests.trainer_kit import example
-from trainer.data import (
+from trainer.translation.data import (
     Example,
     format_translation_prompt,
     in_both,

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tests.trainer_kit import rollout
-from trainer.config import RLConfig
-from trainer.figures import importance_figures
+from trainer.translation.config import RLConfig
+from trainer.translation.evaluation.figures import importance_figures
 
 
 def test_the_samplers_gap_and_the_weights_that_correct_for_it() -> None:

@@ -24,8 +24,8 @@ from transformers import (
 
 from scorekit.errors import UserError
 from tests.float64 import CLOSE, doubled, float64
-from trainer.forward import check_head, completion_logprobs, micro_batches
-from trainer.loss import token_logprobs
+from trainer.rl.forward import check_head, completion_logprobs, micro_batches
+from trainer.rl.loss import token_logprobs
 
 VOCABULARY = 97
 PROMPTS = [[3, 4, 2], [5, 2], [7, 8, 9, 10, 11]]

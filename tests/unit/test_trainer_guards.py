@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.textchecks import length_band, length_ratio
 from tests.trainer_kit import rollout
-from trainer.config import RewardConfig
-from trainer.config_reward import GuardConfig
-from trainer.figures import reward_figures
-from trainer.guards import GUARDS, check_guards, guard_faults, length_fault
-from trainer.rewards import Scores, sample_rewards
+from trainer.translation.config import RewardConfig
+from trainer.translation.config_reward import GuardConfig
+from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.rewards.formula import Scores, sample_rewards
+from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.advantage import kl_rewards
-from trainer.loss import (
+from trainer.rl.advantage import kl_rewards
+from trainer.rl.loss import (
     KLEstimator,
     TokenBatch,
     importance_weights,
@@ -18,7 +18,7 @@ from trainer.loss import (
     policy_loss,
     reinforce_loss,
 )
-from trainer.loss import LossWeights as Weights
+from trainer.rl.loss import LossWeights as Weights
 
 VOCABULARY = 4
 #: All sequences of two tokens.

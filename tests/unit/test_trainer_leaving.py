@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from trainer import leaving
-from trainer.leaving import Interrupted, Leaving
+from trainer.runs import leaving
+from trainer.runs.leaving import Interrupted, Leaving
 
 
 def send(number: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.float64 import CLOSE, float64
-from trainer.loss import (
+from trainer.rl.loss import (
     LossWeights,
     TokenBatch,
     importance_weights,

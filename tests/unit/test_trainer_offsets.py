@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.trainer_kit import byte_fallback_tokenizer, byte_level_tokenizer
-from trainer.offsets import (
+from trainer.translation.offsets import (
     DecodeConfig,
     align_completion,
     compute_token_char_offsets,

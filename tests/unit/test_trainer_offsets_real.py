@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.real_tokenizers import NAMES, real_tokenizer
-from trainer.offsets import Alignment, DecodeConfig, align_completion, decode_completion
+from trainer.translation.offsets import Alignment, DecodeConfig, align_completion, decode_completion
 
 RAW = DecodeConfig(lambda text: text)
 HARD = {

@@ -14,12 +14,12 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from scorekit.errors import UserError
 from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import example, letter_tokenizer, rollout, save_policy
-from trainer.advantage import TokenAdvantages
-from trainer.config import GenerationConfig, PolicyConfig, RLConfig
-from trainer.forward import completion_logprobs
-from trainer.policy import Reference, load_policy, without_wrappers
-from trainer.sampler import generate_rollouts
-from trainer.update import update_policy
+from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import Reference, load_policy, without_wrappers
+from trainer.rl.sampler import generate_rollouts
+from trainer.rl.update import update_policy
+from trainer.translation.config import GenerationConfig, PolicyConfig, RLConfig
 
 CPU = torch.device("cpu")
 PROMPTS, COMPLETIONS = [[3, 4, 2], [5, 2]], [[6, 7, 8, 1], [9, 1]]
@@ -225,7 +225,7 @@ def test_sampling_leaves_an_adapted_models_generation_settings_alone(path: Path)
 def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.policy.find_spec", lambda name: None)
+    monkeypatch.setattr("trainer.rl.policy.find_spec", lambda name: None)
     cfg = PolicyConfig(path=str(tmp_path / "nowhere"), load_in_4bit=True, lora=LORA)
     with pytest.raises(UserError, match="bitsandbytes"):
         load_policy(cfg, CPU)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from scorekit.errors import UserError
-from trainer.data import load_examples
+from trainer.translation.data import load_examples
 
 ROWS = [
     {"id": "a", "src_text": 'Say "hi", now', "src_lang": "English", "tgt_lang": "Korean",

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from scorekit.errors import UserError
-from trainer.figures import severity_counts
-from trainer.report import write_report
-from trainer.runlog import read_jsonl
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.evaluation.figures import severity_counts
+from trainer.translation.evaluation.report import write_report
 
 HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 

@@ -17,12 +17,12 @@ from tests.trainer_kit import (
     rollout,
     tiny_llama,
 )
-from trainer.config import RLConfig
-from trainer.credit import spans_to_token_rewards
-from trainer.offsets import compute_token_char_offsets
-from trainer.rewards import SampleReward, metricx_reward
-from trainer.sampler import rollout_logprobs
-from trainer.update import rollout_advantages, update_policy
+from trainer.rl.sampler import rollout_logprobs
+from trainer.rl.update import rollout_advantages, update_policy
+from trainer.translation.config import RLConfig
+from trainer.translation.offsets import compute_token_char_offsets
+from trainer.translation.rewards.credit import spans_to_token_rewards
+from trainer.translation.rewards.formula import SampleReward, metricx_reward
 
 TEXT = "파일을 열고 저장하십시오. 🙂"
 

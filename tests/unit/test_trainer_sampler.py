@@ -16,10 +16,10 @@ from tests.trainer_kit import (
     rollout,
     tiny_llama,
 )
-from trainer.config import GenerationConfig
-from trainer.loss import token_logprobs
-from trainer.policy import stop_token_ids
-from trainer.sampler import Rollout, generate_rollouts
+from trainer.rl.loss import token_logprobs
+from trainer.rl.policy import stop_token_ids
+from trainer.rl.sampler import Rollout, generate_rollouts
+from trainer.translation.config import GenerationConfig
 
 TOKENIZER = letter_tokenizer()
 EXAMPLES = [example("ab", "1"), example("abcdefg", "2"), example("c", "3")]

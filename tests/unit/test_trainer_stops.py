@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import StopConfig
-from trainer.stops import StopRules
+from trainer.runs.stops import StopRules
+from trainer.translation.config import StopConfig
 
 
 def lines(**columns: list[Any]) -> list[dict[str, Any]]:

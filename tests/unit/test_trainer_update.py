@@ -11,10 +11,9 @@ import torch
 
 from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
-from trainer.advantage import TokenAdvantages, pad_rows, token_advantages
-from trainer.config import RLConfig
-from trainer.sampler import Rollout, rollout_logprobs
-from trainer.update import (
+from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
+from trainer.rl.sampler import Rollout, rollout_logprobs
+from trainer.rl.update import (
     NO_UPDATE,
     Passes,
     TrainStats,
@@ -22,7 +21,8 @@ from trainer.update import (
     learning_rate,
     update_policy,
 )
-from trainer.world import World
+from trainer.rl.world import World
+from trainer.translation.config import RLConfig
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
@@ -148,7 +148,7 @@ def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(list(chosen))
         return accumulate_gradients(rollouts, advantages, chosen, passes)
 
-    monkeypatch.setattr("trainer.update.accumulate_gradients", recorded)
+    monkeypatch.setattr("trainer.rl.update.accumulate_gradients", recorded)
     model = tiny_llama(TOKENIZER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert run(model, optimizer, config(ppo_epochs=3, minibatches=2)).steps == 6

@@ -1,0 +1,1 @@
+"""Policy optimisation that knows no task: ids, masks and advantages in, a better policy out."""

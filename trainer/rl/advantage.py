@@ -1,0 +1,145 @@
+"""Sequence and token rewards -> normalised token advantages. Pure functions on padded tensors.
+
+Shape suffixes: B samples, T tokens of the longest completion. A mask is True on valid tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.rl.loss import KLEstimator, kl_values
+
+log = logging.getLogger(__name__)
+
+
+def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows of different lengths -> [B, T], zeros (False) after each row's end."""
+    padded_BT = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=dtype)
+    for index, row in enumerate(rows):
+        padded_BT[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
+    return padded_BT
+
+
+def broadcast_sequence_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """A_seq[b, t] = r_seq[b] on every valid token, EOS included, and 0 elsewhere: the sequence
+    reward taken as the reward-to-go of each token (arXiv 2601.09012, figure 2)."""
+    return rewards_B[:, None] * mask_BT
+
+
+def center_groups(rewards_B: Tensor, groups_B: Sequence[int]) -> Tensor:
+    """Subtract from each reward the mean of its group (the samples of one prompt)."""
+    index_B = torch.unique(torch.as_tensor(groups_B), return_inverse=True)[1]
+    sums = torch.zeros(len(rewards_B), dtype=rewards_B.dtype).index_add_(0, index_B, rewards_B)
+    counts = torch.bincount(index_B, minlength=len(rewards_B)).clamp(min=1)
+    return rewards_B - (sums / counts)[index_B]
+
+
+def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
+    """(A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
+
+    In float64, with the deviation of the population. A batch whose valid tokens are all equal
+    gives exactly 0 (and a warning), where rounding divided by eps would give noise.
+    """
+    values = raw_BT[mask_BT].double()
+    normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
+    if values.numel() == 0 or values.min() == values.max():
+        if values.numel() > 1:
+            log.warning(
+                "all %d tokens have the same advantage, %.4g: nothing to learn from them",
+                values.numel(), float(values[0]),
+            )  # fmt: skip
+        return normalized_BT
+    normalized_BT[mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
+    return normalized_BT
+
+
+def normalize_groups(
+    raw_BT: Tensor, mask_BT: Tensor, groups_B: Sequence[int], eps: float = 1e-8
+) -> Tensor:
+    """The same over the valid tokens of each group (the samples of one prompt) on its own.
+
+    Samples of equal length without token rewards get GRPO's advantages (arXiv 2402.03300, section
+    4.1.2, with the deviation of the population); of unequal length, longer ones weigh more in mean
+    and deviation. A group whose tokens are all equal gives exactly 0.
+    """
+    normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
+    index_B = torch.as_tensor(groups_B)
+    constant = 0
+    for group in index_B.unique():
+        of_group = mask_BT & (index_B == group)[:, None]
+        values = raw_BT[of_group].double()
+        if values.numel() == 0 or values.min() == values.max():
+            constant += values.numel() > 1
+            continue
+        normalized_BT[of_group] = (values - values.mean()) / (values.std(correction=0) + eps)
+    if constant:
+        log.warning("%d prompts whose samples all earned the same: nothing to learn", constant)
+    return normalized_BT
+
+
+def kl_rewards(
+    old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: KLEstimator = "k1"
+) -> Tensor:
+    """-(the KL estimates of this and all later valid tokens), [B, T]: the KL as part of the reward.
+
+    With k1 this is the policy gradient of the whole sequence's KL(policy || reference): each token
+    answers for its own log-ratio and for those that follow from it. With k2 and k3 the estimates
+    are no longer those of a difference of log-probabilities, and the gradient is biased
+    (arXiv 2512.21852); they are kept for comparison.
+    """
+    values_BT = kl_values((old_BT - ref_BT).double(), estimator).masked_fill(~mask_BT, 0.0)
+    return -values_BT.flip(-1).cumsum(-1).flip(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantages:
+    """raw, values, mask, kl_mask: [B, T]; row b belongs to sample b.
+
+    raw: A_raw = broadcast r_seq + token rewards. values: normalised, 0 outside the mask.
+    mask: the tokens whose advantages are learned from. kl_mask: those and the ones that only the KL
+    to the reference holds; None: there are no others.
+    """
+
+    raw: Tensor
+    values: Tensor
+    mask: Tensor
+    kl_mask: Tensor | None = None
+
+    @property
+    def held(self) -> Tensor:
+        """The tokens of the KL term, [B, T]."""
+        return self.mask if self.kl_mask is None else self.kl_mask
+
+
+def token_advantages(
+    rewards_B: Tensor,
+    token_rewards_BT: Tensor,
+    mask_BT: Tensor,
+    groups_B: Sequence[int],
+    *,
+    center: bool = False,
+    norm: Literal["batch", "group"] = "batch",
+    eps: float = 1e-8,
+) -> TokenAdvantages:
+    """Add sequence and token rewards, then normalise over the batch (arXiv 2601.09012, section 4).
+
+    rewards_B: r_seq of each sample. token_rewards_BT: what each token earned besides.
+    mask_BT: the tokens to learn from. groups_B: the prompt of each sample; with `center` its mean
+        r_seq is subtracted first, so that an easy prompt is no advantage (not in the paper).
+    norm: over all valid tokens of the batch (the paper's), or of each group (`normalize_groups`).
+    """
+    rewards_B = rewards_B.double()
+    if center:
+        rewards_B = center_groups(rewards_B, groups_B)
+    raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + token_rewards_BT
+    if norm == "group":
+        values_BT = normalize_groups(raw_BT, mask_BT, groups_B, eps)
+    else:
+        values_BT = normalize_advantages(raw_BT, mask_BT, eps)
+    return TokenAdvantages(raw_BT, values_BT, mask_BT)

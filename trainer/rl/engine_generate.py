@@ -1,0 +1,162 @@
+"""Sampling in this process, by transformers' `generate()`.
+
+Shapes: B sequences, P tokens of the longest prompt, T of the longest completion, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
+from trainer.rl.sampler import Sampled
+from trainer.rl.world import World
+from trainer.translation.config import GenerationConfig
+
+
+class GenerateSampler:
+    """Samples from the model that is trained: there is nothing to sync."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, world: World | None = None) -> None:
+        """world: where its processes share the weights, all of them take the same steps."""
+        self.model = model
+        self.world = world if world is not None and world.is_sharded else None
+        self.stops = stop_token_ids(unwrapped(model), tokenizer)
+        self.pad_id = pad_token_id(unwrapped(model), tokenizer)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        gen_cfg: GenerationConfig,
+        *,
+        seed: int | None = None,
+        with_logprobs: bool = True,
+    ) -> Iterator[tuple[int, list[Sampled]]]:
+        """As the protocol says. Prompts are batched by length, short ones first; who has fewer
+        batches than the others samples what nobody asked for."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        wanted = gen_cfg.num_samples_per_prompt
+        places = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        copies = [i for i in places for _ in range(wanted)]
+        batches = -(-len(copies) // gen_cfg.batch_size)
+        idle = 0 if self.world is None else self.world.most(batches) - batches
+        done: dict[int, list[Sampled]] = {}
+        for first in range(0, len(copies), gen_cfg.batch_size):
+            batch = copies[first : first + gen_cfg.batch_size]
+            sampled = self._generate([prompts[i] for i in batch], gen_cfg, with_logprobs)
+            for i, completion in zip(batch, sampled, strict=True):
+                done.setdefault(i, []).append(completion)
+                if len(done[i]) == wanted:
+                    yield i, done.pop(i)
+        for _ in range(idle):
+            self._generate([self.stops[:1]], gen_cfg, with_logprobs)
+
+    def sync(self, model: nn.Module, update: int) -> None:
+        """Nothing to do: the model is the one that is trained."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _generate(
+        self, prompts: list[Sequence[int]], gen_cfg: GenerationConfig, with_logprobs: bool
+    ) -> list[Sampled]:
+        """One batch: ids up to the first stop id, and their log-probabilities."""
+        from transformers import GenerationConfig as HFGenerationConfig
+        from transformers import LogitsProcessorList
+
+        recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
+        sampling: dict[str, Any] = {"do_sample": gen_cfg.temperature > 0}
+        if recorder is not None:  # which does itself what these fields would
+            sampling |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+        elif sampling["do_sample"]:
+            sampling |= gen_cfg.model_dump(include={"temperature", "top_p", "top_k"})
+        config = HFGenerationConfig(
+            max_new_tokens=gen_cfg.max_new_tokens,
+            eos_token_id=self.stops,
+            pad_token_id=self.pad_id,
+            use_cache=True,
+            **sampling,
+        )
+        model = without_wrappers(self.model)  # peft's generate leaves our settings in it
+        device = next(model.parameters()).device
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]
+        attended = torch.zeros_like(ids)  # [B, P]
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            attended[row, width - len(prompt) :] = 1
+        with _own_generation_config(model, config):
+            output = model.generate(
+                input_ids=ids.to(device),
+                attention_mask=attended.to(device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([recorder] if recorder else []),
+                synced_gpus=self.world is not None,
+            )
+        completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
+        if recorder is None:
+            return [Sampled(completion, None) for completion in completions]
+        rows = recorder.logprobs(output).tolist()
+        return [Sampled(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)]
+
+
+class LogprobRecorder:
+    """A logits processor that applies temperature, top_k and top_p, and notes the log-probability
+    of each token that is drawn from the result. It holds one step's [B, V] at a time."""
+
+    def __init__(self, gen_cfg: GenerationConfig) -> None:
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+        self.temperature = gen_cfg.temperature
+        self._cuts: list[Any] = []
+        if gen_cfg.top_k > 0:
+            self._cuts.append(TopKLogitsWarper(gen_cfg.top_k))
+        if gen_cfg.top_p < 1:
+            self._cuts.append(TopPLogitsWarper(gen_cfg.top_p))
+        self._chosen: list[Tensor] = []  # [B] each
+        self._last: Tensor | None = None  # [B, V]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """input_ids: [B, P + t]; scores: logits [B, V] of the token that comes next."""
+        self._note(input_ids[:, -1])
+        scaled = scores.float() / self.temperature
+        for cut in self._cuts:
+            scaled = cut(input_ids, scaled)
+        self._last = scaled.log_softmax(-1)
+        return scaled
+
+    def _note(self, drawn: Tensor) -> None:
+        if self._last is not None:
+            self._chosen.append(self._last.gather(-1, drawn[:, None]).squeeze(-1))
+
+    def logprobs(self, output: Tensor) -> Tensor:
+        """[B, T] for the output [B, P + T] of `generate`."""
+        self._note(output[:, -1])
+        self._last = None
+        return torch.stack(self._chosen, dim=-1)
+
+
+@contextmanager
+def _own_generation_config(model: nn.Module, config: Any) -> Iterator[None]:
+    """`generate` fills every field that has its default value from the model's own generation
+    config (a temperature of 1 would become the folder's 0.6): so put ours in its place."""
+    own = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
+    """Up to the first stop id, which belongs to the completion; padding behind it does not."""
+    for index, token_id in enumerate(ids):
+        if token_id in stops:
+            return ids[: index + 1]
+    return ids

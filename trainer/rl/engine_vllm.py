@@ -1,0 +1,328 @@
+"""Sampling by a vLLM server (0.32 or later) over HTTP, which is given the policy's weights after
+each update.
+
+    VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=... \\
+        vllm serve MODEL --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 16
+
+MODEL is the folder or hub id that the trainer has in `policy.path`.
+`--logprobs-mode processed_logprobs`: log-probabilities of the distribution that is sampled from,
+with temperature, top_p and top_k applied.
+`--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: where `policy.lora.r` > 0.
+VLLM_SERVER_DEV_MODE: where all weights learn; its routes take no key, so keep the port private.
+On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
+
+Weights go through `vllm.sync_dir`, a folder that both sides see under one path. There a run has a
+folder of its own, by its run_dir; the next start removes what one that was killed left in it, and
+its adapters from the server. Each update's
+adapter has a name of its own: with `load_inplace` vLLM would read it from disk at every step. All
+weights are reloaded in place. What vLLM remembers of prompts (its prefix cache) is kept apart for
+each update by a salt. A server that starts again in between has lost all this, and is given it
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+from torch import nn
+
+from scorekit.errors import UserError
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import embedding_rows, unwrapped
+from trainer.rl.sampler import Sampled
+from trainer.rl.vllm_http import Refused, VLLMServer, check_server, is_away, mendable, patiently
+from trainer.rl.world import World
+from trainer.translation.config import GenerationConfig, TrainerConfig
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Mean |log pi trainer - log pi server| of a token, above which it is not the same model. Kernels
+#: and bfloat16 give hundredths.
+MOST_GAP = 0.3
+
+
+def probe_server(cfg: TrainerConfig) -> str:
+    """The model's name on the server of `generation.vllm`. Raises UserError where the server is
+    away, or cannot sample for this run; loads nothing."""
+
+    async def probe() -> str:
+        server, wanted = VLLMServer(cfg.generation.vllm), cfg.generation.vllm.model
+        try:
+            return await check_server(server, wanted, adapters=cfg.policy.lora.r > 0)
+        finally:
+            await server.close()
+
+    with mendable(cfg.generation.vllm):
+        return asyncio.run(probe())
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the server was given: model: the name to sample from. version: of these weights alone,
+    in any run."""
+
+    model: str
+    folder: Path
+    version: str
+
+
+class VLLMSampler:
+    """Samples from a vLLM server. Requests live in an event loop of its own thread."""
+
+    def __init__(
+        self,
+        cfg: TrainerConfig,
+        model_name: str,
+        stops: list[int],
+        world: World,
+        role: str = "train",
+    ) -> None:
+        """model_name: what `probe_server` gave. stops: ids that end a completion. role: a run_dir
+        may have a sampler of each role at a time."""
+        self.cfg, self.model_name, self.stops, self.world = (
+            cfg.generation.vllm, model_name, stops, world,
+        )  # fmt: skip
+        self.by_adapters = cfg.policy.lora.r > 0
+        folder = self.cfg.sync_dir or Path(cfg.misc.run_dir) / "sync"
+        # Of this run_dir alone: another run may have the same server and sync_dir.
+        whose = f"{role} {Path(cfg.misc.run_dir).resolve()}"
+        self.owner = blake2b(whose.encode(), digest_size=6).hexdigest()
+        self.folder = Path(folder).expanduser().resolve() / f"scorekit-{self.owner}"
+        self.run_id = f"{self.owner}-{uuid4().hex[:12]}"
+        if world.is_main:
+            clean(self.folder)
+        self.weights: Weights | None = None
+        self._server = VLLMServer(self.cfg)
+        self._slots = asyncio.Semaphore(self.cfg.concurrency)
+        self._restoring = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        gen_cfg: GenerationConfig,
+        *,
+        seed: int | None = None,
+        with_logprobs: bool = True,
+    ) -> Iterator[tuple[int, list[Sampled]]]:
+        """As the protocol says. Raises UserError where the server refuses, or gives no answer in
+        `timeout_s`."""
+        base = int(torch.randint(2**62, ())) if seed is None else seed
+        self._wait(patiently(self._restore))
+        futures = {}
+        for i, prompt in enumerate(prompts):
+            body = self._body(prompt, gen_cfg, prompt_seed(base, i), with_logprobs)
+            work = self._complete(body, gen_cfg)
+            futures[asyncio.run_coroutine_threadsafe(work, self._loop)] = i
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def sync(self, model: nn.Module, update: int) -> None:
+        """Write the weights, and have the server take them. With the first, raises UserError where
+        it has another model than the trainer."""
+        old, version = self.weights, f"{self.run_id}-{update:06d}"
+        name = f"policy-{version}" if self.by_adapters else self.model_name
+        new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version)
+        self._save(model, new.folder)
+        if self.world.is_main:
+            if old is None and self.by_adapters:
+                self._wait(self._unload_left())
+            self._wait(patiently(lambda: self._give(new)))
+        self.weights = self.world.gather([new])[0]  # when the main process is through
+        if old is None:
+            self._check_agreement(model)
+        elif self.world.is_main:
+            self._forget(old)
+
+    def close(self) -> None:
+        """Take back the last adapter, if the server still answers, and all folders."""
+        if self.weights is not None and self.world.is_main:
+            self._forget(self.weights)
+            clean(self.folder)
+        self._wait(self._server.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the sampler's loop."""
+        return asyncio.run_coroutine_threadsafe(self._in_time(work), self._loop).result()
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result, in `timeout_s` at most; what the user can mend becomes a UserError."""
+        try:
+            with mendable(self.cfg):
+                return await asyncio.wait_for(work, self.cfg.timeout_s)
+        except TimeoutError:
+            raise UserError(
+                f"generation.vllm.url: {self.cfg.url} gave no answer in timeout_s = "
+                f"{self.cfg.timeout_s:g} seconds, all attempts together"
+            ) from None
+
+    # -- completions -------------------------------------------------------------------------------
+
+    def _body(
+        self, prompt: Sequence[int], gen_cfg: GenerationConfig, seed: int, with_logprobs: bool
+    ) -> dict[str, Any]:
+        """A request. Every field that a server's or model's own settings could fill is given."""
+        assert self.weights is not None, "sync comes first"
+        return {
+            "model": self.weights.model,
+            "prompt": list(prompt),
+            "n": gen_cfg.num_samples_per_prompt,
+            "max_tokens": gen_cfg.max_new_tokens,
+            "temperature": gen_cfg.temperature,
+            "top_p": gen_cfg.top_p,
+            "top_k": gen_cfg.top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": seed,
+            "ignore_eos": True,  # the policy's stop ids, and no others
+            "stop_token_ids": self.stops,
+            "return_token_ids": True,
+            "logprobs": 0 if with_logprobs else None,  # of the chosen token alone
+            "cache_salt": self.weights.version,
+        }
+
+    async def _complete(self, body: dict[str, Any], gen_cfg: GenerationConfig) -> list[Sampled]:
+        """One prompt's completions."""
+        async with self._slots:
+            answer = await self._in_time(self._patiently(body))
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        if len(choices) != gen_cfg.num_samples_per_prompt:
+            raise UserError(
+                f"generation.vllm.url: {self.cfg.url} gave {len(choices)} completions for n = "
+                f"{gen_cfg.num_samples_per_prompt}"
+            )
+        return [_sampled(choice, body["logprobs"] is not None) for choice in choices]
+
+    async def _patiently(self, body: dict[str, Any]) -> Any:
+        """The answer, with as many attempts as it takes; before each new one it is made sure that
+        the server has the weights."""
+        failed = False
+
+        async def attempt() -> Any:
+            nonlocal failed
+            if failed:
+                await self._restore()
+            failed = True
+            return await self._server.ask("POST", "/v1/completions", body)
+
+        def may_pass(error: BaseException) -> bool:
+            # 404: it does not know the adapter; 500: it breaks down
+            return is_away(error) or (isinstance(error, Refused) and error.status in (404, 500))
+
+        return await patiently(attempt, may_pass)
+
+    # -- weights -----------------------------------------------------------------------------------
+
+    async def _give(self, weights: Weights) -> None:
+        if self.by_adapters:
+            await self._server.load_adapter(weights.folder, weights.model)
+        else:
+            await self._server.reload(weights.folder, weights.version)
+
+    async def _unload_left(self) -> None:
+        """Have the server forget adapters of a start that was killed."""
+        for name in await self._server.models():
+            if name.startswith(f"policy-{self.owner}-"):
+                await self._server.unload_adapter(name)
+
+    async def _restore(self) -> None:
+        """Give the server the weights again if it has lost them."""
+        weights = self.weights
+        assert weights is not None, "sync comes first"
+        async with self._restoring:
+            if self.by_adapters:
+                has_them = weights.model in await self._server.models()
+            else:
+                has_them = await self._server.weight_version() == weights.version
+            if not has_them:
+                log.warning("%s has lost the policy's weights: they are sent again", self.cfg.url)
+                await self._give(weights)
+
+    def _save(self, model: nn.Module, folder: Path) -> None:
+        """The weights as a folder, there all at once."""
+        bare: Any = unwrapped(model)
+        options: dict[str, Any] = {}
+        if self.world.is_sharded:  # every process takes part
+            options["state_dict"] = self.world.whole_weights(model)
+        if not self.world.is_main:
+            return
+        if self.by_adapters:
+            options["save_embedding_layers"] = False
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        bare.save_pretrained(partial, **options)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+    def _forget(self, weights: Weights) -> None:
+        """Of no matter to the run if the server does not answer."""
+        if self.by_adapters:
+            try:
+                self._wait(self._server.unload_adapter(weights.model))
+            except UserError as error:
+                log.warning("%s keeps the adapter of an earlier update: %s", self.cfg.url, error)
+        shutil.rmtree(weights.folder, ignore_errors=True)
+
+    def _check_agreement(self, model: nn.Module) -> None:
+        """Raise UserError where the server's log-probabilities are of another model's."""
+        rows = min(embedding_rows(unwrapped(model)), 2**15)
+        prompt = [(7919 * i) % rows for i in range(1, 17)]
+        told = GenerationConfig(max_new_tokens=16, num_samples_per_prompt=4)
+        ((_, samples),) = self.sample([prompt], told, seed=0)
+        completions = [sample.token_ids for sample in samples]
+        with torch.no_grad():
+            ours, _, mask = completion_logprobs(model, [prompt] * 4, completions, 1.0, 0)
+        theirs = torch.tensor([value for sample in samples for value in sample.logprobs or ()])
+        gap = (ours[mask].cpu() - theirs).abs().mean().item()
+        if gap > MOST_GAP:
+            raise UserError(
+                f"generation.vllm.url: {self.cfg.url} serves another model than the policy: their "
+                f"log-probabilities differ by {gap:.2f} a token; start it with policy.path"
+            )
+        log.info("vLLM and trainer differ by %.4f in a token's log-probability", gap)
+
+
+def clean(folder: Path) -> None:
+    """Remove what a run that was killed has left of the weights it gave away: whole folders that
+    are named as ours, and nothing else."""
+    for left in [*folder.glob("update-*-*"), *folder.glob(".update-*-*.partial")]:
+        if left.is_dir() and not left.is_symlink():
+            log.info("%s is removed: an earlier start left it", left)
+            shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):  # not there, or something else is in it
+        folder.rmdir()
+
+
+def prompt_seed(seed: int, index: int) -> int:
+    """Of prompt `index`; samples of a prompt count on from it, so prompts lie far apart."""
+    digest = blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 2  # room for that within 63 bits
+
+
+def _sampled(choice: dict[str, Any], with_logprobs: bool) -> Sampled:
+    logprobs = choice["logprobs"]["token_logprobs"] if with_logprobs else None
+    return Sampled(list(choice["token_ids"]), logprobs)

@@ -1,0 +1,181 @@
+"""One teacher-forced forward pass over completions: log-probabilities of their tokens.
+
+Shapes: B samples, T tokens of the longest completion, L of the longest prompt with its completion,
+H hidden size, V vocabulary, N completion tokens of all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from scorekit.errors import UserError
+from trainer.rl.loss import token_logprobs
+from trainer.rl.policy import unwrapped, without_wrappers
+
+#: Entries of a chunk's [n, V] float32 logits: 128 MiB.
+CHUNK_ENTRIES = 2**25
+
+
+def completion_logprobs(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float,
+    pad_id: int,
+    *,
+    with_entropy: bool = False,
+    chunk_entries: int = CHUNK_ENTRIES,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Log-probabilities [B, T] of the completion tokens (0 behind a completion's end), entropies
+    [B, T] or None, and the mask [B, T] of the tokens there are.
+
+    Sequences are padded on the right only, so that no attention mask is needed (a causal model
+    does not look ahead) and samples of like total length waste nothing. The head is computed at
+    the positions that predict a completion token, and nowhere else; in chunks, computed again for
+    the gradient, so that no [B, T, V] tensor is ever held.
+    """
+    device = next(model.parameters()).device
+    length = max(map(len, completions))
+    total = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    input_ids = torch.full((len(prompts), total), pad_id)  # [B, L]
+    predicts = torch.zeros(input_ids.shape, dtype=torch.bool)  # [B, L]
+    mask = torch.zeros((len(prompts), length), dtype=torch.bool)  # [B, T]
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        end = len(prompt) + len(completion)
+        input_ids[row, :end] = torch.tensor([*prompt, *completion])
+        predicts[row, len(prompt) - 1 : end - 1] = True
+        mask[row, : len(completion)] = True
+    ids_N = torch.tensor([token_id for completion in completions for token_id in completion])
+    ids_N, predicts, mask = ids_N.to(device), predicts.to(device), mask.to(device)
+
+    def logprobs_of(logits_NV: Tensor, ids: Tensor) -> Tensor:  # [n, 1], with entropy [n, 2]
+        logprobs, entropy = token_logprobs(logits_NV, ids, temperature, with_entropy=with_entropy)
+        return torch.stack([logprobs] if entropy is None else [logprobs, entropy], dim=-1)
+
+    with _head_in_chunks(model, predicts, ids_N, logprobs_of, chunk_entries):
+        output = model(input_ids=input_ids.to(device), use_cache=False).logits
+    logprobs_BT, *rest = (_scatter(column, mask) for column in output.unbind(-1))
+    return logprobs_BT, rest[0] if rest else None, mask
+
+
+def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values of the valid tokens in order -> [B, T], 0 elsewhere."""
+    zeros = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
+    return zeros.masked_scatter(mask_BT, values_N)
+
+
+@contextmanager
+def _head_in_chunks(
+    model: nn.Module,
+    predicts_BL: Tensor,
+    ids_N: Tensor,
+    logprobs_of: Callable[[Tensor, Tensor], Tensor],
+    chunk_entries: int,
+) -> Iterator[None]:
+    """Let the output layer give log-probabilities [N, 1 or 2] in place of logits [B, L, V].
+
+    In place of the layer's own forward, so that whatever wraps the model (FSDP's gathering of its
+    weights, autocast) is around it. A model that does more than its head (Gemma 2 caps the logits,
+    Granite and Cohere scale them) gets that done in each chunk, and is told not to do it itself.
+    """
+    bare = unwrapped(model)
+    head = bare.get_output_embeddings()
+    own, hook = head.forward, vars(head).get("forward")  # a hook: accelerate's, in its place
+    with _tail(bare) as tail:
+
+        def of_chunk(hidden_NH: Tensor, ids: Tensor) -> Tensor:
+            return logprobs_of(tail(own(hidden_NH)), ids)
+
+        def forward(hidden_BLH: Tensor) -> Tensor:
+            hidden_NH = hidden_BLH[predicts_BL]
+            rows = max(1, chunk_entries // head.weight.shape[0])
+            if len(ids_N) <= rows:
+                return of_chunk(hidden_NH, ids_N)
+            pieces = zip(hidden_NH.split(rows), ids_N.split(rows), strict=True)
+            return torch.cat(
+                [checkpoint(of_chunk, hidden, ids, use_reentrant=False) for hidden, ids in pieces]
+            )
+
+        head.forward = forward
+        try:
+            yield
+        finally:
+            del head.forward
+            if hook is not None:
+                head.forward = hook
+
+
+#: What models do to their logits behind the head: attribute of the model or its config, the value
+#: that does nothing, and what it does.
+_TAILS: tuple[tuple[str, float | None, Callable[[Tensor, float], Tensor]], ...] = (
+    ("final_logit_softcapping", None, lambda logits, cap: torch.tanh(logits / cap) * cap),  # Gemma
+    ("logits_scaling", 1.0, lambda logits, scaling: logits / scaling),  # Granite
+    ("logit_scale", 1.0, lambda logits, scale: logits * scale),  # Cohere
+)
+
+
+@contextmanager
+def _tail(model: Any) -> Iterator[Callable[[Tensor], Tensor]]:
+    """What a model does to its logits behind the head, and the model without it meanwhile."""
+    base = without_wrappers(model)
+    owners = [base, base.config, base.config.get_text_config()]
+    taken: list[tuple[Any, str, float]] = []
+    steps: list[tuple[Callable[[Tensor, float], Tensor], float]] = []
+    for name, nothing, change in _TAILS:
+        found = [owner for owner in owners if isinstance(getattr(owner, name, None), int | float)]
+        if found:
+            steps.append((change, getattr(found[0], name)))
+        for owner in found:
+            taken.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, nothing)
+
+    def tail(logits: Tensor) -> Tensor:
+        for change, value in steps:
+            logits = change(logits, value)
+        return logits
+
+    try:
+        yield tail
+    finally:
+        for owner, name, value in reversed(taken):
+            setattr(owner, name, value)
+
+
+def check_head(model: nn.Module) -> None:
+    """Raise UserError where `completion_logprobs` would differ from the model's own logits: an
+    architecture that does more behind its head than is known here."""
+    prompt, completion = [[1, 2]], [[3, 2, 1]]
+    with torch.no_grad():
+        ours, _, _ = completion_logprobs(model, prompt, completion, 1.0, 0)
+        ids = torch.tensor([[*prompt[0], *completion[0]]], device=ours.device)
+        logits = model(input_ids=ids, use_cache=False).logits[:, 1:-1]
+        theirs, _ = token_logprobs(logits, ids[:, 2:], 1.0)
+    if not torch.allclose(ours, theirs, atol=0.1):
+        raise UserError(
+            f"policy.path: a {type(unwrapped(model)).__name__} changes its logits behind the head "
+            "in a way that the trainer does not know; its log-probabilities would be wrong"
+        )
+
+
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int, indices: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """Indices in batches of at most `max_tokens` padded tokens (or one sample), short ones first.
+
+    lengths: tokens of each sample, prompt and completion together.
+    """
+    chosen = range(len(lengths)) if indices is None else indices
+    batch: list[int] = []
+    for index in sorted(chosen, key=lambda i: lengths[i]):
+        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,345 @@
+"""One update of the policy from a batch of rollouts with token advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from trainer.rl.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
+from trainer.rl.forward import completion_logprobs, micro_batches
+from trainer.rl.loss import (
+    LossWeights,
+    TokenBatch,
+    importance_weights,
+    policy_loss,
+    sequence_importance_weights,
+    sequence_normalizer,
+    token_normalizer,
+)
+from trainer.rl.policy import autocast
+from trainer.rl.sampler import Rollout
+from trainer.rl.world import World
+from trainer.translation.config import RLConfig
+from trainer.translation.rewards.formula import SampleReward
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """Figures of an update, means over the valid tokens of all its passes; None without any.
+
+    policy_loss: mean over optimiser steps. approx_kl: KL(old || new). clip_frac: share of tokens
+    whose ratio left the clip range. kl_ref: mean of new - ref; kl_ref_k3: its estimate that is
+    never negative. entropy: where there is a bonus (else None). grad_norm: mean before clipping.
+    The two of the KL are over its own tokens, those behind what the span model read included.
+    steps: optimiser steps taken; skipped_steps: those left out because the gradient was not finite.
+    """
+
+    policy_loss: float | None
+    approx_kl: float | None
+    clip_frac: float | None
+    kl_ref: float | None
+    kl_ref_k3: float | None
+    entropy: float | None
+    grad_norm: float | None
+    steps: int
+    skipped_steps: int
+
+
+def rollout_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
+) -> TokenAdvantages:
+    """Advantages of samples that all have a reward, under the options of `rl`."""
+    mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
+    # What no reward reaches must not drift for nothing: the KL holds every token.
+    kl_mask_BT = pad_rows([[True] * len(reward.valid) for reward in rewards], torch.bool)
+    if rl.mask_truncated:
+        ended = torch.tensor([rollout.finish_reason == "eos" for rollout in rollouts])[:, None]
+        mask_BT, kl_mask_BT = mask_BT & ended, kl_mask_BT & ended
+    token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
+    if rl.kl_in == "reward" and rl.kl_coef:
+        old_BT = _logprob_rows(rollouts, "old_logprobs")
+        ref_BT = _logprob_rows(rollouts, "ref_logprobs")
+        token_rewards_BT += rl.kl_coef * kl_rewards(old_BT, ref_BT, kl_mask_BT, rl.kl_estimator)
+    rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
+    advantages = token_advantages(
+        rewards_B,
+        token_rewards_BT,
+        mask_BT,
+        [rollout.group for rollout in rollouts],
+        center=rl.center_groups,
+        norm=rl.advantage_norm,
+        eps=rl.advantage_eps,
+    )
+    return replace(advantages, kl_mask=kl_mask_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How the forward passes of an update are made. temperature: the sampler's. dtype: of the
+    arithmetic. The model is used as it is: the caller has put it into eval mode (dropout would
+    make the ratio of an unchanged policy differ from 1)."""
+
+    model: nn.Module
+    cfg: RLConfig
+    world: World
+    temperature: float = 1.0
+    pad_id: int = 0
+    dtype: str = "float32"
+
+    @property
+    def weights(self) -> LossWeights:
+        """What the loss is made of."""
+        cfg = self.cfg
+        return LossWeights(
+            cfg.algorithm,
+            cfg.clip_eps,
+            cfg.clip_eps_high,
+            cfg.kl_coef if cfg.kl_in == "loss" else 0.0,
+            cfg.kl_estimator,
+            cfg.entropy_coef,
+            cfg.max_log_ratio,
+        )
+
+
+def update_policy(
+    rollouts: Sequence[Rollout],
+    advantages: TokenAdvantages,
+    optimizer: torch.optim.Optimizer,
+    ppo_cfg: RLConfig,
+    *,
+    policy_model: nn.Module,
+    temperature: float,
+    pad_id: int,
+    dtype: str = "float32",
+    seed: int = 0,
+    world: World | None = None,
+) -> TrainStats:
+    """Pass over the batch `ppo_epochs` times, each in `minibatches` optimiser steps.
+
+    rollouts, advantages: the whole batch, on every process; each does its share of the passes.
+    seed: of the shuffle into minibatches. The rest: see `Passes`. Learning rates are the
+    optimiser's.
+    """
+    world = world or World(next(policy_model.parameters()).device)
+    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
+    again = ppo_cfg.algorithm != "reinforce"
+    epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
+    shuffle = torch.Generator().manual_seed(seed)
+    sums: dict[str, float] = {}
+    norms: list[float] = []
+    skipped = seen = held = 0
+    # Without a weight of the KL, a row that only the KL would hold has no part in the loss.
+    counted = advantages.held if passes.weights.kl_coef else advantages.mask
+    with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
+    for epoch in range(epochs):
+        order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
+        steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
+        if epoch == 0 and ppo_cfg.algorithm == "gspo":
+            rollouts = with_own_logprobs(rollouts, steps, passes)
+        for chosen in steps:
+            optimizer.zero_grad(set_to_none=True)
+            world.meet()
+            _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
+            seen += int(advantages.mask[chosen].sum())
+            held += int(advantages.held[chosen].sum())
+            norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
+            if math.isfinite(norm):
+                optimizer.step()
+                norms.append(norm)
+            else:
+                skipped += 1
+    optimizer.zero_grad(set_to_none=True)
+    return _stats(world.sum(sums), seen, held, norms, skipped)
+
+
+def accumulate_gradients(
+    rollouts: Sequence[Rollout],
+    advantages: TokenAdvantages,
+    chosen: Sequence[int],
+    passes: Passes,
+) -> dict[str, float]:
+    """Backward over the chosen rollouts in micro-batches; the figures of `policy_loss`, summed over
+    those of this process.
+
+    Each micro-batch is divided by the valid tokens (or sequences) of all chosen rollouts, so that
+    neither its size nor the number of processes changes anything but memory and time. Every
+    process takes the same number of passes: one that has none left makes one that counts nothing.
+    Gradients have to be empty before.
+    """
+    cfg, world = passes.cfg, passes.world
+    valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
+    held_tokens = {index: int(advantages.held[index].sum()) for index in chosen}
+    sums: dict[str, float] = {}
+    for rows, idle, last in _own_passes(rollouts, chosen, passes):
+        normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, held_tokens)]
+        with world.no_sync(passes.model, last=last):
+            loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
+            (loss * (0 if idle else 1)).backward()
+        if not idle:
+            _add(sums, figures)
+    world.add_up(passes.model)
+    return sums
+
+
+def _own_passes(
+    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: Passes
+) -> Iterator[tuple[list[int], bool, bool]]:
+    """(rows of a micro-batch, whether it only keeps step with the other processes, whether it is
+    the last) of this process's passes over the chosen rollouts."""
+    world, lengths = passes.world, [rollout.length for rollout in rollouts]
+    batches = list(micro_batches(lengths, passes.cfg.micro_batch_tokens, chosen))
+    mine = batches[world.rank :: world.size]
+    rounds = -(-len(batches) // world.size)
+    for number in range(rounds):
+        idle = number >= len(mine)
+        yield batches[0] if idle else mine[number], idle, number == rounds - 1
+
+
+@torch.no_grad()
+def with_own_logprobs(
+    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: Passes
+) -> list[Rollout]:
+    """Rollouts whose `old_logprobs` come from the very passes that the optimiser steps will make.
+
+    GSPO's clip range (3e-4) is narrower than rounding: with bfloat16 weights another batch or
+    padding moves the mean log-ratio of a sequence by up to 8e-4. Made in the same micro-batches,
+    it is exactly 0 until the first step.
+    """
+    found: dict[int, list[float]] = {}
+    model = passes.world.reading(passes.model)
+    for chosen in steps:
+        for rows, idle, _ in _own_passes(rollouts, chosen, passes):
+            of = [rollouts[row] for row in rows]
+            with autocast(next(model.parameters()).device, passes.dtype):
+                logprobs_BT, _, _ = completion_logprobs(
+                    model,
+                    [rollout.prompt_input_ids for rollout in of],
+                    [rollout.completion_token_ids for rollout in of],
+                    passes.temperature,
+                    passes.pad_id,
+                )
+            for row, rollout, values in zip(rows, of, logprobs_BT.tolist(), strict=True):
+                if not idle:
+                    found[row] = values[: len(rollout.completion_token_ids)]
+    for theirs in passes.world.gather([found]):
+        found |= theirs
+    return [
+        replace(rollout, old_logprobs=found.get(row, rollout.old_logprobs))
+        for row, rollout in enumerate(rollouts)
+    ]
+
+
+def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:
+    counts = list(valid_tokens.values())
+    if not any(counts):  # a sum of no tokens is 0, whatever it is divided by
+        return 1.0
+    if cfg.loss_mean == "token":
+        return token_normalizer(counts)
+    return sequence_normalizer(counts, [valid_tokens[row] for row in rows])
+
+
+def _micro_batch_loss(
+    rollouts: Sequence[Rollout],
+    advantages: TokenAdvantages,
+    rows: Sequence[int],
+    passes: Passes,
+    normalizer: float | Tensor,
+    kl_normalizer: float | Tensor,
+) -> tuple[Tensor, dict[str, float]]:
+    """One forward pass over these rows, and `policy_loss`."""
+    cfg, weights = passes.cfg, passes.weights
+    chosen = [rollouts[row] for row in rows]
+    device = next(passes.model.parameters()).device
+    with autocast(device, passes.dtype):
+        new, entropy, mask = completion_logprobs(
+            passes.model,
+            [rollout.prompt_input_ids for rollout in chosen],
+            [rollout.completion_token_ids for rollout in chosen],
+            passes.temperature,
+            passes.pad_id,
+            with_entropy=cfg.entropy_coef > 0,
+        )
+    length = mask.shape[1]
+    learned = mask & advantages.mask[rows, :length].to(device)
+    old = _logprob_rows(chosen, "old_logprobs").to(device)
+    ref = correction = None
+    if weights.kl_coef or chosen[0].ref_logprobs is not None:
+        ref = _logprob_rows(chosen, "ref_logprobs").to(device)
+    if chosen[0].sampler_logprobs is not None:
+        sampler = _logprob_rows(chosen, "sampler_logprobs").to(device)
+        limits = cfg.importance_cap, cfg.max_log_ratio
+        if cfg.algorithm == "gspo":
+            correction = sequence_importance_weights(old, sampler, learned, *limits)
+        else:
+            correction = importance_weights(old, sampler, *limits)
+    tokens = TokenBatch(
+        old=old,
+        advantages=advantages.values[rows, :length].float().to(device),
+        mask=learned,
+        ref=ref,
+        correction=correction,
+        kl_mask=mask & advantages.held[rows, :length].to(device),
+    )
+    return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
+
+
+def _logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
+    """[B, T]. Raises ValueError where a rollout has none."""
+    rows = [getattr(rollout, name) for rollout in rollouts]
+    if any(row is None for row in rows):
+        raise ValueError(f"a rollout has no {name}")
+    return pad_rows(rows, torch.float32)
+
+
+def _add(sums: dict[str, float], figures: dict[str, float]) -> None:
+    for name, value in figures.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
+def _stats(
+    sums: dict[str, float], seen: int, held: int, norms: list[float], skipped: int
+) -> TrainStats:
+    steps = len(norms) + skipped
+
+    def token_mean(name: str) -> float | None:
+        tokens = held if name.startswith("kl_ref") else seen
+        return sums[name] / tokens if name in sums and tokens else None
+
+    return TrainStats(
+        policy_loss=sums["policy_loss"] / steps if steps else None,
+        approx_kl=token_mean("approx_kl"),
+        clip_frac=token_mean("clip_frac"),
+        kl_ref=token_mean("kl_ref"),
+        kl_ref_k3=token_mean("kl_ref_k3"),
+        entropy=token_mean("entropy"),
+        grad_norm=sum(norms) / len(norms) if norms else None,
+        steps=len(norms),
+        skipped_steps=skipped,
+    )
+
+
+#: Of an update that was skipped.
+NO_UPDATE = _stats({}, 0, 0, [], 0)
+
+
+def learning_rate(update: int, cfg: RLConfig) -> float:
+    """Of update `update` (from 0): linear warm-up, then constant, or to 0 at the end: linearly, or
+    as (1 + cos(pi x)) / 2 of the share x that is done (arXiv 1608.03983, equation 5)."""
+    if update < cfg.warmup_updates:
+        return cfg.lr * (update + 1) / (cfg.warmup_updates + 1)
+    if cfg.lr_decay == "none":
+        return cfg.lr
+    left, whole = cfg.num_updates - update, max(1, cfg.num_updates - cfg.warmup_updates)
+    if cfg.lr_decay == "linear":
+        return cfg.lr * left / whole
+    return cfg.lr * (1 - math.cos(math.pi * left / whole)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every parameter group this rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr

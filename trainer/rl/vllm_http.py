@@ -1,0 +1,193 @@
+"""A vLLM server over HTTP, as the trainer needs it: what it serves, and loading weights there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.wait import wait_random_exponential
+
+from scorekit.errors import UserError
+from scorekit.transport import checked_url
+from trainer.translation.config import VLLMConfig
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Loading a model, restarting, or too much asked at once.
+_AWAY = (429, 502, 503, 504)
+
+
+class Refused(Exception):
+    """The server answered with an error. status: of HTTP."""
+
+    def __init__(self, path: str, status: int, message: str) -> None:
+        super().__init__(f"{path}: HTTP {status}: {message}")
+        self.status = status
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the same request may succeed a little later."""
+    return isinstance(error, httpx.TransportError) or (
+        isinstance(error, Refused) and error.status in _AWAY
+    )
+
+
+async def patiently(
+    call: Callable[[], Awaitable[T]], may_pass: Callable[[BaseException], bool] = is_away
+) -> T:
+    """What it gives, after as many attempts as it takes; whoever calls sets a limit."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("vLLM fails (attempt %d): %s", state.attempt_number, error)
+
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception(may_pass),
+        wait=wait_random_exponential(0.2, max=10),
+        before_sleep=tell,
+    ):
+        with attempt:
+            return await call()
+    raise AssertionError  # it goes on until an attempt ends
+
+
+@contextmanager
+def mendable(cfg: VLLMConfig) -> Iterator[None]:
+    """What the server refuses or does not answer becomes a UserError."""
+    try:
+        yield
+    except Refused as error:
+        hint = "; its key is read from VLLM_API_KEY" if error.status in (401, 403) else ""
+        raise UserError(f"generation.vllm.url: {cfg.url}: {error}{hint}") from None
+    except httpx.HTTPError as error:
+        raise UserError(
+            f"generation.vllm.url: no vLLM server answers at {cfg.url}: start it, or mend the URL "
+            f"({error or type(error).__name__})"
+        ) from None
+
+
+class VLLMServer:
+    """One server; use it in one event loop. Raises `Refused` and httpx's errors."""
+
+    def __init__(self, cfg: VLLMConfig) -> None:
+        assert cfg.url is not None  # the config's own check
+        self.url = checked_url(cfg.url).rstrip("/").removesuffix("/v1")
+        key = os.environ.get("VLLM_API_KEY")
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(None, connect=5.0),  # whoever asks sets a limit
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer's JSON, or its text."""
+        response = await self._http.request(method, path, json=body)
+        if response.status_code >= 400:
+            raise Refused(path, response.status_code, _message(response))
+        if response.headers.get("content-type", "").startswith("application/json"):
+            return response.json()
+        return response.text
+
+    async def models(self) -> dict[str, bool]:
+        """Names of what it serves -> whether that is an adapter."""
+        served = await self.ask("GET", "/v1/models")
+        return {model["id"]: bool(model.get("parent")) for model in served["data"]}
+
+    async def weight_version(self) -> str:
+        """What was last given to `reload`; the server's own word after a start."""
+        return str((await self.ask("GET", "/weight_info"))["weight_version"])
+
+    async def reload(self, folder: Path, version: str) -> None:
+        """Take all weights from `folder`."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self.ask("POST", "/collective_rpc", body)
+        await self.ask("POST", "/update_weight_version", {"new_version": version})
+
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        """Take an adapter from `folder`."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self.ask("POST", "/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, or have none such."""
+        try:
+            await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        except Refused as error:
+            if error.status != 404:
+                raise
+
+
+def _message(response: httpx.Response) -> str:
+    """What the server says of the error, in one line."""
+    try:
+        told = response.json()
+        text = told.get("error", told.get("detail", told))
+        text = text.get("message", text) if isinstance(text, dict) else text
+    except ValueError:
+        text = response.text
+    return " ".join(str(text).split())[:300]
+
+
+async def check_server(server: VLLMServer, wanted: str | None, *, adapters: bool) -> str:
+    """The name of the model to sample from. Raises UserError where the server is not one that can
+    sample for a training run: see the flags in trainer/rl/engine_vllm.py.
+
+    wanted: `vllm.model`. adapters: whether the policy learns through them.
+    """
+    served = await server.models()
+    bases = [name for name, is_adapter in served.items() if not is_adapter]
+    if wanted is None and len(bases) != 1:
+        raise UserError(f"generation.vllm.model: {server.url} serves {bases}: name one of them")
+    name = wanted or bases[0]
+    if name not in bases:
+        raise UserError(f"generation.vllm.model: {server.url} serves {bases}, not {name!r}")
+    await _check_routes(server, adapters)
+    await _check_logprobs(server, name)
+    return name
+
+
+async def _check_routes(server: VLLMServer, adapters: bool) -> None:
+    try:
+        if adapters:
+            await server.ask("POST", "/v1/load_lora_adapter", {})
+        else:
+            await server.weight_version()
+    except Refused as error:
+        if error.status != 404:  # the empty request is refused, too
+            return
+        needed = (
+            "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            if adapters
+            else "VLLM_SERVER_DEV_MODE=1"
+        )
+        raise UserError(
+            f"generation.vllm.url: {server.url} cannot take new weights: start it with {needed}"
+        ) from None
+
+
+async def _check_logprobs(server: VLLMServer, model: str) -> None:
+    """Cut to the likeliest token, each is drawn with probability 1, whatever the model."""
+    body = {
+        "model": model, "prompt": [1, 2], "max_tokens": 8, "temperature": 1.0, "top_k": 1,
+        "logprobs": 0, "return_token_ids": True, "seed": 0, "ignore_eos": True,
+    }  # fmt: skip
+    choice = (await server.ask("POST", "/v1/completions", body))["choices"][0]
+    if not choice.get("token_ids"):
+        raise UserError(f"generation.vllm.url: {server.url} gives no token ids: vLLM 0.32 does")
+    if any(abs(value) > 1e-3 for value in choice["logprobs"]["token_logprobs"]):
+        raise UserError(
+            f"generation.vllm.url: {server.url} gives log-probabilities of another distribution "
+            "than it samples from: start it with --logprobs-mode processed_logprobs"
+        )

@@ -1,0 +1,285 @@
+"""Checkpoints: a plain Hugging Face folder of the policy, with what a run needs to go on beside.
+
+    step-000020/
+        model.safetensors, config.json, tokenizer.json, ...    load with `from_pretrained`
+        adapter_model.safetensors, adapter_config.json         in place of the model, with LoRA
+        optimizer.pt        AdamW's state
+        random.pt           random states, one entry for each process
+        state.json          see `State`; with size and digest of every other file
+
+A folder appears under its name all at once: it is written beside, synced to disk, and renamed.
+Nothing is unpickled but tensors and plain numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scorekit.digest import digest_files
+from scorekit.errors import UserError
+from trainer.rl.compat import save_tokenizer
+from trainer.translation.config_data import THE_SET
+
+log = logging.getLogger(__name__)
+
+RandomState = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What state.json says of a run after `update` updates.
+
+    prompts_seen: position in the shuffled passes over the training prompts. learning_rate: of the
+    last update. reward: mean reward on the held-out examples after this update (None: there was no
+    evaluation, or one that scored too few of them). rated_by: the evaluation set that it is of.
+    origin: paths and digests of what the run is made of, the reference policy among it
+    (trainer/runs/resume.py). versions: of transformers and torch. files: name -> [bytes, digest].
+    """
+
+    update: int
+    config: dict[str, Any]
+    prompts_seen: int = 0
+    learning_rate: float | None = None
+    reward: float | None = None
+    rated_by: str = THE_SET
+    origin: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    processes: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def save_checkpoint(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    optimizer_state: Mapping[str, Any],
+    state: State,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    random_states: Sequence[RandomState] = (),
+) -> Path:
+    """Write `folder`, replacing what stands there. Returns it.
+
+    weights: the model's, where they are gathered from several processes.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for old in folder.parent.glob(".step-*.partial"):  # of a run that was killed while it saved
+        shutil.rmtree(old)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
+    save_tokenizer(tokenizer, partial)
+    torch.save(dict(optimizer_state), partial / "optimizer.pt")
+    torch.save(list(random_states), partial / "random.pt")
+    names = sorted(str(path.relative_to(partial)) for path in _files(partial))
+    files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
+    said = asdict(state) | {"versions": versions(), "files": files}
+    (partial / "state.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
+    for path in partial.rglob("*"):
+        sync(path)
+    sync(partial)
+    _remove(folder)
+    partial.rename(folder)
+    sync(folder.parent)
+    return folder
+
+
+def read_state(folder: Path) -> State:
+    """What state.json says. Raises UserError where `folder` is no checkpoint."""
+    try:
+        said = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return State(**{f.name: said[f.name] for f in fields(State) if f.name in said})
+    except (OSError, ValueError, TypeError):
+        raise UserError(
+            f"{folder}: not a checkpoint of the trainer (no state.json, or not a whole one)"
+        ) from None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's folder `checkpoints`, whole or torn, the newest first."""
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def fault_of(folder: Path, *, read: bool = True) -> str | None:
+    """Why a checkpoint is not whole; None if it is. read: hold the contents against the digests."""
+    try:
+        files = read_state(folder).files
+    except UserError:
+        return "no state.json, or not a whole one"
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, not {size}"
+        if read and digest_files([path]) != digest:
+            return f"{name} has another content than was saved"
+    return None
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint; a torn one is told and passed over."""
+    for path in checkpoints(folder):
+        fault = fault_of(path)
+        if fault is None:
+            return path
+        log.warning("%s is passed over: %s", path, fault)
+    return None
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """That with the highest held-out reward (the newest of equals), of those rated by the set that
+    the newest is rated by; None where none has one."""
+    return max(_rated(folder), key=lambda pair: (pair[0], pair[1].name), default=(0, None))[1]
+
+
+def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
+    rated_by = None
+    for path in checkpoints(folder):
+        if fault_of(path, read=False) is None:
+            state = read_state(path)
+            if state.reward is not None and rated_by in (None, state.rated_by):
+                rated_by = state.rated_by
+                yield state.reward, path
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Leave the newest `keep` whole ones and the best; torn ones go, too."""
+    whole = [path for path in checkpoints(folder) if fault_of(path, read=False) is None]
+    kept = {*whole[:keep], best_checkpoint(folder)}
+    for path in checkpoints(folder):
+        if path not in kept:
+            _remove(path)
+
+
+def load_checkpoint(folder: Path, model: Any) -> State:
+    """Put the saved weights into `model`.
+
+    Raises UserError where `folder` is no checkpoint, or cannot be read by these versions.
+    """
+    state = read_state(folder)
+    try:
+        _load_weights(folder, model)
+    except Exception as error:  # transformers raises half a dozen kinds
+        raise UserError(f"{folder}: {cannot_load(state, error)}") from None
+    return state
+
+
+def load_optimizer_state(folder: Path) -> dict[str, Any]:
+    """The optimiser's state as it was saved, on the CPU. Raises UserError."""
+    try:
+        saved: dict[str, Any] = torch.load(
+            folder / "optimizer.pt", map_location="cpu", weights_only=True
+        )
+    except Exception as error:  # torch raises as many
+        raise UserError(f"{folder}: {cannot_load(read_state(folder), error)}") from None
+    return saved
+
+
+def _load_weights(folder: Path, model: Any) -> None:
+    if (folder / "adapter_config.json").exists():
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        result = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+        if result.unexpected_keys:
+            raise ValueError(f"the policy has no adapter {result.unexpected_keys[0]}")
+        return
+    from transformers import AutoModelForCausalLM
+
+    saved, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+    )
+    if loading["missing_keys"]:
+        raise ValueError(f"{sorted(loading['missing_keys'])[0]} is missing")
+    model.load_state_dict(saved.state_dict())
+
+
+def cannot_load(state: State, error: Exception) -> str:
+    """Why, in one line, with the versions if they differ."""
+    lines = str(error).strip().splitlines()
+    now, then = versions(), state.versions
+    differ = [f"{k} {then.get(k)} saved it, this is {now[k]}" for k in now if now[k] != then.get(k)]
+    return f"cannot be loaded: {'; '.join([lines[0] if lines else type(error).__name__, *differ])}"
+
+
+def versions() -> dict[str, str]:
+    """Of what writes and reads the weights."""
+    import transformers
+
+    return {"transformers": transformers.__version__, "torch": str(torch.__version__)}
+
+
+def random_state() -> RandomState:
+    """Of this process: torch on CPU and GPU, Python, numpy."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss],
+    }
+
+
+def set_random_state(folder: Path, rank: int) -> None:
+    """Put back what process `rank` had; nothing where it had not been there."""
+    states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
+    if rank >= len(states):
+        return
+    state = states[rank]
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+
+
+def weights_digest(path: str, revision: str | None) -> str:
+    """Digest of a model's weights and config, from its folder or the hub's local copy."""
+    folder = model_folder(path, revision)
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+    return digest_files(p for pattern in patterns for p in folder.glob(pattern))
+
+
+def model_folder(path: str, revision: str | None = None) -> Path:
+    """Where a model's files lie: its folder, or the hub's local copy. Raises UserError."""
+    if Path(path).is_dir():
+        return Path(path)
+    from transformers.utils import cached_file
+
+    try:
+        return Path(str(cached_file(path, "config.json", revision=revision))).parent
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no such model: {str(error).splitlines()[0]}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _remove(folder: Path) -> None:
+    """At once for whoever looks for checkpoints, whenever the process dies."""
+    if folder.exists():
+        gone = folder.with_name(f".{folder.name}.{os.getpid()}.removed.partial")
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder written to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""Going on with a run that ended before its last update, as if it had not ended.
+
+What the mathematics depends on has to be the same: the config's keys but those that are declared by
+`may_change` (among them learning rate, KL and stop rules; a change is said in the log), and what
+stands behind the paths and URLs (weights, prompts, services), which may have moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from scorekit.schemas import Info
+from trainer.runs.checkpoint import State, checkpoints, newest_checkpoint, read_state, weights_digest
+from trainer.translation.config import PolicyConfig, TrainerConfig
+from trainer.config_base import changeable
+from trainer.translation.config_data import THE_SET
+from trainer.translation.data import Example
+from trainer.translation.evaluation.evaluate import Report
+from trainer.runs.runlog import read_jsonl
+
+log = logging.getLogger(__name__)
+
+#: Keys, and sections, that a resumed run may change. What is behind the paths and URLs is held
+#: against the run's own by digest (`Origin`).
+FREE = changeable(TrainerConfig)
+
+#: Config key -> what stands behind it: `path`, and digests or names that must stay the same.
+Origin = dict[str, dict[str, str | None]]
+
+
+def checkpoint_to_resume(cfg: TrainerConfig) -> Path | None:
+    """The newest whole checkpoint of misc.run_dir, fit for this config and these weights; None
+    where there is no checkpoint yet. Raises UserError where the run cannot go on."""
+    folder = Path(cfg.misc.run_dir) / "checkpoints"
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        if checkpoints(folder):
+            raise UserError(
+                f"{folder}: no checkpoint is whole: the run cannot go on; set misc.overwrite to "
+                "true (without --resume) to start anew"
+            )
+        log.warning("%s has no checkpoint yet: the run starts anew", cfg.misc.run_dir)
+        return None
+    state = read_state(checkpoint)
+    check_config(cfg, state)
+    check_origin(weight_origin(cfg.policy), state)
+    return checkpoint
+
+
+def check_config(cfg: TrainerConfig, state: State) -> None:
+    """Tell what differs from the run's config. Raises UserError if it changes the mathematics."""
+    then = dict(_flat(TrainerConfig.model_validate(state.config).model_dump(mode="json")))
+    now = dict(_flat(cfg.model_dump(mode="json")))
+    differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+    told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
+    fixed = [key for key in differ if not _is_free(key)]
+    if fixed:
+        raise UserError(
+            f"--resume: {cfg.misc.run_dir} was begun with another config "
+            f"({'; '.join(told[key] for key in fixed)}): set it back, or choose another run_dir"
+        )
+    for key in differ:
+        log.warning("changed since the run began: %s", told[key])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def weight_origin(cfg: PolicyConfig) -> Origin:
+    """The weights that training starts from, and the reference's: never those of a checkpoint."""
+    reference, revision = cfg.reference_path, None
+    if reference is None:
+        reference, revision = cfg.path, cfg.revision
+    paths = {
+        "policy.path": (cfg.path, cfg.revision),
+        "policy.reference_path": (reference, revision),
+    }
+    return {
+        key: {"path": path, "digest": weights_digest(path, of) if path else None}
+        for key, (path, of) in paths.items()
+    }
+
+
+def prompt_origin(
+    key: str,
+    path: str | None,
+    examples: Sequence[Example],
+    prompts: Sequence[tuple[str, Sequence[int]]],
+) -> Origin:
+    """The prompts as token ids, and the sources that are scored: data, template and tokenizer."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example, (_, ids) in zip(examples, prompts, strict=True):
+        digest.update(json.dumps([example.src_text, list(ids)]).encode())
+    return {key: {"path": path, "digest": digest.hexdigest()}}
+
+
+def service_origin(infos: Mapping[str, Info]) -> Origin:
+    """The models behind the services."""
+    return {
+        f"reward.{info.service}_urls": {
+            "path": url, "model": info.model, "revision": info.revision
+        }
+        for url, info in infos.items()
+    }  # fmt: skip
+
+
+_MEND = {
+    "policy.path": "start a new run to begin from other weights",
+    "policy.reference_path": "the KL reference of a run stays the same: name the folder it had",
+    "data.train": "the data, the prompt template or the tokenizer have changed",
+    "data.eval": "the data, the prompt template or the tokenizer have changed",
+}
+
+
+def check_origin(now: Origin, state: State) -> None:
+    """Raise UserError where a run would go on with something else than it began with."""
+    for key, here in now.items():
+        there = state.origin.get(key)
+        mend = _MEND.get(key.partition("_sets.")[0], "scores of one run must be of one model")
+        for name in sorted({*here, *(there or {})} - {"path"}):
+            if there is not None and there.get(name) != here.get(name):
+                raise UserError(
+                    f"{key}: {here['path']} is not what the run began with: {name} "
+                    f"{here.get(name)} now, {there.get(name)} ({there.get('path')}) then; "
+                    f"{mend}"
+                )
+
+
+def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
+    """(update, report) of the evaluations in eval.jsonl, by the names of their sets."""
+    sets: dict[str, list[tuple[int, Report]]] = {}
+    for line in read_jsonl(folder / "eval.jsonl"):
+        values = {f.name: line.get(f.name) for f in fields(Report)}
+        values["examples"] = read_jsonl(folder / line["completions"])
+        reports = sets.setdefault(line.get("set", THE_SET), [])
+        reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
+    return sets

@@ -1,0 +1,103 @@
+"""When a run is saved, and with what; and how that is put back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainer.runs.checkpoint import (
+    State,
+    load_checkpoint,
+    load_optimizer_state,
+    prune_checkpoints,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+from trainer.translation.config import TrainerConfig
+from trainer.translation.evaluation.evaluate import Report
+from trainer.rl.policy import unwrapped
+from trainer.runs.resume import Origin, check_origin
+from trainer.rl.update import learning_rate
+from trainer.rl.world import World
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """The checkpoints of a run that is made of `origin`."""
+
+    def __init__(self, cfg: TrainerConfig, world: World, origin: Origin) -> None:
+        self.cfg, self.world, self.origin = cfg, world, origin
+        self.folder = Path(cfg.misc.run_dir) / "checkpoints"
+
+    def is_due(self, update: int, reports: Sequence[tuple[int, Report]]) -> bool:
+        """Each save_every_n_updates, and where an evaluation is the best so far."""
+        every = self.cfg.misc.save_every_n_updates
+        rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
+        is_best = update in rated and rated[update] >= max(rated.values())
+        return every > 0 and (update % every == 0 or is_best)
+
+    def save(
+        self,
+        update: int,
+        report: Report | None,
+        model: nn.Module,
+        tokenizer: Any,
+        optimizer: Any,
+    ) -> Path:
+        """A checkpoint after `update` updates; every process has to call it. report: of the set
+        that the best checkpoint is chosen by, where it was evaluated."""
+        rl = self.cfg.rl
+        reward = report.rating if report else None
+        if report and reward is None and self.world.is_main:
+            log.warning(
+                "step %d is no candidate for the best checkpoint: its evaluation scored %.0f %% of "
+                "%d examples, and means over others do not compare",
+                update, 100 * report.reward_coverage, report.samples,
+            )  # fmt: skip
+        state = State(
+            update,
+            config=self.cfg.model_dump(mode="json"),
+            prompts_seen=update * rl.batch_size * rl.grad_accum,
+            learning_rate=learning_rate(update - 1, rl),
+            reward=reward,
+            rated_by=self.cfg.best_by,
+            origin=self.origin,
+            processes=self.world.size,
+        )
+        weights, optimizer_state = self.world.whole_states(model, optimizer)
+        random_states = self.world.gather([random_state()])
+        path = self.folder / f"step-{update:06d}"
+        if self.world.is_main:
+            save_checkpoint(
+                path, unwrapped(model), tokenizer, optimizer_state, state,
+                weights=weights, random_states=random_states,
+            )  # fmt: skip
+            prune_checkpoints(self.folder, self.cfg.misc.keep_checkpoints)
+        self.world.wait()
+        return path
+
+    def load_weights(self, checkpoint: Path, model: nn.Module) -> int:
+        """Into a model that is not yet spread over processes. Returns the updates behind them.
+        Raises UserError where the run would go on with something else than it began with."""
+        state = load_checkpoint(checkpoint, model)
+        check_origin(self.origin, state)
+        if not self.world.is_main:
+            return state.update
+        if state.processes != self.world.size:
+            log.warning(
+                "the run had %d processes and has %d now: its samples will be others",
+                state.processes, self.world.size,
+            )  # fmt: skip
+        log.warning("%s goes on after update %d", self.cfg.misc.run_dir, state.update)
+        return state.update
+
+    def load_rest(self, checkpoint: Path, model: nn.Module, optimizer: Any) -> None:
+        """The optimiser's state and the random states."""
+        self.world.load_optimizer(model, optimizer, load_optimizer_state(checkpoint))
+        set_random_state(checkpoint, self.world.rank)

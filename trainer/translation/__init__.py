@@ -1,0 +1,1 @@
+"""Translation: prompts of sentences, rewards by MetricX and by the spans of xCOMET, evaluation."""

@@ -1,0 +1,161 @@
+"""Rollouts of an update with their log-probabilities and rewards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from trainer.rl.policy import Reference, autocast
+from trainer.rl.sampler import Rollout, Sampler, rollout_logprobs, stream_rollouts
+from trainer.rl.world import World
+from trainer.runs.leaving import Leaving
+from trainer.runs.runlog import Clock
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import Example, batch_indices
+from trainer.translation.rewards.formula import SampleReward, sample_rewards
+from trainer.translation.rewards.score_batch import Batch, Group
+from trainer.translation.rewards.services import Rewarder
+
+log = logging.getLogger(__name__)
+
+#: A prompt's samples with their rewards.
+Scored = list[tuple[list[Rollout], list[SampleReward]]]
+
+
+class Collector:
+    """Draws and scores the batch of an update; every process of the world its share."""
+
+    def __init__(
+        self,
+        cfg: TrainerConfig,
+        world: World,
+        rewarder: Rewarder,
+        model: nn.Module,
+        tokenizer: Any,
+        pad_id: int,
+        reference: Reference | None,
+        leaving: Leaving,
+    ) -> None:
+        self.cfg, self.world, self.rewarder = cfg, world, rewarder
+        self.model, self.tokenizer, self.pad_id = model, tokenizer, pad_id
+        self.reference, self.leaving = reference, leaving
+        #: Why the last batch has no rewards, in one line; None: it has, or the run is to end.
+        self.fault: str | None = None
+        #: How often the services were asked for it.
+        self.attempts = 0
+
+    def collect(
+        self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
+    ) -> tuple[list[Rollout], list[SampleReward]] | None:
+        """The whole batch. None where the services gave it no score at all, in
+        `stop.skipped_updates` attempts, or until the run was asked to end: then the update has not
+        begun, and its prompts are those of the next attempt.
+
+        A prompt's samples go to the services as soon as they are there, while others are still
+        generated; and while the last of them are scored, the forward passes are made. `reward_s`
+        is what is left to wait for then.
+        """
+        batch, groups, asked = self._sample(train, sampler, update, clock)
+        self.attempts, self.fault = 1, None
+        while True:
+            self.world.at(f"update {update}, rewards")
+            scored: Scored = [
+                (group, sample_rewards(group, scores.result(), self.cfg.reward))
+                for group, scores in zip(groups, asked, strict=True)
+            ]
+            clock.lap("reward_s")
+            hurried = any(self.world.gather([batch.hurried]))
+            whole = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
+            rewards = [reward for _, rewards in whole for reward in rewards]
+            fault = None if hurried else unanswered(rewards)
+            if not hurried and fault is None:
+                return [rollout for group, _ in whole for rollout in group], rewards
+            leaves = hurried or any(self.world.gather([bool(self.leaving.asked)]))
+            if leaves or not self._goes_on(update, fault or ""):
+                return None
+            self.attempts += 1
+            batch = self._batch()
+            asked = [_submit(batch, group) for group in groups]
+
+    def _goes_on(self, update: int, fault: str) -> bool:
+        """Whether to ask once more after this fault; says which of the two."""
+        limit = self.cfg.stop.skipped_updates
+        if self.attempts == limit:
+            self.fault = (
+                f"update {update} has no rewards: no sample was scored in {limit} attempts in a "
+                f"row (stop.skipped_updates), {fault}: see to the services, then go on with "
+                "--resume; the prompts of this update are not used up"
+            )
+            return False
+        if self.world.is_main:
+            log.warning(
+                "update %d waits for rewards: attempt %d of %s gave no score (%s); the same "
+                "samples are asked for again", update, self.attempts, limit or "any number", fault,
+            )  # fmt: skip
+        time.sleep(1.0)
+        return True
+
+    def _batch(self) -> Batch:
+        return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
+
+    def _sample(
+        self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
+    ) -> tuple[Batch, list[list[Rollout]], list[Group]]:
+        """This process's groups, put to the services."""
+        cfg, rl = self.cfg, self.cfg.rl
+        prompts = rl.batch_size * rl.grad_accum
+        mine = self.world.share(batch_indices(len(train), prompts, update, cfg.misc.seed))
+        groups: list[list[Rollout]] = []
+        batch, asked = self._batch(), []
+        self.world.at(f"update {update}, sampling")
+        with autocast(self.world.device, cfg.misc.dtype):
+            for group in stream_rollouts(
+                sampler, [train[i] for _, i in mine], self.model, self.tokenizer,
+                cfg.generation, seed=self._seed(update), groups=[place for place, _ in mine],
+            ):  # fmt: skip
+                groups.append(group)
+                asked.append(_submit(batch, group))
+            clock.lap("rollout_s")
+            self.world.at(f"update {update}, log probabilities")
+            self._add_logprobs([rollout for group in groups for rollout in group])
+        clock.lap("logprob_s")
+        return batch, groups, asked
+
+    def _add_logprobs(self, rollouts: list[Rollout]) -> None:
+        """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
+        cfg = self.cfg
+
+        def rows(model: nn.Module) -> list[list[float]]:
+            return rollout_logprobs(
+                rollouts, model, cfg.generation.temperature, self.pad_id,
+                cfg.rl.micro_batch_tokens, self.world,
+            )  # fmt: skip
+
+        if self.reference is not None:
+            with self.reference.active() as reference:
+                for rollout, row in zip(rollouts, rows(reference), strict=True):
+                    rollout.ref_logprobs = row
+        if cfg.corrects_importance:
+            for rollout, row in zip(rollouts, rows(self.model), strict=True):
+                rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, row
+
+    def _seed(self, update: int) -> int:
+        """Of this process's sampling: a function of the update, so that a run can start again
+        anywhere."""
+        return self.cfg.misc.seed * 1_000_003 + update + self.world.rank * 999_999_937
+
+
+def unanswered(rewards: Sequence[SampleReward]) -> str | None:
+    """Why a batch has no score, where it may have one later: no sample was scored, and a service
+    failed that may come back. Else None."""
+    if any(reward.r_seq is not None for reward in rewards):
+        return None
+    return next((reward.service_error for reward in rewards if reward.may_pass), None)
+
+
+def _submit(batch: Batch, group: Sequence[Rollout]) -> Group:
+    return batch.submit([(r.src_text, r.completion_text) for r in group])

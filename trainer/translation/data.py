@@ -1,0 +1,262 @@
+"""Prompts: rows of a file, folder or hub dataset -> Example -> the text of a prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from scorekit.languages import Language, find_language
+from scorekit.prompts import fill, load_template
+from scorekit.prompts import postprocess_translation as postprocess_translation
+from trainer.translation.config import TrainerConfig
+from trainer.translation.config_data import THE_SET
+from trainer.translation.readers import read_rows
+
+log = logging.getLogger(__name__)
+
+REQUIRED = ("src_text", "src_lang", "tgt_lang")
+OPTIONAL = ("id", "src_lang_code", "tgt_lang_code", "ref_text")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A source text to translate.
+
+    src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
+    ref_text: a true translation where one is known; shown in reports, never part of a reward.
+    where: its row ("train.jsonl line 7"), for messages.
+    """
+
+    id: str
+    src_text: str
+    src_lang: str
+    tgt_lang: str
+    src_lang_code: str
+    tgt_lang_code: str
+    ref_text: str | None = None
+    where: str = dataclasses.field(default="", compare=False)
+
+
+def load_examples(
+    source: str | Path,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    name: str | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+) -> list[Example]:
+    """Read examples.
+
+    source: a file, a folder (trainer/translation/readers.py says in which forms), or a hub id.
+    split: names a part of a folder or hub dataset (there: default "train").
+    limit: read this many rows at most.
+    columns: our field name -> the column that holds it; `a.b` is `b` within the column `a`.
+    name: configuration of a hub dataset.
+    src_lang, tgt_lang: of rows that name none.
+
+    Of a row with a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
+    its two languages are source and reference.
+    A missing id becomes a hash of the row's source and languages; a missing language code is that
+    of the language's name, else the name itself. Raises UserError that names file, row and field.
+    """
+    columns = dict(columns or {})
+    unknown = sorted(set(columns) - {*REQUIRED, *OPTIONAL})
+    if unknown:
+        known = ", ".join((*REQUIRED, *OPTIONAL))
+        raise UserError(f"data.columns: unknown field {unknown[0]!r}; known: {known}")
+    rows = islice(read_rows(str(source), split, name), limit)
+    constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+    examples = [_example(row, where, columns, constant) for where, row in rows]
+    if not examples:
+        raise UserError(f"{source}: no rows")
+    again = [
+        name for name, count in Counter(example.id for example in examples).items() if count > 1
+    ]
+    if again:
+        log.warning("%s: %d ids stand more than once, %r first", source, len(again), again[0])
+    return examples
+
+
+def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
+
+    A function of its arguments alone, so that a run can start again anywhere.
+    """
+    import torch
+
+    indices: list[int] = []
+    for position in range((update - 1) * batch_size, update * batch_size):
+        epoch, place = divmod(position, examples)
+        if place == 0 or not indices:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            order = torch.randperm(examples, generator=generator).tolist()
+        indices.append(order[place])
+    return indices
+
+
+def load_train(cfg: TrainerConfig) -> list[Example]:
+    """The prompts to learn from. Raises UserError."""
+    data = cfg.data
+    if data.train is None:
+        raise UserError("data.train is not set: give the prompts to learn from")
+    return load_examples(
+        data.train, split=data.train_split, limit=data.train_limit, columns=data.columns,
+        name=data.train_name, src_lang=data.src_lang, tgt_lang=data.tgt_lang,
+    )  # fmt: skip
+
+
+def load_held_out(cfg: TrainerConfig) -> dict[str, list[Example]]:
+    """The examples to evaluate on, by the names of their sets. Raises UserError."""
+    return {name: load_set(cfg, name) for name in cfg.data.held_out}
+
+
+def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
+    """Those of one set. Raises UserError."""
+    of = cfg.data.held_out[name]
+    return load_examples(
+        of.path, split=of.split, limit=cfg.eval.eval_limit, columns=of.columns,
+        name=of.name, src_lang=of.src_lang, tgt_lang=of.tgt_lang,
+    )  # fmt: skip
+
+
+def set_key(name: str) -> str:
+    """The config's key of an evaluation set."""
+    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
+
+
+def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:
+    """A line on the held-out rows that are learned from, too: the same text and languages, whatever
+    their id. "" where there are none. key: where they come from (`data.eval`)."""
+
+    def content(example: Example) -> tuple[str, str, str]:
+        return example.src_text.strip(), example.src_lang_code, example.tgt_lang_code
+
+    learned = {content(example) for example in train}
+    both = [example for example in held_out if content(example) in learned]
+    if not both:
+        return ""
+    return (
+        f"{key}: {len(both)} of {len(held_out)} rows stand in data.train, too (the same source "
+        f"and languages; first {both[0].where or both[0].id}): their figures say how well they "
+        "were learned"
+    )
+
+
+def format_translation_prompt(example: Example, template: str = "translategemma") -> str:
+    """The prompt of an example. `template`: a name of scorekit.prompts or a path."""
+    return fill(
+        load_template(template),
+        {
+            "source_lang": example.src_lang,
+            "src_lang_code": example.src_lang_code,
+            "target_lang": example.tgt_lang,
+            "tgt_lang_code": example.tgt_lang_code,
+            "text": example.src_text,
+        },
+    )
+
+
+def _example(
+    row: Any, where: str, columns: Mapping[str, str], constant: Mapping[str, str | None]
+) -> Example:
+    if not isinstance(row, dict):
+        kind = "an array" if isinstance(row, list) else type(row).__name__
+        raise UserError(f"{where}: a row is an object of fields, one a line, not {kind}")
+    values = {}
+    for field in (*REQUIRED, *OPTIONAL):
+        column = columns.get(field, field)
+        if field != "id":
+            values[field] = _text(_cell(row, column), where, column) or constant.get(field)
+    if not values["src_text"] and isinstance(row.get("translation"), dict):
+        values |= _translation(row["translation"], values, where)
+    column = columns.get("id", "id")
+    values["id"] = _id(_cell(row, column), where, column) or _hash(values)
+    for field in REQUIRED:
+        if not (values[field] or "").strip():
+            column = columns.get(field, field)
+            there = "" if column in row else f" (the row has {', '.join(map(str, row))})"
+            raise UserError(f"{where}: {column}: missing or empty{there}")
+    for side in ("src", "tgt"):
+        name = values[f"{side}_lang"] or ""
+        language = find_language(name)
+        code = language.tag if language else name
+        if language is not None and name.lower() != language.name.lower():
+            # A code, as a corpus or `synth`'s export has it: the prompt wants the name.
+            values[f"{side}_lang"] = language.name
+            code = name if "-" in name else code
+        values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
+    return Example(**values, where=where)  # type: ignore[arg-type]
+
+
+def _same_language(key: str, language: Language) -> bool:
+    """Whether a key is a name of that language, in whatever variant ("en" and "en-GB")."""
+    found = find_language(key)
+    return found is not None and found.iso639_3 == language.iso639_3
+
+
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    """What stands in a column, or within one ("translation.en"); None where nothing does."""
+    if column in row:
+        return row[column]
+    outer, dot, inner = column.partition(".")
+    within = row.get(outer)
+    return _cell(within, inner) if dot and isinstance(within, dict) else None
+
+
+def _translation(
+    texts: Mapping[str, Any], values: Mapping[str, str | None], where: str
+) -> dict[str, str | None]:
+    """Source and reference of {language: text}, by the row's languages or the config's."""
+    keys = {}
+    for side in ("src", "tgt"):
+        wanted = values[f"{side}_lang"] or ""
+        language = find_language(wanted)
+        alike = [key for key in texts if language and _same_language(key, language)]
+        alike = [wanted] if wanted in texts else alike
+        keys[side] = alike[0] if alike else None
+        if not wanted or len(alike) > 1 or (side == "src" and not alike):
+            raise UserError(
+                f"{where}: translation: has {', '.join(map(str, texts))}: say in data.src_lang "
+                "and data.tgt_lang which is which, or name the columns (data.columns: "
+                "{src_text: translation.en, ...})"
+            )
+    read = {
+        side: _text(texts[key], where, f"translation.{key}") if key else None
+        for side, key in keys.items()
+    }
+    return {"src_text": read["src"], "ref_text": values["ref_text"] or read["tgt"]}
+
+
+def _id(value: Any, where: str, column: str) -> str | None:
+    if isinstance(value, float) and value.is_integer():  # a data frame's, where one was missing
+        value = int(value)
+    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
+        return None if value is None else str(value)
+    raise UserError(f"{where}: {column}: a text or whole number is wanted, not {value!r:.40}")
+
+
+def _text(value: Any, where: str, column: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {column}: a text is wanted, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: {column}: not valid Unicode (a lone surrogate)") from None
+    return value
+
+
+def _hash(values: Mapping[str, str | None]) -> str:
+    text = "\x1f".join(str(values[field]) for field in REQUIRED)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

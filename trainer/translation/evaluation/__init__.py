@@ -1,0 +1,1 @@
+"""How good a translation policy is: figures, comparisons, pages."""

@@ -1,0 +1,201 @@
+"""The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
+
+A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+trainer/runs/runlog.py describes the files that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+
+from scorekit.errors import UserError
+from scorekit.page import STYLE
+from scorekit.render import COLOURS, cut_segments, hint, visible
+from scorekit.schemas import ErrorSpan
+from trainer.runs.runlog import read_jsonl, write_text
+from trainer.translation.config_data import THE_SET
+from trainer.translation.evaluation.compare import (
+    FEWEST,
+    RESAMPLES,
+    PairedFigure,
+    as_row,
+    changed_most,
+)
+from trainer.translation.evaluation.curves import draw_run
+from trainer.translation.evaluation.figures import compare, severity_counts
+
+_SHOWN = 12  # examples of each kind
+#: Columns of the table by language pair; BLEU says how it counts.
+_PAIR_KEYS = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
+
+
+def write_report(
+    run_dir: str | Path, title: str = "Training run", notes: Sequence[str] = ()
+) -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
+    """
+    folder = Path(run_dir)
+    updates = read_jsonl(folder / "log.jsonl")
+    evals = read_jsonl(folder / "eval.jsonl")
+    if not updates and not evals:
+        raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
+    sets = {}
+    for line in evals:
+        sets.setdefault(line.get("set", THE_SET), []).append(line)
+    return _write(
+        folder / "report.html",
+        "report",
+        title=title,
+        notes=notes,
+        stopped=updates[-1].get("stopped") if updates else None,
+        sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
+        curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
+        config=_read_text(folder / "config.yaml"),
+        updates=len(updates),
+    )
+
+
+def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
+    """For the template: a set of held-out sources, before and after."""
+    return {
+        "name": "" if name == THE_SET else name,
+        "decides": evals[-1].get("decides"),
+        "gaps": ", ".join(_gaps(evals)),
+        "last": evals[-1],
+        "rows": compare(evals[0], evals[-1]),
+        "pairs": _pair_table(evals[0], evals[-1]),
+        "examples": _pick_examples(folder, evals),
+    }
+
+
+def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Evaluations of which a service scored a part only."""
+    for line in evals:
+        for key, name in (("metricx_coverage", "MetricX"), ("xcomet_coverage", "xCOMET")):
+            coverage = line.get(key)
+            if coverage is not None and coverage < 1:
+                yield f"{name} after update {line['update']} ({coverage:.0%})"
+
+
+def write_evaluation(
+    path: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[dict[str, Any]],
+    config: str = "",
+) -> Path:  # fmt: skip
+    """Write a page of the figures of a report, its worst translations and its first."""
+    scored = [line for line in lines if line["metricx_score"] is not None]
+    worst = sorted(scored, key=lambda line: -line["metricx_score"])[:_SHOWN]
+    failed = [line for line in lines if line["error"]][:_SHOWN]
+    kinds = (
+        ("Worst, says MetricX", worst),
+        ("Without a score", failed),
+        ("The first of the set", lines[:_SHOWN]),
+    )
+    return _write(
+        path,
+        "evaluation",
+        policy=policy,
+        figures=figures,
+        rows=compare(figures, {}),
+        pairs=_pair_table(figures, figures),
+        severity_rows=severity_counts(lines),
+        examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
+        config=config,
+    )
+
+
+def write_comparison(
+    path: Path, names: tuple[str, str], groups: Mapping[str, Sequence[PairedFigure]],
+    first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]],
+) -> Path:  # fmt: skip
+    """Write a page of the intervals of the differences, and of what changed most."""
+    return _write(
+        path,
+        "comparison",
+        first=names[0],
+        second=names[1],
+        groups=[
+            {"name": name, "rows": [as_row(figure) for figure in figures]}
+            for name, figures in groups.items()
+        ],
+        resamples=RESAMPLES,
+        fewest=FEWEST,
+        examples=changed_most(first, second, _SHOWN),
+    )
+
+
+def _write(path: Path, template: str, **values: Any) -> Path:
+    """Fill a template of this folder."""
+    environment = Environment(
+        loader=PackageLoader("trainer.translation.evaluation", "."),
+        autoescape=select_autoescape(["html"]),
+    )
+    environment.filters |= {"segments": _segments, "visible": visible}
+    page = environment.get_template(f"{template}.html").render(style=Markup(STYLE), **values)
+    write_text(path, page)
+    return path
+
+
+def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
+    """For the template: figures of each language pair, before and after; None of one pair."""
+    old, new = before.get("pairs") or {}, after.get("pairs") or {}
+    if not old:
+        return None
+    titles: list[str] = []
+    rows = []
+    for name, figures in old.items():
+        later = new.get(name, {})
+        cells = []
+        titles = []
+        for key in _PAIR_KEYS:
+            (row,) = compare(figures, later, only=key)
+            note = figures.get("bleu_tokenize") if key == "bleu" else None
+            titles.append(row.title.removesuffix(" (never a reward)"))
+            cells.append({"before": row.before, "after": row.after, "change": row.change,
+                          "verdict": row.verdict, "note": note})  # fmt: skip
+        rows.append({"name": name, "samples": figures["samples"], "cells": cells})
+    return {"titles": titles, "rows": rows}
+
+
+def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same sources before and after: what improved most, what worsened most, and the first."""
+    if len(evals) < 2:
+        return []
+    before, after = (read_jsonl(folder / evals[i]["completions"]) for i in (0, -1))
+    if len(before) != len(after):
+        raise UserError(
+            f"{folder}: {evals[0]['completions']} and {evals[-1]['completions']} differ in length"
+        )
+    kinds = [
+        *changed_most(before, after, _SHOWN),
+        ("The first of the set", list(zip(before, after, strict=True))[:_SHOWN]),
+    ]
+    return [{"title": title, "pairs": chosen} for title, chosen in kinds]
+
+
+def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
+    """For the template: text, class and tooltip of each stretch of a translation."""
+    spans = [ErrorSpan.model_validate(span) for span in line["error_spans"] or []]
+    return [
+        {
+            "text": segment.text,
+            "kind": _kind(segment.span) if segment.span else "",
+            "hint": hint(segment.span) if segment.span else "",
+        }
+        for segment in cut_segments(line["mt"], spans)
+    ]
+
+
+def _kind(span: ErrorSpan) -> str:
+    """The class of a mark in trainer/translation/evaluation/macros.html."""
+    return span.severity.lower() if span.severity in COLOURS else "other"
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,0 +1,283 @@
+"""`python -m trainer evaluate`: a policy's evaluation as files, alone or beside another policy's.
+
+misc.run_dir gets evaluation.json (figures), evaluation.jsonl (a line for each translation) and
+evaluation.html; against another policy, also comparison.json and comparison.html, and the other's
+evaluation in `against/`. Of a set with a name (`data.eval`), the files are evaluation-NAME.json
+and so on. What an earlier call wrote is never replaced unasked. Greedy by default; the `eval`
+section of the config says otherwise.
+
+Under torchrun or accelerate the processes share the sources; the main one writes and prints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from scorekit.errors import UserError
+from scorekit.prompts import load_postprocess
+from trainer.rl.engine_generate import GenerateSampler
+from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.forward import check_head
+from trainer.rl.policy import autocast, prepare_torch, stop_token_ids, without_wrappers
+from trainer.rl.sampler import Sampler
+from trainer.rl.world import World
+from trainer.runs.adapted import load_on_base, on_its_base
+from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl, write_text
+from trainer.translation.config import PolicyConfig, TrainerConfig
+from trainer.translation.config_data import THE_SET
+from trainer.translation.data import Example
+from trainer.translation.evaluation.compare import RESAMPLES, SEED, PairedFigure, compare_policies
+from trainer.translation.evaluation.evaluate import evaluate_on_dataset
+from trainer.translation.evaluation.figures import severity_counts
+from trainer.translation.evaluation.report import write_comparison, write_evaluation
+from trainer.translation.rewards.services import Rewarder
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Sets = Mapping[str, Sequence[Example]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """policy: its path. figures: those of `Report`, and `scored_by`: the model behind each
+    service. lines: of its dump."""
+
+    policy: str
+    figures: Mapping[str, Any]
+    lines: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one set of examples. earlier: the other policy's evaluation; groups: what
+    `compare_policies` gives for it and `evaluation`. page, comparison: files."""
+
+    name: str
+    evaluation: Evaluation
+    page: Path
+    earlier: Evaluation | None = None
+    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    comparison: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A policy to evaluate. path: as it was named. base, adapters: what is loaded
+    (trainer/runs/adapted.py). folder: where its evaluation is written."""
+
+    path: str
+    base: PolicyConfig
+    adapters: Path | None
+    folder: Path
+
+
+def run_evaluation(
+    cfg: TrainerConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
+) -> list[Outcome]:
+    """Evaluate the policy on sets of examples by name, and compare it with `against`: another
+    policy's folder or hub id, or the folder of an earlier evaluation, whose translations and
+    scores are taken as they are.
+
+    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace what an
+    earlier call wrote. Every process of the world has to call it; the main one gets the outcomes.
+    Raises UserError on what the user can mend, before weights load where that can be known.
+    """
+    world = World(prepare_torch(cfg.misc), patience_s=cfg.misc.patience_s)
+    folder = Path(cfg.misc.run_dir)
+    world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
+    world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
+    earlier = {} if against is None else _main_first(world, lambda: _earlier(against, sets))
+    policies = {folder: cfg.policy}
+    if against is not None and not earlier:
+        policies[folder / "against"] = cfg.policy.model_copy(
+            update={"path": against, "tokenizer": None, "revision": None}
+        )
+    candidates = _main_first(
+        world, lambda: [_candidate(cfg, policy, place) for place, policy in policies.items()]
+    )
+    found = []
+    with closing(_main_first(world, lambda: _open_services(cfg, earlier))) as rewarder:
+        for candidate in candidates:
+            found.append(_evaluate(cfg, candidate, sets, rewarder, world))
+            if world.is_main:
+                _write(cfg, candidate, found[-1])
+    if not world.is_main:
+        return []
+    outcomes = [Outcome(name, found[0][name], folder / _file(name, "html")) for name in sets]
+    others = found[1] if len(found) > 1 else earlier
+    return [_compared(folder, of, others[of.name]) if others else of for of in outcomes]
+
+
+def _main_first(world: World, work: Callable[[], T]) -> T:
+    """What it gives, on each process; where it raises a UserError, the main one alone tells."""
+    found: list[T] = []
+    world.on_main(lambda: found.append(work()))
+    return found[0] if world.is_main else work()
+
+
+def _file(name: str, ending: str, kind: str = "evaluation") -> str:
+    return f"{kind}.{ending}" if name == THE_SET else f"{kind}-{name}.{ending}"
+
+
+def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
+    """Raise UserError where run_dir cannot be written to, or an evaluation would be replaced."""
+    folder = open_run_dir(cfg)
+    folders = [folder, folder / "against"] if compares else [folder]
+    names = [_file(name, ending) for name in sets for ending in ("json", "jsonl", "html")]
+    places = (place / name for place in folders for name in names)
+    there = next((path for path in places if path.exists()), None)
+    if there is not None and not overwrite:
+        raise UserError(
+            f"misc.run_dir: {there} is there from an earlier evaluation; choose another folder "
+            "(--set misc.run_dir=...), or replace it with --overwrite"
+        )
+
+
+def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candidate:
+    """Raises UserError where its base is not there, or the vLLM server that is to sample is not
+    (or cannot)."""
+    candidate = Candidate(str(policy.path), *on_its_base(policy), folder)
+    if cfg.generation.engine == "vllm":
+        probe_server(cfg.model_copy(update={"policy": candidate.base}))
+    return candidate
+
+
+def _open_services(cfg: TrainerConfig, earlier: Mapping[str, Evaluation]) -> Rewarder:
+    """Raises UserError also where another model scored what the scores are to be held against."""
+    rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
+    try:
+        for evaluation in earlier.values():
+            _check_scorers(evaluation, _scorers(rewarder))
+    except UserError:
+        rewarder.close()
+        raise
+    return rewarder
+
+
+def _evaluate(
+    cfg: TrainerConfig, candidate: Candidate, sets: Sets, rewarder: Rewarder, world: World
+) -> dict[str, Evaluation]:
+    """Load, translate, score."""
+    cfg = cfg.model_copy(update={"policy": candidate.base})
+    model, tokenizer = load_on_base(candidate.base, candidate.adapters, world.device)
+    check_head(model)
+    stops = stop_token_ids(model, tokenizer)
+    if world.is_sharded:
+        world.shard(without_wrappers(model))  # it is what generates
+    sampler: Sampler
+    if cfg.generation.engine == "vllm":
+        sampler = VLLMSampler(cfg, probe_server(cfg), stops, world, role="evaluate")
+    else:
+        sampler = GenerateSampler(model, tokenizer, world)
+    found = {}
+    with closing(sampler), autocast(world.device, cfg.misc.dtype):
+        sampler.sync(model, 0)
+        for name, examples in sets.items():
+            report = evaluate_on_dataset(
+                examples, model, tokenizer, cfg.eval_generation(), rewarder, cfg.reward,
+                sampler, world,
+            )  # fmt: skip
+            figures = {
+                "policy": candidate.path,
+                "set": name,
+                "scored_by": _scorers(rewarder),
+                **report.figures(),
+                "severities": [row._asdict() for row in severity_counts(report.examples)],
+            }
+            found[name] = Evaluation(candidate.path, figures, report.examples)
+    return found
+
+
+def _write(cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, Evaluation]) -> None:
+    """The files of each set; a comparison of what stood there before goes."""
+    folder = candidate.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = cfg.policy.model_copy(update={"path": candidate.path})
+    resolved = cfg.model_copy(update={"policy": policy}).model_dump(mode="json")
+    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    for name, evaluation in evaluations.items():
+        for ending in ("json", "html"):
+            (folder / _file(name, ending, "comparison")).unlink(missing_ok=True)
+        write_jsonl(folder / _file(name, "jsonl"), evaluation.lines)
+        write_evaluation(
+            folder / _file(name, "html"),
+            candidate.path, evaluation.figures, evaluation.lines, text,
+        )  # fmt: skip
+        _write_json(folder / _file(name, "json"), evaluation.figures)
+
+
+def _earlier(against: str, sets: Sets) -> dict[str, Evaluation]:
+    """The evaluations that stand in a folder, by set; {} where `against` names a policy."""
+    folder = Path(against)
+    if not any(folder.glob("evaluation*.jsonl")):
+        is_path = folder.exists() or against.startswith((".", "/", "~"))
+        names = ("config.json", "adapter_config.json")
+        if is_path and not any((folder / name).is_file() for name in names):
+            raise UserError(
+                f"--against: {against} has neither evaluation.jsonl (of an earlier evaluation) nor "
+                "config.json (of a policy) nor adapter_config.json (of adapters)"
+            )
+        return {}
+    return {name: _earlier_set(folder, name, examples) for name, examples in sets.items()}
+
+
+def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> Evaluation:
+    path = folder / _file(name, "jsonl")
+    if not path.is_file():
+        raise UserError(f"--against: {folder} has no {path.name}: evaluate that set there, too")
+    lines = read_jsonl(path)
+    wanted = [(f"{e.src_lang_code}>{e.tgt_lang_code}", e.src_text) for e in examples]
+    if [(line.get("pair"), line["src"]) for line in lines] != wanted:
+        raise UserError(
+            f"--against: {folder} translated {len(lines)} sources that are not these "
+            f"{len(examples)} in this order: evaluate it with the same data.eval and eval_limit"
+        )
+    figures = {}
+    if (folder / _file(name, "json")).is_file():
+        figures = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
+    return Evaluation(str(figures.get("policy", folder)), figures, lines)
+
+
+def _scorers(rewarder: Rewarder) -> dict[str, str]:
+    return {info.service: info.model for info in rewarder.infos.values()}
+
+
+def _check_scorers(earlier: Evaluation, now: Mapping[str, str]) -> None:
+    """Raise UserError where another model scored: its scores cannot be held against these."""
+    for service, model in (earlier.figures.get("scored_by") or {}).items():
+        if now.get(service, model) != model:
+            raise UserError(
+                f"--against: scored by the {service} model {model!r}, the service here runs "
+                f"{now[service]!r}: scores of two models cannot be compared; evaluate it again"
+            )
+
+
+def _compared(folder: Path, outcome: Outcome, earlier: Evaluation) -> Outcome:
+    """The comparison of one set, and its files."""
+    name, now = outcome.name, outcome.evaluation
+    groups = compare_policies(earlier.lines, now.lines)
+    values = {
+        "first": earlier.policy, "second": now.policy, "set": name, "sources": len(earlier.lines),
+        "resamples": RESAMPLES, "seed": SEED,
+        "groups": {
+            group: [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+            for group, figures in groups.items()
+        },
+    }  # fmt: skip
+    _write_json(folder / _file(name, "json", "comparison"), values)
+    page = folder / _file(name, "html", "comparison")
+    write_comparison(page, (earlier.policy, now.policy), groups, earlier.lines, now.lines)
+    return replace(outcome, earlier=earlier, groups=groups, comparison=page)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(values, indent=1, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""What a translation earns: services, guards, error spans, and the formula over them."""

@@ -1,0 +1,129 @@
+"""Guards against gaming the reward: what a learned metric forgives, found by plain means.
+
+Each finds a fault between 0 and 1 in a translation; 0 also where nothing can be told. They hold no
+reference, and cost a few tenths of a millisecond a completion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from scorekit.errors import UserError
+from scorekit.scripts import scripts_of
+from scorekit.textchecks import (
+    copied_share,
+    language_probability,
+    length_band,
+    length_ratio,
+    repetition,
+    script_share,
+    without_names,
+)
+from trainer.translation.config_reward import GuardConfig
+
+#: What a policy may slip into, beside source and target. Few near relatives stand here: the
+#: identifier confuses those in short texts.
+_OTHER_LANGUAGES = (
+    "en", "zh", "ja", "ko", "de", "fr", "es", "pt", "it", "ru", "ar", "hi", "th", "vi", "id",
+    "tr", "pl",
+)  # fmt: skip
+#: Letters from which the identifier is believed; of a shorter text in proportion.
+_SURE_LETTERS = 40
+
+Guard = Callable[[str, str, str, str], float]
+
+
+def guard_faults(
+    src: str, mt: str, src_lang: str, tgt_lang: str, cfg: GuardConfig
+) -> dict[str, float]:
+    """Guard -> fault of the translation, for each guard that has a weight, or all if `cfg.shown`.
+
+    src_lang, tgt_lang: any code, tag or name that scorekit/languages.py knows.
+    """
+    return {
+        name: fault(src, mt, src_lang, tgt_lang)
+        for name, fault in GUARDS.items()
+        if cfg.shown or guard_weight(name, cfg)
+    }
+
+
+def guard_penalty(faults: dict[str, float], cfg: GuardConfig) -> float:
+    """Sum of weight times fault: what is taken off the sequence reward."""
+    return math.fsum(guard_weight(name, cfg) * fault for name, fault in faults.items())
+
+
+def guard_weight(name: str, cfg: GuardConfig) -> float:
+    """`w_{name}` of the config."""
+    weight: float = getattr(cfg, f"w_{name}")
+    return weight
+
+
+def check_guards(pairs: Iterable[tuple[str, str]], cfg: GuardConfig) -> None:
+    """Raise UserError where a guard that has a weight could never find a fault.
+
+    pairs: (source language, target language) of the examples.
+    """
+    for src_lang, tgt_lang in sorted(set(pairs)):
+        if cfg.w_script and not scripts_of(tgt_lang):
+            raise UserError(_unknown("script", tgt_lang, "scorekit/scripts.py"))
+        sample = language_probability("abc", tgt_lang, (src_lang, *_OTHER_LANGUAGES))
+        if cfg.w_language and sample is None:
+            raise UserError(_unknown("language", tgt_lang, "the identifier"))
+
+
+def _unknown(guard: str, language: str, where: str) -> str:
+    return (
+        f"reward.guards.w_{guard}: {language!r} is no language that {where} knows; give the "
+        "examples another tgt_lang_code, or set the weight to 0"
+    )
+
+
+def language_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+    """1 - probability of the target language, among the source's and some common ones; in a text
+    of fewer than 40 letters in proportion. Code, links and the source's names are left out."""
+    bare = without_names(mt, src)
+    probability = language_probability(bare, tgt_lang, (src_lang, *_OTHER_LANGUAGES))
+    if probability is None:
+        return 0.0
+    letters = sum(char.isalpha() for char in bare)
+    return (1.0 - probability) * min(1.0, letters / _SURE_LETTERS)
+
+
+def script_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+    """Share of the letters outside the target's scripts. Code, links and the source's names are
+    left out."""
+    share = script_share(mt, tgt_lang, src)
+    return 0.0 if share is None else 1.0 - share
+
+
+def copy_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+    """Share of the translation that is copied source. Code, links and numbers are left out."""
+    return copied_share(src, mt)
+
+
+def length_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+    """How far the length ratio in UTF-8 bytes leaves the usual band: 0 inside, 1 at twice its upper
+    or half its lower end and beyond, on the scale of log2 between."""
+    ratio = length_ratio(src, mt)
+    least, most = length_band(src, src_lang, tgt_lang)
+    if least <= ratio <= most or (not src.strip() and not mt.strip()):
+        return 0.0
+    if ratio == 0 or math.isinf(ratio):
+        return 1.0
+    return min(1.0, math.log2(ratio / most if ratio > most else least / ratio))
+
+
+def repetition_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+    """How much more of the translation stands in loops than of the source."""
+    return repetition(src, mt)
+
+
+#: In the order of the log's columns.
+GUARDS: dict[str, Guard] = {
+    "language": language_fault,
+    "script": script_fault,
+    "copy": copy_fault,
+    "length": length_fault,
+    "repetition": repetition_fault,
+}
