@@ -20,7 +20,7 @@ from typing import Any
 from bench.common import ROOT, Figure, run
 from demo.madlad_shard import documents
 from scorekit.schemas import ErrorSpan, Severity
-from trainer.translation.config import RewardConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.offsets import compute_token_char_offsets
 from trainer.translation.rewards.credit import spans_to_token_rewards
 

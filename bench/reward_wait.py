@@ -72,7 +72,11 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
     from trainer.rl.world import World
     from trainer.translation.train import Trainer
 
-    world = World(prepare_torch(cfg.misc), cfg.misc.trackers, WORK / "reward_wait/trackers")
+    world = World(
+        prepare_torch(cfg.misc.device, cfg.misc.threads),
+        cfg.misc.trackers,
+        WORK / "reward_wait/trackers",
+    )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with closing(Rewarder(cfg.reward, caching=False)) as rewarder:

@@ -16,12 +16,14 @@ import torch
 from torch import nn
 
 from trainer.rl.policy import load_policy, pad_token_id
-from trainer.rl.sampler import Rollout, generate_rollouts, rollout_logprobs
-from trainer.runs.runlog import completion_line, read_jsonl, write_jsonl
+from trainer.rl.rollout import rollout_logprobs
+from trainer.runs.runlog import read_jsonl, write_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
+from trainer.translation.dumps import completion_line
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
 PROBE_SEED = 20_000
@@ -32,7 +34,7 @@ MICRO_BATCH_TOKENS = 2048
 class Probe:
     """The start policy's samples, and the penalty of each of their tokens (weight 1)."""
 
-    rollouts: list[Rollout]
+    rollouts: list[TranslationRollout]
     penalties: list[list[float]]
 
     @property
@@ -51,7 +53,7 @@ class Probe:
         lines = read_jsonl(path)
         if not lines:
             return None
-        rollouts = [Rollout(**line["rollout"]) for line in lines]
+        rollouts = [TranslationRollout(**line["rollout"]) for line in lines]
         return cls(rollouts, [line["penalties"] for line in lines])
 
 
@@ -82,8 +84,8 @@ class Measure:
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
         """Greedy translations of the held-out sources in their order: lines as of an evaluation's
-        dump (trainer/runs/runlog.py), and `penalty`, the mean over the tokens of the span penalties at
-        weight 1 (None without spans)."""
+        dump (trainer/translation/dumps.py), and `penalty`, the mean over the tokens of the span
+        penalties at weight 1 (None without spans)."""
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )

@@ -163,8 +163,8 @@ def load_sampler(folder: Path, threads: int) -> Sampler:
     """The policy in a folder, on the CPU."""
     import torch
 
+    from trainer.rl.config import PolicyConfig
     from trainer.rl.policy import load_policy, pad_token_id, stop_token_ids
-    from trainer.translation.config import PolicyConfig
 
     torch.set_num_threads(threads)
     model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))

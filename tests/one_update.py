@@ -18,12 +18,13 @@ from tests.float64 import doubled, float64
 from tests.sharded_trainer import ShardedWorld
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
+from trainer.rl.config import RLConfig
 from trainer.rl.engine_generate import GenerateSampler
 from trainer.rl.policy import autocast
-from trainer.rl.sampler import Rollout, rollout_logprobs
+from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import Passes, accumulate_gradients, update_policy
 from trainer.rl.world import World
-from trainer.translation.config import GenerationConfig, RLConfig
+from trainer.translation.config import GenerationConfig
 
 #: Tokens of prompt and completion: three micro-batches of `CONFIG`, which two processes cannot
 #: share evenly.

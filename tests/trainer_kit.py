@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainer.rl.sampler import Rollout
 from trainer.translation.data import Example
+from trainer.translation.rollouts import TranslationRollout
 
 CORPUS = [
     "Open the file and save it.",
@@ -146,7 +146,7 @@ def write_examples(path: Path, sources: Sequence[str], ref: str | None = None) -
 
 def rollout(
     prompt: Sequence[int], completion: Sequence[int], text: str = "", **fields: Any
-) -> Rollout:
+) -> TranslationRollout:
     """A rollout made by hand."""
     values: dict[str, Any] = {
         "example_id": "e",
@@ -159,4 +159,4 @@ def rollout(
         "token_char_offsets": [(0, 0)] * len(completion),
         "finish_reason": "eos",
     } | fields
-    return Rollout(**values)
+    return TranslationRollout(**values)

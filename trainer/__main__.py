@@ -58,8 +58,8 @@ def train(
         examples, held_out = load_train(cfg), load_held_out(cfg)
         from rich.console import Console
 
-        from trainer.runs.console import comparison_table
         from trainer.translation.evaluation.report import write_report
+        from trainer.translation.tables import comparison_table
         from trainer.translation.train import run_toy_rl
 
         artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
@@ -105,8 +105,8 @@ def evaluate(
             raise UserError("data.eval is not set: give the examples to translate")
         from rich.console import Console
 
-        from trainer.runs.console import paired_table, report_table
         from trainer.translation.evaluation.run import run_evaluation
+        from trainer.translation.tables import paired_table, report_table
 
         for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
             if len(sets) > 1:
@@ -129,8 +129,8 @@ def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         cfg = _load(config, set_, limit)
         from rich.console import Console
 
-        from trainer.runs.console import check_table, memory_table
         from trainer.translation.check import check_run
+        from trainer.translation.tables import check_table, memory_table
 
         findings = check_run(cfg)
         console = Console()

@@ -78,7 +78,10 @@ def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
     """(sampler in step with the model, model, tokenizer)"""
     model, tokenizer = load_policy(cfg.policy, CPU)
     stops = stop_token_ids(model, tokenizer)
-    with closing(VLLMSampler(cfg, probe_server(cfg), stops, World(CPU))) as sampler:
+    server, adapters = cfg.generation.vllm, cfg.policy.lora.r > 0
+    name = probe_server(server, adapters=adapters)
+    made = VLLMSampler(server, name, stops, World(CPU), adapters=adapters, run_dir=cfg.misc.run_dir)
+    with closing(made) as sampler:
         sampler.sync(model, 0)
         yield sampler, model, tokenizer
 

@@ -17,7 +17,7 @@ from scorekit.server.fake import FakeBackend
 from tests.servers import free_port, running_service
 from tests.trainer_kit import byte_level_tokenizer, save_policy, tiny_llama, write_examples
 from trainer.__main__ import app
-from trainer.rl.memory import activation_bytes, estimate_memory
+from trainer.runs.memory import activation_bytes, estimate_memory
 from trainer.translation.check import Findings, check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples

@@ -21,9 +21,10 @@ from tests.trainer_kit import (
     save_policy,
     tiny_llama,
 )
+from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
-from trainer.translation.config import GenerationConfig, RewardConfig, TrainerConfig
-from trainer.translation.config_data import THE_SET
+from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.evaluate import _figures, evaluate_on_dataset
 from trainer.translation.evaluation.figures import compare

@@ -20,9 +20,9 @@ from scorekit.server.fake import FakeBackend
 from tests.servers import free_port, running_app, running_service
 from tests.trainer_kit import byte_level_tokenizer, save_policy, write_examples
 from tests.vllm_stub import KEY, VLLMStub
+from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import THE_SET
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.run import Outcome, run_evaluation
 from trainer.translation.train import run_toy_rl

@@ -14,7 +14,8 @@ from scorekit.errors import UserError
 from scorekit.schemas import score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from tests.metricx_checkpoints import FLOAT32
-from trainer.translation.config import MiscConfig, RewardConfig
+from trainer.runs.config import MiscConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 
 DEMO = Path(__file__).parents[2] / "demo" / "models"

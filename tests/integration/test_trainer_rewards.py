@@ -15,7 +15,7 @@ from scorekit.server.fake import fake_score, fake_spans
 from tests.reward_kit import Recorder, Services, reward_services, rewards_of
 from tests.servers import free_port, running_service
 from tests.trainer_kit import rollout
-from trainer.runs.runlog import completion_line
+from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.rewards.formula import metricx_reward, sample_rewards
 from trainer.translation.rewards.score_batch import RewardFailure

@@ -17,8 +17,8 @@ from tests.float64 import CLOSE, doubled, float64
 from tests.other_transformers import read_checkpoints, write_checkpoints
 from tests.trainer_kit import byte_level_tokenizer, save_policy
 from trainer.rl.compat import load_config, save_tokenizer
+from trainer.rl.config import PolicyConfig
 from trainer.rl.policy import load_policy
-from trainer.translation.config import PolicyConfig
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / (".venv" if version.startswith("5.") else ".venv-tf5") / "bin" / "python"

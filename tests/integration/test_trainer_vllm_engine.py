@@ -56,6 +56,13 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
     )  # fmt: skip
 
 
+def made(cfg: TrainerConfig, name: str, stops: list[int], world: World) -> VLLMSampler:
+    return VLLMSampler(
+        cfg.generation.vllm, name, stops, world, adapters=cfg.policy.lora.r > 0,
+        run_dir=cfg.misc.run_dir,
+    )  # fmt: skip
+
+
 @contextmanager
 def engine(
     stub: VLLMStub, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any
@@ -63,9 +70,10 @@ def engine(
     """The sampler on the stub, in step with the model."""
     with running_app(stub.app) as url:
         cfg = config(url, policy, run_dir, rank, **vllm)
-        name = probe_server(cfg)
+        name = probe_server(cfg.generation.vllm, adapters=rank > 0)
         model, tokenizer = load_policy(cfg.policy, CPU)
-        sampler = VLLMSampler(cfg, name, stop_token_ids(model, tokenizer), World(CPU))
+        stops = stop_token_ids(model, tokenizer)
+        sampler = made(cfg, name, stops, World(CPU))
         with closing(sampler):
             sampler.sync(model, 0)
             yield sampler, model, cfg
@@ -137,7 +145,7 @@ def test_what_a_killed_start_left_is_removed_and_nothing_else(
         ):
             assert other.folder != killed.folder and left.is_dir()
             assert there <= set(stub.adapters)
-            with closing(VLLMSampler(cfg, name, stops, world)) as again:
+            with closing(made(cfg, name, stops, world)) as again:
                 assert sorted(p.name for p in left.parent.iterdir()) == ["notes"]
                 again.sync(model, 0)
                 assert not there & set(stub.adapters)
@@ -259,9 +267,10 @@ def test_a_wrong_key_and_a_dead_server_are_told(
     monkeypatch.setenv("VLLM_API_KEY", "wrong")
     with running_app(VLLMStub(policy).app) as url:
         with pytest.raises(UserError, match=r"401.*VLLM_API_KEY"):
-            probe_server(config(url, policy, tmp_path))
+            probe_server(config(url, policy, tmp_path).generation.vllm, adapters=False)
     with pytest.raises(UserError, match="no vLLM server answers"):
-        probe_server(config(f"http://127.0.0.1:{free_port()}", policy, tmp_path))
+        away = config(f"http://127.0.0.1:{free_port()}", policy, tmp_path)
+        probe_server(away.generation.vllm, adapters=False)
 
 
 @pytest.mark.parametrize("rank", RANKS)

@@ -23,9 +23,9 @@ from tests.float64 import CLOSE
 from tests.one_update import CASES, LENGTHS, config
 from tests.servers import running_service, wait_until
 from tests.trainer_kit import byte_level_tokenizer, save_policy, write_examples
+from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import micro_batches
 from trainer.rl.policy import load_policy
-from trainer.translation.config import PolicyConfig
 
 ROOT = Path(__file__).parents[2]
 

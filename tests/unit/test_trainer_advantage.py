@@ -21,7 +21,7 @@ from trainer.rl.advantage import (
     token_advantages,
 )
 from trainer.rl.config import RLConfig
-from trainer.rl.update import rollout_advantages
+from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.formula import SampleReward
 
 

@@ -14,6 +14,7 @@ import torch
 
 from scorekit.errors import UserError
 from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
+from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import Reference, load_policy, stop_token_ids
 from trainer.runs.checkpoint import (
     State,
@@ -29,8 +30,9 @@ from trainer.runs.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
+from trainer.runs.config import MiscConfig
 from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl, write_text
-from trainer.translation.config import LoraConfig, MiscConfig, PolicyConfig, TrainerConfig
+from trainer.translation.config import TrainerConfig
 from trainer.translation.data import batch_indices
 from trainer.translation.train import run_toy_rl
 

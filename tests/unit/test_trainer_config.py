@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit
-from trainer.translation.config import RewardConfig, TrainerConfig
+from trainer.translation.config import TrainerConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "trainer"

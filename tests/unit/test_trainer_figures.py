@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.trainer_kit import rollout
-from trainer.translation.config import RLConfig
+from trainer.rl.config import RLConfig
 from trainer.translation.evaluation.figures import importance_figures
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.float64 import CLOSE, float64
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
+from trainer.rl.config import RLConfig
 from trainer.rl.loss import (
     LossWeights,
     TokenBatch,
@@ -21,10 +22,9 @@ from trainer.rl.loss import (
     sequence_importance_weights,
     sequence_normalizer,
 )
-from trainer.rl.sampler import Rollout, rollout_logprobs
+from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import Passes, accumulate_gradients, update_policy, with_own_logprobs
 from trainer.rl.world import World
-from trainer.translation.config import RLConfig
 
 TOKENIZER = letter_tokenizer()
 LOW, HIGH = 0.01, 0.015

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.textchecks import length_band, length_ratio
 from tests.trainer_kit import rollout
-from trainer.translation.config import RewardConfig
-from trainer.translation.config_reward import GuardConfig
+from trainer.translation.config_reward import GuardConfig, RewardConfig
 from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.rewards.formula import Scores, sample_rewards
 from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault

@@ -15,11 +15,12 @@ from scorekit.errors import UserError
 from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import example, letter_tokenizer, rollout, save_policy
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import Reference, load_policy, without_wrappers
-from trainer.rl.sampler import generate_rollouts
 from trainer.rl.update import update_policy
-from trainer.translation.config import GenerationConfig, PolicyConfig, RLConfig
+from trainer.translation.config import GenerationConfig
+from trainer.translation.rollouts import generate_rollouts
 
 CPU = torch.device("cpu")
 PROMPTS, COMPLETIONS = [[3, 4, 2], [5, 2]], [[6, 7, 8, 1], [9, 1]]

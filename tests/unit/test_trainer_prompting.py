@@ -12,10 +12,10 @@ from scorekit.errors import UserError
 from tests.real_tokenizers import real_tokenizer
 from tests.trainer_kit import byte_level_tokenizer, example, letter_tokenizer, tiny_llama
 from trainer.rl.policy import stop_token_ids
-from trainer.rl.sampler import generate_rollouts
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example, format_translation_prompt
 from trainer.translation.prompting import build_prompt, check_prompts, fitting_prompts
+from trainer.translation.rollouts import generate_rollouts
 
 TOKENIZER = letter_tokenizer()
 EXAMPLES = [example("ab", "1"), example("abcdefg", "2"), example("c", "3")]

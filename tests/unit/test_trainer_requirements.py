@@ -17,10 +17,11 @@ from tests.trainer_kit import (
     rollout,
     tiny_llama,
 )
-from trainer.rl.sampler import rollout_logprobs
-from trainer.rl.update import rollout_advantages, update_policy
-from trainer.translation.config import RLConfig
+from trainer.rl.config import RLConfig
+from trainer.rl.rollout import rollout_logprobs
+from trainer.rl.update import update_policy
 from trainer.translation.offsets import compute_token_char_offsets
+from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.credit import spans_to_token_rewards
 from trainer.translation.rewards.formula import SampleReward, metricx_reward
 

@@ -18,8 +18,8 @@ from tests.trainer_kit import (
 )
 from trainer.rl.loss import token_logprobs
 from trainer.rl.policy import stop_token_ids
-from trainer.rl.sampler import Rollout, generate_rollouts
 from trainer.translation.config import GenerationConfig
+from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 TOKENIZER = letter_tokenizer()
 EXAMPLES = [example("ab", "1"), example("abcdefg", "2"), example("c", "3")]
@@ -35,14 +35,14 @@ def settings(**changes: Any) -> GenerationConfig:
     return GenerationConfig(**(values | changes))
 
 
-def sample(model: Any = None, **changes: Any) -> list[Rollout]:
+def sample(model: Any = None, **changes: Any) -> list[TranslationRollout]:
     model = model or tiny_llama(TOKENIZER)
     torch.manual_seed(0)
     options = {k: changes.pop(k) for k in ("reference_model", "with_logprobs") if k in changes}
     return generate_rollouts(EXAMPLES, model, TOKENIZER, settings(**changes), **options)
 
 
-def logprobs_alone(model: Any, made: Rollout, temperature: float) -> torch.Tensor:
+def logprobs_alone(model: Any, made: TranslationRollout, temperature: float) -> torch.Tensor:
     """One sample, no padding, no cache."""
     ids = torch.tensor([made.prompt_input_ids + made.completion_token_ids])
     logits = model(ids).logits[:, len(made.prompt_input_ids) - 1 : -1]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from trainer.runs.config import StopConfig
 from trainer.runs.stops import StopRules
-from trainer.translation.config import StopConfig
 
 
 def lines(**columns: list[Any]) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ import torch
 from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
-from trainer.rl.sampler import Rollout, rollout_logprobs
+from trainer.rl.config import RLConfig
+from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import (
     NO_UPDATE,
     Passes,
@@ -22,7 +23,6 @@ from trainer.rl.update import (
     update_policy,
 )
 from trainer.rl.world import World
-from trainer.translation.config import RLConfig
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]

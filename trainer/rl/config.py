@@ -11,6 +11,87 @@ from scorekit.config import Config
 from trainer.config_base import may_change
 
 
+class LoraConfig(Config):
+    """Low-rank adapters (arXiv 2106.09685) in place of full fine-tuning."""
+
+    r: int = Field(0, ge=0, description="Rank of the adapters; 0: every weight learns.")
+    alpha: float = Field(32.0, gt=0, description="The adapters' output is scaled by alpha / r.")
+    target_modules: str | list[str] = Field(
+        "all-linear", description="Names of the layers that get one; all-linear: all but the head."
+    )
+
+
+class PolicyConfig(Config):
+    """The model that learns, and the frozen one it is held to."""
+
+    path: str | None = may_change(None, description="Folder or hub id of the causal LM to train.")
+    tokenizer: str | None = may_change(
+        None, description="Folder or hub id; null: the policy's own."
+    )
+    revision: str | None = may_change(None, description="Hub revision of the policy.")
+    reference_path: str | None = may_change(
+        None, description="The KL reference; null: the policy's weights when training starts."
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
+    weights_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="In which the policy's weights are held. Adapters learn in float32; without "
+        "them it must be float32, since bfloat16 rounds small updates away.",
+    )
+    load_in_4bit: bool = Field(
+        False, description="Hold the frozen weights in 4 bits (bitsandbytes); needs adapters."
+    )
+    gradient_checkpointing: bool = may_change(
+        False, description="Keep less of the forward pass and compute it again: memory for time."
+    )
+
+    @model_validator(mode="after")
+    def _learns_in_float32(self) -> PolicyConfig:
+        if self.lora.r == 0 and self.load_in_4bit:
+            raise ValueError("load_in_4bit freezes the weights: set lora.r above 0")
+        if self.lora.r == 0 and self.weights_dtype == "bfloat16":
+            raise ValueError("weights_dtype bfloat16 rounds small updates away: set lora.r above 0")
+        return self
+
+
+class VLLMConfig(Config):
+    """A running vLLM server as the sampler. Its key stands in VLLM_API_KEY."""
+
+    url: str | None = Field(None, description="Root of the server, such as http://127.0.0.1:8000.")
+    model: str | None = Field(None, description="Its --served-model-name; null: the only one.")
+    sync_dir: str | None = Field(
+        None,
+        description="Folder that trainer and server both see, where the policy's weights are "
+        "written after each update; null: `sync` in misc.run_dir.",
+    )
+    concurrency: int = Field(64, ge=1, description="Prompts under way at once.")
+    timeout_s: float = Field(600.0, gt=0, description="Seconds that one prompt may take.")
+
+
+class SamplingConfig(Config):
+    """How completions are sampled. Every sampling field is explicit: nothing is taken from a
+    model's generation_config.json but the ids that end a turn."""
+
+    max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
+    temperature: float = Field(
+        1.0, ge=0.0, description="Sampling temperature; 0: greedy (evaluation only)."
+    )
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
+    top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
+    num_samples_per_prompt: int = Field(4, ge=1, description="Completions of each prompt.")
+    batch_size: int = may_change(64, ge=1, description="Sequences that generate side by side.")
+    engine: Literal["generate", "vllm"] = Field(
+        "generate", description="Who samples: this process, or a vLLM server."
+    )
+    vllm: VLLMConfig = may_change(default_factory=VLLMConfig, description="The vLLM server.")
+
+    @model_validator(mode="after")
+    def _engine_is_named(self) -> SamplingConfig:
+        if self.engine == "vllm" and self.vllm.url is None:
+            raise ValueError("engine vllm: give the server's vllm.url")
+        return self
+
+
 class RLConfig(Config):
     """The update of the policy."""
 

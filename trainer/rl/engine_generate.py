@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.rl.config import SamplingConfig
 from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
 from trainer.rl.sampler import Sampled
 from trainer.rl.world import World
-from trainer.translation.config import GenerationConfig
 
 
 class GenerateSampler:
@@ -32,7 +32,7 @@ class GenerateSampler:
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
-        gen_cfg: GenerationConfig,
+        gen_cfg: SamplingConfig,
         *,
         seed: int | None = None,
         with_logprobs: bool = True,
@@ -64,7 +64,7 @@ class GenerateSampler:
         """Nothing to do."""
 
     def _generate(
-        self, prompts: list[Sequence[int]], gen_cfg: GenerationConfig, with_logprobs: bool
+        self, prompts: list[Sequence[int]], gen_cfg: SamplingConfig, with_logprobs: bool
     ) -> list[Sampled]:
         """One batch: ids up to the first stop id, and their log-probabilities."""
         from transformers import GenerationConfig as HFGenerationConfig
@@ -110,7 +110,7 @@ class LogprobRecorder:
     """A logits processor that applies temperature, top_k and top_p, and notes the log-probability
     of each token that is drawn from the result. It holds one step's [B, V] at a time."""
 
-    def __init__(self, gen_cfg: GenerationConfig) -> None:
+    def __init__(self, gen_cfg: SamplingConfig) -> None:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         self.temperature = gen_cfg.temperature

@@ -39,12 +39,12 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import embedding_rows, unwrapped
 from trainer.rl.sampler import Sampled
 from trainer.rl.vllm_http import Refused, VLLMServer, check_server, is_away, mendable, patiently
 from trainer.rl.world import World
-from trainer.translation.config import GenerationConfig, TrainerConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,18 +54,18 @@ T = TypeVar("T")
 MOST_GAP = 0.3
 
 
-def probe_server(cfg: TrainerConfig) -> str:
-    """The model's name on the server of `generation.vllm`. Raises UserError where the server is
-    away, or cannot sample for this run; loads nothing."""
+def probe_server(cfg: VLLMConfig, *, adapters: bool) -> str:
+    """The model's name on the server. adapters: it is to take adapters. Raises UserError where the
+    server is away, or cannot sample for this run; loads nothing."""
 
     async def probe() -> str:
-        server, wanted = VLLMServer(cfg.generation.vllm), cfg.generation.vllm.model
+        server = VLLMServer(cfg)
         try:
-            return await check_server(server, wanted, adapters=cfg.policy.lora.r > 0)
+            return await check_server(server, cfg.model, adapters=adapters)
         finally:
             await server.close()
 
-    with mendable(cfg.generation.vllm):
+    with mendable(cfg):
         return asyncio.run(probe())
 
 
@@ -84,21 +84,22 @@ class VLLMSampler:
 
     def __init__(
         self,
-        cfg: TrainerConfig,
+        cfg: VLLMConfig,
         model_name: str,
         stops: list[int],
         world: World,
+        *,
+        adapters: bool,
+        run_dir: str | Path,
         role: str = "train",
     ) -> None:
-        """model_name: what `probe_server` gave. stops: ids that end a completion. role: a run_dir
-        may have a sampler of each role at a time."""
-        self.cfg, self.model_name, self.stops, self.world = (
-            cfg.generation.vllm, model_name, stops, world,
-        )  # fmt: skip
-        self.by_adapters = cfg.policy.lora.r > 0
-        folder = self.cfg.sync_dir or Path(cfg.misc.run_dir) / "sync"
+        """model_name: what `probe_server` gave. stops: ids that end a completion. adapters: they
+        learn, not the whole model. role: a run_dir may have a sampler of each role at a time."""
+        self.cfg, self.model_name, self.stops, self.world = cfg, model_name, stops, world
+        self.by_adapters = adapters
+        folder = self.cfg.sync_dir or Path(run_dir) / "sync"
         # Of this run_dir alone: another run may have the same server and sync_dir.
-        whose = f"{role} {Path(cfg.misc.run_dir).resolve()}"
+        whose = f"{role} {Path(run_dir).resolve()}"
         self.owner = blake2b(whose.encode(), digest_size=6).hexdigest()
         self.folder = Path(folder).expanduser().resolve() / f"scorekit-{self.owner}"
         self.run_id = f"{self.owner}-{uuid4().hex[:12]}"
@@ -115,7 +116,7 @@ class VLLMSampler:
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
-        gen_cfg: GenerationConfig,
+        gen_cfg: SamplingConfig,
         *,
         seed: int | None = None,
         with_logprobs: bool = True,
@@ -181,7 +182,7 @@ class VLLMSampler:
     # -- completions -------------------------------------------------------------------------------
 
     def _body(
-        self, prompt: Sequence[int], gen_cfg: GenerationConfig, seed: int, with_logprobs: bool
+        self, prompt: Sequence[int], gen_cfg: SamplingConfig, seed: int, with_logprobs: bool
     ) -> dict[str, Any]:
         """A request. Every field that a server's or model's own settings could fill is given."""
         assert self.weights is not None, "sync comes first"
@@ -205,7 +206,7 @@ class VLLMSampler:
             "cache_salt": self.weights.version,
         }
 
-    async def _complete(self, body: dict[str, Any], gen_cfg: GenerationConfig) -> list[Sampled]:
+    async def _complete(self, body: dict[str, Any], gen_cfg: SamplingConfig) -> list[Sampled]:
         """One prompt's completions."""
         async with self._slots:
             answer = await self._in_time(self._patiently(body))
@@ -291,7 +292,7 @@ class VLLMSampler:
         """Raise UserError where the server's log-probabilities are of another model's."""
         rows = min(embedding_rows(unwrapped(model)), 2**15)
         prompt = [(7919 * i) % rows for i in range(1, 17)]
-        told = GenerationConfig(max_new_tokens=16, num_samples_per_prompt=4)
+        told = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
         ((_, samples),) = self.sample([prompt], told, seed=0)
         completions = [sample.token_ids for sample in samples]
         with torch.no_grad():

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
 from trainer.rl.compat import load_config
-from trainer.translation.config import MiscConfig, PolicyConfig
+from trainer.rl.config import PolicyConfig
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def prepare_torch(cfg: MiscConfig) -> torch.device:
-    """Set the threads and pick the device."""
-    if cfg.threads is not None:
-        torch.set_num_threads(cfg.threads)
-    return pick_device(cfg.device)
+def prepare_torch(device: str, threads: int | None) -> torch.device:
+    """Set the threads (None: as they are) and pick the device."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return pick_device(device)
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from trainer.rl.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
+from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.config import RLConfig
 from trainer.rl.forward import completion_logprobs, micro_batches
 from trainer.rl.loss import (
     LossWeights,
@@ -21,10 +22,8 @@ from trainer.rl.loss import (
     token_normalizer,
 )
 from trainer.rl.policy import autocast
-from trainer.rl.sampler import Rollout
+from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.rl.world import World
-from trainer.translation.config import RLConfig
-from trainer.translation.rewards.formula import SampleReward
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +46,6 @@ class TrainStats:
     grad_norm: float | None
     steps: int
     skipped_steps: int
-
-
-def rollout_advantages(
-    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
-) -> TokenAdvantages:
-    """Advantages of samples that all have a reward, under the options of `rl`."""
-    mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
-    # What no reward reaches must not drift for nothing: the KL holds every token.
-    kl_mask_BT = pad_rows([[True] * len(reward.valid) for reward in rewards], torch.bool)
-    if rl.mask_truncated:
-        ended = torch.tensor([rollout.finish_reason == "eos" for rollout in rollouts])[:, None]
-        mask_BT, kl_mask_BT = mask_BT & ended, kl_mask_BT & ended
-    token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
-    if rl.kl_in == "reward" and rl.kl_coef:
-        old_BT = _logprob_rows(rollouts, "old_logprobs")
-        ref_BT = _logprob_rows(rollouts, "ref_logprobs")
-        token_rewards_BT += rl.kl_coef * kl_rewards(old_BT, ref_BT, kl_mask_BT, rl.kl_estimator)
-    rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
-    advantages = token_advantages(
-        rewards_B,
-        token_rewards_BT,
-        mask_BT,
-        [rollout.group for rollout in rollouts],
-        center=rl.center_groups,
-        norm=rl.advantage_norm,
-        eps=rl.advantage_eps,
-    )
-    return replace(advantages, kl_mask=kl_mask_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +93,10 @@ def update_policy(
 
     rollouts, advantages: the whole batch, on every process; each does its share of the passes.
     seed: of the shuffle into minibatches. The rest: see `Passes`. Learning rates are the
-    optimiser's.
+    optimiser's. Raises ValueError where tokens that the policy did not write would be learned from.
     """
+    if bool((advantages.held & ~action_masks(rollouts)).any()):
+        raise ValueError("advantages reach beyond the action mask")
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
     again = ppo_cfg.algorithm != "reinforce"
@@ -265,12 +238,12 @@ def _micro_batch_loss(
         )
     length = mask.shape[1]
     learned = mask & advantages.mask[rows, :length].to(device)
-    old = _logprob_rows(chosen, "old_logprobs").to(device)
+    old = logprob_rows(chosen, "old_logprobs").to(device)
     ref = correction = None
     if weights.kl_coef or chosen[0].ref_logprobs is not None:
-        ref = _logprob_rows(chosen, "ref_logprobs").to(device)
+        ref = logprob_rows(chosen, "ref_logprobs").to(device)
     if chosen[0].sampler_logprobs is not None:
-        sampler = _logprob_rows(chosen, "sampler_logprobs").to(device)
+        sampler = logprob_rows(chosen, "sampler_logprobs").to(device)
         limits = cfg.importance_cap, cfg.max_log_ratio
         if cfg.algorithm == "gspo":
             correction = sequence_importance_weights(old, sampler, learned, *limits)
@@ -285,14 +258,6 @@ def _micro_batch_loss(
         kl_mask=mask & advantages.held[rows, :length].to(device),
     )
     return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
-
-
-def _logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
-    """[B, T]. Raises ValueError where a rollout has none."""
-    rows = [getattr(rollout, name) for rollout in rollouts]
-    if any(row is None for row in rows):
-        raise ValueError(f"a rollout has no {name}")
-    return pad_rows(rows, torch.float32)
 
 
 def _add(sums: dict[str, float], figures: dict[str, float]) -> None:

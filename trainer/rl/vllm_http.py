@@ -15,7 +15,7 @@ from tenacity.wait import wait_random_exponential
 
 from scorekit.errors import UserError
 from scorekit.transport import checked_url
-from trainer.translation.config import VLLMConfig
+from trainer.rl.config import VLLMConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

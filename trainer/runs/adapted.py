@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.runs.checkpoint import read_state
-from trainer.translation.config import LoraConfig, PolicyConfig, TrainerConfig
+from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
+from trainer.runs.checkpoint import read_state
 from trainer.runs.resume import check_origin, weight_origin
 
 
@@ -30,7 +30,7 @@ def base_of(folder: Path) -> tuple[str, str | None]:
     """
     if (folder / "state.json").is_file():
         state = read_state(folder)
-        trained = TrainerConfig.model_validate(state.config).policy
+        trained = PolicyConfig.model_validate(state.config["policy"])
         check_origin({"policy.path": weight_origin(trained)["policy.path"]}, state)
         return str(trained.path), trained.revision
     noted = _adapter_config(folder)

@@ -29,7 +29,7 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from trainer.rl.compat import save_tokenizer
-from trainer.translation.config_data import THE_SET
+from trainer.runs.config import THE_SET
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 
 from scorekit.errors import UserError
+from trainer.rl.compat import save_tokenizer
+from trainer.rl.config import PolicyConfig
 from trainer.runs.adapted import load_on_base, on_its_base
 from trainer.runs.checkpoint import (
     State,
@@ -20,8 +22,6 @@ from trainer.runs.checkpoint import (
     read_state,
     sync,
 )
-from trainer.rl.compat import save_tokenizer
-from trainer.translation.config import PolicyConfig
 
 
 def export_policy(

@@ -10,32 +10,30 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.schemas import Info
-from trainer.runs.checkpoint import State, checkpoints, newest_checkpoint, read_state, weights_digest
-from trainer.translation.config import PolicyConfig, TrainerConfig
 from trainer.config_base import changeable
-from trainer.translation.config_data import THE_SET
-from trainer.translation.data import Example
-from trainer.translation.evaluation.evaluate import Report
-from trainer.runs.runlog import read_jsonl
+from trainer.rl.config import PolicyConfig
+from trainer.runs.checkpoint import (
+    State,
+    checkpoints,
+    newest_checkpoint,
+    read_state,
+    weights_digest,
+)
+from trainer.runs.config import RunConfig
 
 log = logging.getLogger(__name__)
-
-#: Keys, and sections, that a resumed run may change. What is behind the paths and URLs is held
-#: against the run's own by digest (`Origin`).
-FREE = changeable(TrainerConfig)
 
 #: Config key -> what stands behind it: `path`, and digests or names that must stay the same.
 Origin = dict[str, dict[str, str | None]]
 
 
-def checkpoint_to_resume(cfg: TrainerConfig) -> Path | None:
+def checkpoint_to_resume(cfg: RunConfig) -> Path | None:
     """The newest whole checkpoint of misc.run_dir, fit for this config and these weights; None
     where there is no checkpoint yet. Raises UserError where the run cannot go on."""
     folder = Path(cfg.misc.run_dir) / "checkpoints"
@@ -54,13 +52,15 @@ def checkpoint_to_resume(cfg: TrainerConfig) -> Path | None:
     return checkpoint
 
 
-def check_config(cfg: TrainerConfig, state: State) -> None:
+def check_config(cfg: RunConfig, state: State) -> None:
     """Tell what differs from the run's config. Raises UserError if it changes the mathematics."""
-    then = dict(_flat(TrainerConfig.model_validate(state.config).model_dump(mode="json")))
+    then = dict(_flat(cfg.model_validate(state.config).model_dump(mode="json")))
     now = dict(_flat(cfg.model_dump(mode="json")))
     differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
     told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
-    fixed = [key for key in differ if not _is_free(key)]
+    # What is behind the paths and URLs is held against the run's own by digest (`Origin`).
+    free = changeable(type(cfg))  # type: ignore[arg-type]  # every config is a model
+    fixed = [key for key in differ if not _is_among(key, free)]
     if fixed:
         raise UserError(
             f"--resume: {cfg.misc.run_dir} was begun with another config "
@@ -78,8 +78,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+def _is_among(key: str, sections: Iterable[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def weight_origin(cfg: PolicyConfig) -> Origin:
@@ -100,13 +100,13 @@ def weight_origin(cfg: PolicyConfig) -> Origin:
 def prompt_origin(
     key: str,
     path: str | None,
-    examples: Sequence[Example],
-    prompts: Sequence[tuple[str, Sequence[int]]],
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
 ) -> Origin:
-    """The prompts as token ids, and the sources that are scored: data, template and tokenizer."""
+    """The prompts as token ids, and the texts that are scored: data, template and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    for example, (_, ids) in zip(examples, prompts, strict=True):
-        digest.update(json.dumps([example.src_text, list(ids)]).encode())
+    for text, ids in zip(texts, prompts, strict=True):
+        digest.update(json.dumps([text, list(ids)]).encode())
     return {key: {"path": path, "digest": digest.hexdigest()}}
 
 
@@ -140,14 +140,3 @@ def check_origin(now: Origin, state: State) -> None:
                     f"{here.get(name)} now, {there.get(name)} ({there.get('path')}) then; "
                     f"{mend}"
                 )
-
-
-def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
-    """(update, report) of the evaluations in eval.jsonl, by the names of their sets."""
-    sets: dict[str, list[tuple[int, Report]]] = {}
-    for line in read_jsonl(folder / "eval.jsonl"):
-        values = {f.name: line.get(f.name) for f in fields(Report)}
-        values["examples"] = read_jsonl(folder / line["completions"])
-        reports = sets.setdefault(line.get("set", THE_SET), [])
-        reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
-    return sets

@@ -17,42 +17,7 @@ runs/<name>/
                             a name, evaluation-NAME.json and so on
     comparison.json, .html  the same against another policy, whose evaluation stands in against/
 
-**log.jsonl.** `update` (from 1), `skipped` (true: nothing was learned, since no sample was scored
-or no optimiser step could be taken), `lr`, the figures of trainer/translation/evaluation/figures.py (rollout, reward,
-advantage), of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
-seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes over the rollouts,
-while rewards are awaited), `reward_s` (what is left to wait for then, in all `attempts`: more than
-one where the services gave no score at first), `update_s`. `kl_ref` is the
-mean of new - ref, `kl_ref_k3` its estimate that is never negative. Every line has every key; a
-figure that does not exist is null, such as those of a service that was not asked, or the loss of a
-skipped update. Every mean of scores stands beside its coverage (scored / asked; 0 of a service that
-was away).
-`metricx_truncated_frac` and `xcomet_truncated_frac` are the share of the scored samples whose
-source or translation the model could not read to its end (`truncated_frac`: completions that
-max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of the section `stop`;
-else null.
-`text_errors` counts the samples that cannot be scored by their own fault, `source_errors` those of
-a source that no translation helps (no reward, no part in the update); `overlong_truncated`,
-`overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
-`uncovered_tokens` counts the tokens behind what the span model read (`reward.uncovered`); `kl_ref`
-and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean token reward together.
-`guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.
-
-**eval.jsonl.** A line for each set of examples: `update` (0: before training), `set` (its name;
-`eval`: that of `data.eval`), `decides` (whether the best checkpoint is chosen by its
-`reward_mean`), `seconds`, `completions` (the dump's path within the folder), and the fields of
-`trainer.translation.evaluation.evaluate.Report`; `pairs` holds them for each language pair where there are several.
-
-**completions/eval-*.jsonl.** `id`, `pair` (languages, "en-US>ko-KR"), `src`, `mt`, `ref` (null
-without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
-`xcomet_truncated` (whether the model read less than the whole source and translation), `chrf` (of
-the segment; null where there is none), `error_spans` (list of `start`, `end`, `severity`,
-`confidence` (null: unknown), `text`; null if not asked), `guards` (guard -> fault), `error` (why it
-has no score, else null). The order is that of the examples in every dump of a run, so that line k
-before and line k after translate the same source.
-
-**completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
-`token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
+What the lines hold is the task's: trainer/translation/dumps.py.
 """
 
 from __future__ import annotations
@@ -67,15 +32,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from scorekit.schemas import Info
-from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import THE_SET
-from trainer.translation.data import set_key
-from trainer.translation.rewards.formula import SampleReward
-from trainer.rl.sampler import Rollout
+from trainer.runs.config import THE_SET, RunConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _OWN = (
@@ -90,7 +52,7 @@ class RunLog:
 
     def __init__(
         self,
-        cfg: TrainerConfig,
+        cfg: RunConfig,
         services: Mapping[str, Info] | None = None,
         *,
         overwrite: bool | None = None,
@@ -107,7 +69,7 @@ class RunLog:
         infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
         write_text(self.folder / "services.json", json.dumps(infos, indent=1))
 
-    def _start(self, cfg: TrainerConfig) -> None:
+    def _start(self, cfg: RunConfig) -> None:
         """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
         process that dies leaves is always a run, and never this one with checkpoints of that."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +116,7 @@ class RunLog:
 class SilentLog(RunLog):
     """Of a process beside the main one: it knows the folder, and writes nothing."""
 
-    def __init__(self, cfg: TrainerConfig) -> None:
+    def __init__(self, cfg: RunConfig) -> None:
         self.folder = Path(cfg.misc.run_dir)
 
     def sync(self) -> None:
@@ -184,7 +146,7 @@ class Clock:
         self._last = now
 
 
-def open_run_dir(cfg: TrainerConfig) -> Path:
+def open_run_dir(cfg: RunConfig) -> Path:
     """Make run_dir and write to it once, so that a folder that cannot be written to is told before
     anything is computed. Raises UserError."""
     folder = Path(cfg.misc.run_dir)
@@ -197,7 +159,7 @@ def open_run_dir(cfg: TrainerConfig) -> Path:
     return folder
 
 
-def check_run_dir(cfg: TrainerConfig, overwrite: bool | None = None) -> None:
+def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
     """Raise UserError if what stands in run_dir must not be replaced: the config does not say so
     (or `overwrite`, where it is given), or it is no run of the trainer, or the new run is made of
     it."""
@@ -210,13 +172,13 @@ def check_run_dir(cfg: TrainerConfig, overwrite: bool | None = None) -> None:
             f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); go on with it "
             "(--resume), choose another folder, or set misc.overwrite to true to replace a run"
         )
-    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml"):
+    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):
         raise UserError(
             f"misc.run_dir: {folder} holds {', '.join(own)}, but neither log.jsonl nor a config of "
             "the trainer: it is no run, and is not replaced; choose another folder"
         )
     removed = [(folder / name).resolve() for name in own]
-    for key, value in _sources(cfg).items():
+    for key, value in cfg.sources.items():
         place = Path(value or "").resolve()
         if value and any(place.is_relative_to(path) for path in removed):
             raise UserError(
@@ -225,7 +187,7 @@ def check_run_dir(cfg: TrainerConfig, overwrite: bool | None = None) -> None:
             )
 
 
-def _write_config(cfg: TrainerConfig, folder: Path) -> None:
+def _write_config(cfg: RunConfig, folder: Path) -> None:
     save_config(cfg, folder / ".config.yaml.partial")
     (folder / ".config.yaml.partial").replace(folder / "config.yaml")
 
@@ -241,25 +203,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_config(path: Path) -> bool:
+def _is_config(path: Path, kind: type[BaseModel]) -> bool:
     """Whether a run wrote it: with every section, where an empty file would be a config, too."""
     try:
-        config = load_config(TrainerConfig, path)
+        config = load_config(kind, path)
     except UserError:
         return False
-    return config.model_fields_set == set(TrainerConfig.model_fields)
-
-
-def _sources(cfg: TrainerConfig) -> dict[str, str | None]:
-    """What a run reads."""
-    return {
-        "policy.path": cfg.policy.path,
-        "policy.tokenizer": cfg.policy.tokenizer,
-        "policy.reference_path": cfg.policy.reference_path,
-        "data.train": cfg.data.train,
-        **{set_key(name): of.path for name, of in cfg.data.held_out.items()},
-        "generation.prompt_template": cfg.generation.prompt_template,
-    }
+    return config.model_fields_set == set(kind.model_fields)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -319,48 +269,3 @@ def _json(line: dict[str, Any]) -> str:
         for key, value in line.items()
     }
     return json.dumps(finite, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
-
-
-def completion_line(rollout: Rollout, reward: SampleReward) -> dict[str, Any]:
-    """The fields that evaluation and training dumps share."""
-    spans = reward.error_spans
-    return {
-        "id": rollout.example_id,
-        "pair": rollout.pair,
-        "src": rollout.src_text,
-        "mt": rollout.completion_text,
-        "tokens": len(rollout.completion_token_ids),
-        "finish_reason": rollout.finish_reason,
-        "metricx_score": reward.metricx_score,
-        "xcomet_score": reward.xcomet_score,
-        "metricx_truncated": reward.metricx_truncated,
-        "xcomet_truncated": reward.xcomet_truncated,
-        "error_spans": None if spans is None else [span.model_dump() for span in spans],
-        "guards": reward.guards,
-        "error": reward.source_error
-        or reward.text_error
-        or reward.service_error
-        or reward.shown_error,
-    }
-
-
-def training_lines(
-    rollouts: list[Rollout],
-    rewards: list[SampleReward],
-    kept: list[int],
-    advantages: TokenAdvantages | None,
-) -> Iterable[dict[str, Any]]:
-    """Lines of a training dump. `kept`: indices of the samples that `advantages` has rows for."""
-    rows = {index: row for row, index in enumerate(kept)} if advantages is not None else {}
-    for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
-        values = None
-        if advantages is not None and index in rows:
-            row = advantages.values[rows[index], : len(rollout.completion_token_ids)]
-            values = [round(value, 6) for value in row.tolist()]
-        yield {
-            **completion_line(rollout, reward),
-            "r_seq": reward.r_seq,
-            "token_char_offsets": rollout.token_char_offsets,
-            "token_rewards": reward.token_rewards,
-            "advantages": values,
-        }

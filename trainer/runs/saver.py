@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
+from trainer.rl.policy import unwrapped
+from trainer.rl.update import learning_rate
+from trainer.rl.world import World
 from trainer.runs.checkpoint import (
     State,
     load_checkpoint,
@@ -18,24 +21,35 @@ from trainer.runs.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.evaluate import Report
-from trainer.rl.policy import unwrapped
+from trainer.runs.config import RunConfig
 from trainer.runs.resume import Origin, check_origin
-from trainer.rl.update import learning_rate
-from trainer.rl.world import World
 
 log = logging.getLogger(__name__)
+
+
+class Evaluated(Protocol):
+    """What is known of an evaluation. rating: by which the best checkpoint is chosen, higher is
+    better; None where it does not compare. reward_coverage: share of its `samples` with a reward.
+    """
+
+    @property
+    def rating(self) -> float | None: ...
+
+    @property
+    def reward_coverage(self) -> float: ...
+
+    @property
+    def samples(self) -> int: ...
 
 
 class Saver:
     """The checkpoints of a run that is made of `origin`."""
 
-    def __init__(self, cfg: TrainerConfig, world: World, origin: Origin) -> None:
+    def __init__(self, cfg: RunConfig, world: World, origin: Origin) -> None:
         self.cfg, self.world, self.origin = cfg, world, origin
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
-    def is_due(self, update: int, reports: Sequence[tuple[int, Report]]) -> bool:
+    def is_due(self, update: int, reports: Sequence[tuple[int, Evaluated]]) -> bool:
         """Each save_every_n_updates, and where an evaluation is the best so far."""
         every = self.cfg.misc.save_every_n_updates
         rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
@@ -45,7 +59,7 @@ class Saver:
     def save(
         self,
         update: int,
-        report: Report | None,
+        report: Evaluated | None,
         model: nn.Module,
         tokenizer: Any,
         optimizer: Any,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer.translation.config import StopConfig
+from trainer.runs.config import StopConfig
 
 
 class StopRules:

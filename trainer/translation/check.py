@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
+from trainer.rl.config import PolicyConfig
 from trainer.rl.engine_vllm import probe_server
-from trainer.rl.memory import GIB, estimate_memory, free_memory
 from trainer.rl.policy import (
     check_4bit,
     check_tokenizer,
@@ -27,11 +27,13 @@ from trainer.rl.policy import (
 )
 from trainer.rl.weight_files import count_weights
 from trainer.runs.checkpoint import model_folder, read_state
+from trainer.runs.memory import GIB, estimate_memory, free_memory
 from trainer.runs.resume import checkpoint_to_resume
 from trainer.runs.runlog import check_run_dir, open_run_dir
 from trainer.runs.trackers import check_trackers
-from trainer.translation.config import GenerationConfig, PolicyConfig, TrainerConfig
-from trainer.translation.data import Example, in_both, load_set, load_train, set_key
+from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config_data import set_key
+from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.score_batch import ServiceName
@@ -197,7 +199,7 @@ def _overlap(key: str, train: Sequence[Example], held_out: Sequence[Example]) ->
 
 
 def _device(cfg: TrainerConfig) -> tuple[torch.device, str]:
-    device = prepare_torch(cfg.misc)
+    device = prepare_torch(cfg.misc.device, cfg.misc.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     return device, f"{device} ({name}), {cfg.misc.dtype}"
 
@@ -243,7 +245,8 @@ def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
 
 
 def _vllm(cfg: TrainerConfig) -> tuple[None, str]:
-    return None, f"{cfg.generation.vllm.url}: serves {probe_server(cfg)}"
+    server = cfg.generation.vllm
+    return None, f"{server.url}: serves {probe_server(server, adapters=cfg.policy.lora.r > 0)}"
 
 
 def _trackers(cfg: TrainerConfig) -> tuple[None, str]:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from trainer.rl.policy import Reference, autocast
-from trainer.rl.sampler import Rollout, Sampler, rollout_logprobs, stream_rollouts
+from trainer.rl.rollout import rollout_logprobs
+from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 from trainer.runs.leaving import Leaving
 from trainer.runs.runlog import Clock
@@ -19,11 +20,12 @@ from trainer.translation.data import Example, batch_indices
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
 from trainer.translation.rewards.score_batch import Batch, Group
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
 log = logging.getLogger(__name__)
 
 #: A prompt's samples with their rewards.
-Scored = list[tuple[list[Rollout], list[SampleReward]]]
+Scored = list[tuple[list[TranslationRollout], list[SampleReward]]]
 
 
 class Collector:
@@ -50,7 +52,7 @@ class Collector:
 
     def collect(
         self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[list[Rollout], list[SampleReward]] | None:
+    ) -> tuple[list[TranslationRollout], list[SampleReward]] | None:
         """The whole batch. None where the services gave it no score at all, in
         `stop.skipped_updates` attempts, or until the run was asked to end: then the update has not
         begun, and its prompts are those of the next attempt.
@@ -104,12 +106,12 @@ class Collector:
 
     def _sample(
         self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[Batch, list[list[Rollout]], list[Group]]:
+    ) -> tuple[Batch, list[list[TranslationRollout]], list[Group]]:
         """This process's groups, put to the services."""
         cfg, rl = self.cfg, self.cfg.rl
         prompts = rl.batch_size * rl.grad_accum
         mine = self.world.share(batch_indices(len(train), prompts, update, cfg.misc.seed))
-        groups: list[list[Rollout]] = []
+        groups: list[list[TranslationRollout]] = []
         batch, asked = self._batch(), []
         self.world.at(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
@@ -125,7 +127,7 @@ class Collector:
         clock.lap("logprob_s")
         return batch, groups, asked
 
-    def _add_logprobs(self, rollouts: list[Rollout]) -> None:
+    def _add_logprobs(self, rollouts: list[TranslationRollout]) -> None:
         """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
         cfg = self.cfg
 
@@ -157,5 +159,5 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     return next((reward.service_error for reward in rewards if reward.may_pass), None)
 
 
-def _submit(batch: Batch, group: Sequence[Rollout]) -> Group:
+def _submit(batch: Batch, group: Sequence[TranslationRollout]) -> Group:
     return batch.submit([(r.src_text, r.completion_text) for r in group])

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from scorekit.config import Config
+from trainer.runs.config import THE_SET
 
-#: Name of the set that `data.eval` names.
-THE_SET = "eval"
 #: It becomes part of file names.
 SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
 
@@ -86,3 +85,8 @@ class DataConfig(Config):
             )
             for name, chosen in (sets | self.eval_sets).items()
         }
+
+
+def set_key(name: str) -> str:
+    """The config's key of an evaluation set."""
+    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"

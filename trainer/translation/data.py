@@ -17,7 +17,6 @@ from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import THE_SET
 from trainer.translation.readers import read_rows
 
 log = logging.getLogger(__name__)
@@ -127,11 +126,6 @@ def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
         of.path, split=of.split, limit=cfg.eval.eval_limit, columns=of.columns,
         name=of.name, src_lang=of.src_lang, tgt_lang=of.tgt_lang,
     )  # fmt: skip
-
-
-def set_key(name: str) -> str:
-    """The config's key of an evaluation set."""
-    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
 
 
 def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:

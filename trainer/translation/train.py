@@ -27,56 +27,45 @@ from trainer.rl.policy import (
     prepare_torch,
     stop_token_ids,
 )
-from trainer.rl.sampler import Rollout, Sampler, check_uncut
-from trainer.rl.update import (
-    NO_UPDATE,
-    TrainStats,
-    learning_rate,
-    rollout_advantages,
-    set_learning_rate,
-    update_policy,
-)
+from trainer.rl.sampler import Sampler, check_uncut
+from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
 from trainer.rl.world import World
+from trainer.runs.config import THE_SET
 from trainer.runs.console import Console
 from trainer.runs.leaving import Leaving
 from trainer.runs.messages import Messages, messages
-from trainer.runs.outcome import Artifacts, Reports, ended_before
 from trainer.runs.resume import (
     Origin,
     checkpoint_to_resume,
     prompt_origin,
-    read_reports,
     service_origin,
     weight_origin,
 )
-from trainer.runs.runlog import (
-    Clock,
-    RunLog,
-    SilentLog,
-    check_run_dir,
-    open_run_dir,
-    read_jsonl,
-    training_lines,
-)
+from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.saver import Saver
 from trainer.runs.stops import StopRules
 from trainer.runs.trackers import check_trackers, track, tracking
 from trainer.translation.collect import Collector
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import THE_SET
-from trainer.translation.data import Example, in_both, set_key
-from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
+from trainer.translation.config_data import set_key
+from trainer.translation.data import Example, in_both
+from trainer.translation.dumps import training_lines
+from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
 from trainer.translation.evaluation.figures import (
     advantage_figures,
     importance_figures,
     reward_figures,
     rollout_figures,
 )
+from trainer.translation.outcome import Artifacts, Reports, ended_before
 from trainer.translation.prompting import fitting_prompts
+from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.formula import SampleReward
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rewards.sources import screen
+from trainer.translation.rollouts import TranslationRollout
+from trainer.translation.tables import COLUMNS, FEW, evaluation_line
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +88,8 @@ def run_toy_rl(
         raise UserError("there are no examples to learn from")
     check_trainable(cfg)
     world = World(
-        prepare_torch(cfg.misc), cfg.misc.trackers, Path(cfg.misc.run_dir) / "trackers",
-        patience_s=cfg.misc.patience_s,
+        prepare_torch(cfg.misc.device, cfg.misc.threads), cfg.misc.trackers,
+        Path(cfg.misc.run_dir) / "trackers", patience_s=cfg.misc.patience_s,
     )  # fmt: skip
     with messages() as heard, world.together():
         return _run(train_examples, eval_examples, cfg, world, heard, resume)
@@ -172,7 +161,9 @@ class Trainer:
         self.cfg, self.rewarder = cfg, rewarder
         self.world, self.device = world, world.device
         torch.manual_seed(cfg.misc.seed)  # of fresh adapters
-        served = probe_server(cfg) if cfg.generation.engine == "vllm" else None
+        adapters, served = cfg.policy.lora.r > 0, None
+        if cfg.generation.engine == "vllm":
+            served = probe_server(cfg.generation.vllm, adapters=adapters)
         # Weights that are shared go to their device in parts, so that none has to hold them all.
         in_parts = world.is_sharded and not cfg.policy.load_in_4bit
         place = torch.device("cpu") if in_parts else self.device
@@ -195,8 +186,9 @@ class Trainer:
             self.sampler = GenerateSampler(self.model, self.tokenizer, self.world)
         else:
             self.sampler = VLLMSampler(
-                cfg, served, stop_token_ids(model, self.tokenizer), self.world
-            )
+                cfg.generation.vllm, served, stop_token_ids(model, self.tokenizer), self.world,
+                adapters=adapters, run_dir=cfg.misc.run_dir,
+            )  # fmt: skip
         if world.is_main:
             self.log = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=self.done)
         else:
@@ -234,7 +226,8 @@ class Trainer:
             )  # fmt: skip
             if told and self.world.is_main:
                 log.warning("%s", told)
-            origin |= prompt_origin(key, path, fit[key], prompts)
+            texts = [example.src_text for example in fit[key]]
+            origin |= prompt_origin(key, path, texts, [ids for _, ids in prompts])
         self.train = fit["data.train"]
         self.sets = {name: fit[set_key(name)] for name in sets}
         return origin
@@ -249,7 +242,7 @@ class Trainer:
         with (
             self.leaving,
             tracking(self.world.accelerator, config, self.done),
-            Console(rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
+            Console(COLUMNS, FEW, rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
         ):
             for update in range(start, rl.num_updates + 1):
                 if update > start:
@@ -266,7 +259,7 @@ class Trainer:
                 leaves, last = self.agree(last=last)
                 for name in self.sets_to_evaluate(update, last) if not leaves else ():
                     self.reports[name].append((update, self.evaluate(update, name)))
-                    console.evaluation(update, self.reports[name][-1][1], name)
+                    console.say(evaluation_line(update, self.reports[name][-1][1], name))
                     leaves, last = self.agree(last=last)
                 ends = last or leaves > 0
                 if update and self.agree(last=ends or self.saver.is_due(update, self.deciding))[1]:
@@ -360,7 +353,7 @@ class Trainer:
 
     def learn(
         self,
-        rollouts: list[Rollout],
+        rollouts: list[TranslationRollout],
         rewards: list[SampleReward],
         update: int,
         lr: float,

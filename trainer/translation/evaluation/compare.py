@@ -144,8 +144,8 @@ def compare_policies(
 ) -> dict[str, list[PairedFigure]]:
     """Figures of all sources under "all", and of each language pair where there are several.
 
-    first, second: the lines of two evaluation dumps (trainer/runs/runlog.py), of the same sources in the
-    same order. Raises ValueError where they are not.
+    first, second: the lines of two evaluation dumps (trainer/translation/dumps.py), of the same
+    sources in the same order. Raises ValueError where they are not.
     """
     sources = [[(line.get("pair"), line["src"]) for line in lines] for lines in (first, second)]
     if sources[0] != sources[1]:

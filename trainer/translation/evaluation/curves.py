@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.page import picture
+from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
-from trainer.translation.config_data import THE_SET
 
 Lines = Sequence[Mapping[str, Any]]
 #: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).

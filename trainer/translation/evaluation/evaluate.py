@@ -6,17 +6,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from scorekit.schemas import Scored
-from trainer.rl.sampler import Rollout, Sampler, generate_rollouts
+from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
-from trainer.runs.runlog import completion_line
-from trainer.translation.config import GenerationConfig, RewardConfig
+from trainer.runs.config import THE_SET
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.config import GenerationConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.data import Example
+from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import (
     earned,
     guard_figures,
@@ -28,6 +32,7 @@ from trainer.translation.evaluation.quality import reference_figures, sentence_c
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
 from trainer.translation.rewards.score_batch import Scores
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 _SEED = 0  # of sampled translations
 #: Share of the examples that could have a reward which a mean has to cover to be held against the
@@ -49,11 +54,11 @@ class Report:
     (reward_coverage).
     completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
-    stands only where all examples are of one language pair (trainer/translation/evaluation/quality.py says why).
+    stands only where all examples are of one language pair (quality.py says why).
     bleu_tokenize: `char` for languages without white space (and Korean), else `13a`.
-    guards: guard -> mean fault that it found, of those that were asked (trainer/translation/rewards/guards.py).
+    guards: guard -> mean fault that it found, of those that were asked (rewards/guards.py).
     pairs: where there are several language pairs, the figures of each; else empty.
-    examples: one line of the completions dump for each example (trainer/runs/runlog.py).
+    examples: one line of the completions dump for each example (trainer/translation/dumps.py).
     """
 
     samples: int
@@ -168,7 +173,7 @@ def _gives_spans(scores: Scores) -> bool:
 
 def _figures(
     examples: Sequence[Example],
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[TranslationRollout],
     rewards: Sequence[SampleReward],
     cfg: RewardConfig,
 ) -> dict[str, Any]:
@@ -206,3 +211,15 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             model.train(was_training)
+
+
+def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
+    """(update, report) of the evaluations in eval.jsonl of a run's folder, by the names of their
+    sets."""
+    sets: dict[str, list[tuple[int, Report]]] = {}
+    for line in read_jsonl(folder / "eval.jsonl"):
+        values = {f.name: line.get(f.name) for f in fields(Report)}
+        values["examples"] = read_jsonl(folder / line["completions"])
+        reports = sets.setdefault(line.get("set", THE_SET), [])
+        reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
+    return sets

@@ -11,12 +11,13 @@ import torch
 
 from scorekit.schemas import ErrorSpan, Severity
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.config import RLConfig
 from trainer.rl.loss import importance_weights
-from trainer.rl.sampler import Rollout
-from trainer.translation.config import RewardConfig, RLConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.rewards.formula import SampleReward, metricx_reward
 from trainer.translation.rewards.guards import GUARDS
 from trainer.translation.rewards.score_batch import ServiceName
+from trainer.translation.rollouts import TranslationRollout
 
 Figures = dict[str, float | int | None]
 #: Severities that have a figure each; all other words are counted together, as UNKNOWN.
@@ -128,7 +129,7 @@ def mean_of(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
+def rollout_figures(rollouts: Sequence[TranslationRollout]) -> Figures:
     """Lengths in tokens, EOS included; `entropy_est` is the mean of -log pi of sampled tokens."""
     logprobs = [value for rollout in rollouts for value in rollout.old_logprobs or ()]
     entropy = mean_of(logprobs)
@@ -142,7 +143,7 @@ def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
     }
 
 
-def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Figures:
+def importance_figures(rollouts: Sequence[TranslationRollout], cfg: RLConfig) -> Figures:
     """How far the sampler's log-probabilities are from the trainer's, |log pi - log pi_sampler| of
     sampled tokens, and the weights that correct for it; None where both are one."""
     ours = [value for r in rollouts if r.sampler_logprobs for value in r.old_logprobs or ()]

@@ -1,7 +1,7 @@
 """The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
 A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
-trainer/runs/runlog.py describes the files that are read.
+trainer/runs/runlog.py and trainer/translation/dumps.py describe the files that are read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from scorekit.errors import UserError
 from scorekit.page import STYLE
 from scorekit.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
+from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl, write_text
-from trainer.translation.config_data import THE_SET
 from trainer.translation.evaluation.compare import (
     FEWEST,
     RESAMPLES,

@@ -23,6 +23,7 @@ import yaml
 
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
+from trainer.rl.config import PolicyConfig
 from trainer.rl.engine_generate import GenerateSampler
 from trainer.rl.engine_vllm import VLLMSampler, probe_server
 from trainer.rl.forward import check_head
@@ -30,9 +31,9 @@ from trainer.rl.policy import autocast, prepare_torch, stop_token_ids, without_w
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 from trainer.runs.adapted import load_on_base, on_its_base
+from trainer.runs.config import THE_SET
 from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl, write_text
-from trainer.translation.config import PolicyConfig, TrainerConfig
-from trainer.translation.config_data import THE_SET
+from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.compare import RESAMPLES, SEED, PairedFigure, compare_policies
 from trainer.translation.evaluation.evaluate import evaluate_on_dataset
@@ -91,7 +92,7 @@ def run_evaluation(
     earlier call wrote. Every process of the world has to call it; the main one gets the outcomes.
     Raises UserError on what the user can mend, before weights load where that can be known.
     """
-    world = World(prepare_torch(cfg.misc), patience_s=cfg.misc.patience_s)
+    world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
@@ -147,7 +148,7 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candid
     (or cannot)."""
     candidate = Candidate(str(policy.path), *on_its_base(policy), folder)
     if cfg.generation.engine == "vllm":
-        probe_server(cfg.model_copy(update={"policy": candidate.base}))
+        probe_server(cfg.generation.vllm, adapters=candidate.base.lora.r > 0)
     return candidate
 
 
@@ -175,7 +176,11 @@ def _evaluate(
         world.shard(without_wrappers(model))  # it is what generates
     sampler: Sampler
     if cfg.generation.engine == "vllm":
-        sampler = VLLMSampler(cfg, probe_server(cfg), stops, world, role="evaluate")
+        server, adapters = cfg.generation.vllm, cfg.policy.lora.r > 0
+        sampler = VLLMSampler(
+            server, probe_server(server, adapters=adapters), stops, world, adapters=adapters,
+            run_dir=cfg.misc.run_dir, role="evaluate",
+        )  # fmt: skip
     else:
         sampler = GenerateSampler(model, tokenizer, world)
     found = {}

@@ -8,11 +8,11 @@ from typing import Literal
 
 from scorekit.errors import TEXT_ERROR_TYPES, ScorekitError
 from scorekit.schemas import ErrorSpan, Failed, Scored
-from trainer.rl.sampler import Rollout
-from trainer.translation.config import RewardConfig
+from trainer.translation.config_reward import RewardConfig
 from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 from trainer.translation.rewards.guards import guard_faults, guard_penalty
 from trainer.translation.rewards.score_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
+from trainer.translation.rollouts import TranslationRollout
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class SampleReward:
 
 
 def sample_rewards(
-    rollouts: Sequence[Rollout], scores: Scores, cfg: RewardConfig
+    rollouts: Sequence[TranslationRollout], scores: Scores, cfg: RewardConfig
 ) -> list[SampleReward]:
     """Raw answers -> rewards.
 
@@ -74,7 +74,7 @@ def sample_rewards(
 
 
 def _sample_reward(
-    rollout: Rollout, results: dict[ServiceName, Scored | Failed], cfg: RewardConfig
+    rollout: TranslationRollout, results: dict[ServiceName, Scored | Failed], cfg: RewardConfig
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
     reward = SampleReward(0.0, [0.0] * tokens, [True] * tokens, asked=tuple(results))
@@ -133,7 +133,7 @@ def _note_results(
 
 
 def _add_span_term(
-    reward: SampleReward, rollout: Rollout, result: Scored | Failed, cfg: RewardConfig
+    reward: SampleReward, rollout: TranslationRollout, result: Scored | Failed, cfg: RewardConfig
 ) -> None:
     if not isinstance(result, Scored) or result.error_spans is None:
         raise ScorekitError("the xCOMET scorer gives no error spans; set reward.w_xcomet_span to 0")

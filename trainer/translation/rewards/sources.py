@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
-from trainer.translation.config import DataConfig
-from trainer.translation.data import Example, set_key
+from trainer.translation.config_data import DataConfig, set_key
+from trainer.translation.data import Example
 from trainer.translation.rewards.score_batch import BAD_SOURCE, ServiceName
 
 if TYPE_CHECKING:

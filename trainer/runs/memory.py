@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainer.rl.forward import CHUNK_ENTRIES
-from trainer.translation.config import TrainerConfig
+from trainer.runs.config import RunConfig
 
 GIB = 2**30
 #: Bytes of a weight in 4 bits, with its share of the scales (arXiv 2305.14314, section 3).
@@ -18,7 +18,7 @@ _HEAD_COPIES = 4
 
 
 def estimate_memory(
-    cfg: TrainerConfig, model: nn.Module, longest_prompt: int
+    cfg: RunConfig, model: nn.Module, longest_prompt: int
 ) -> list[tuple[str, float]]:
     """(what, bytes) of one process that holds all weights, at its fullest: in the update, or while
     it samples, whichever is more.
@@ -43,7 +43,7 @@ def estimate_memory(
     return [*rows, (name, max(update, sampling))]
 
 
-def activation_bytes(cfg: TrainerConfig, sizes: Any, longest_prompt: int) -> float:
+def activation_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
     """What the forward pass of a micro-batch keeps for the gradient.
 
     Of a token in a layer of today's decoders (normalised, rotary, gated): about 10 vectors of the
@@ -62,7 +62,7 @@ def activation_bytes(cfg: TrainerConfig, sizes: Any, longest_prompt: int) -> flo
     return float(tokens * kept * _arithmetic_bytes(cfg)) + head
 
 
-def _cache_bytes(cfg: TrainerConfig, sizes: Any, longest_prompt: int) -> float:
+def _cache_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
     tokens = cfg.generation.batch_size * (longest_prompt + cfg.generation.max_new_tokens)
     return float(
         tokens * sizes.num_hidden_layers * 2 * _key_value_size(sizes) * _arithmetic_bytes(cfg)
@@ -75,11 +75,11 @@ def _key_value_size(sizes: Any) -> int:
     return int(head * (getattr(sizes, "num_key_value_heads", None) or heads))
 
 
-def _arithmetic_bytes(cfg: TrainerConfig) -> int:
+def _arithmetic_bytes(cfg: RunConfig) -> int:
     return 2 if "bfloat16" in (cfg.misc.dtype, cfg.policy.weights_dtype) else 4
 
 
-def _weight_bytes(cfg: TrainerConfig, model: nn.Module) -> float:
+def _weight_bytes(cfg: RunConfig, model: nn.Module) -> float:
     """As they are held: what learns in float32, the layers of a 4-bit model in 4 bits."""
     linear = {
         id(part.weight)

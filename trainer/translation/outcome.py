@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runs.checkpoint import read_state
-from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.evaluate import Report
-from trainer.runs.resume import read_reports
 from trainer.runs.runlog import read_jsonl
 from trainer.runs.stops import StopRules
+from trainer.translation.config import TrainerConfig
+from trainer.translation.evaluation.evaluate import Report, read_reports
 
 log = logging.getLogger(__name__)
 Reports = list[tuple[int, Report]]

@@ -1,0 +1,137 @@
+"""Examples -> rollouts: prompts are sampled, and where each token stands in the text is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from scorekit.prompts import load_postprocess
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped
+from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.sampler import Sampled, Sampler, check_uncut
+from trainer.translation.config import GenerationConfig
+from trainer.translation.data import Example
+from trainer.translation.offsets import DecodeConfig, align_completion
+from trainer.translation.prompting import check_prompts
+
+
+@dataclass(slots=True, kw_only=True)
+class TranslationRollout(Rollout):
+    """One sampled translation.
+
+    example_id: of the example. pair: its languages, "en-US>ko-KR".
+    completion_text: after post-processing; what is scored, and what token_char_offsets refer to.
+    unaligned_tokens: tokens whose place in completion_text is not known.
+    """
+
+    example_id: str
+    src_text: str
+    prompt_text: str
+    completion_text: str
+    token_char_offsets: list[tuple[int, int]]
+    unaligned_tokens: int = 0
+    pair: str = ""
+
+    def __post_init__(self) -> None:
+        Rollout.__post_init__(self)
+        self.check_lengths("token_char_offsets")
+
+
+def stream_rollouts(
+    sampler: Sampler,
+    examples: Sequence[Example],
+    policy_model: nn.Module,
+    tokenizer: Any,
+    gen_cfg: GenerationConfig,
+    *,
+    seed: int | None = None,
+    with_logprobs: bool = True,
+    groups: Sequence[int] | None = None,
+    postprocess: Callable[[str], str] | None = None,
+) -> Iterator[list[TranslationRollout]]:
+    """The samples of one prompt after another, each as soon as it is generated.
+
+    groups: `group` of each example; default: its place.
+    postprocess: default: the config's.
+    Raises UserError on a prompt that cannot be.
+    """
+    prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
+    stops = stop_token_ids(unwrapped(policy_model), tokenizer)
+    decode_cfg = DecodeConfig(postprocess or load_postprocess(gen_cfg.postprocess))
+    ids = [prompt_ids for _, prompt_ids in prompts]
+    group_of = range(len(examples)) if groups is None else groups
+    for i, completions in sampler.sample(ids, gen_cfg, seed=seed, with_logprobs=with_logprobs):
+        yield [
+            _rollout(examples[i], group_of[i], prompts[i], done, tokenizer, decode_cfg, stops)
+            for done in completions
+        ]
+
+
+def generate_rollouts(
+    examples: Sequence[Example],
+    policy_model: nn.Module,
+    tokenizer: Any,
+    gen_cfg: GenerationConfig,
+    *,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    reference_model: nn.Module | None = None,
+    with_logprobs: bool = True,
+    micro_batch_tokens: int = 4096,
+    postprocess: Callable[[str], str] | None = None,
+) -> list[TranslationRollout]:
+    """Sample `gen_cfg.num_samples_per_prompt` completions of each example, in order.
+
+    `old_logprobs` are those of the distribution that the sampler drew from, noted while it drew;
+    `ref_logprobs` come from a forward pass at the same temperature.
+    sampler: default: this process. with_logprobs: off for an evaluation. postprocess: default: the
+    config's.
+    Raises UserError on settings or a prompt that cannot be.
+    """
+    from trainer.rl.engine_generate import GenerateSampler
+
+    if with_logprobs:
+        check_uncut(gen_cfg)
+    groups = stream_rollouts(
+        sampler or GenerateSampler(policy_model, tokenizer),
+        examples, policy_model, tokenizer, gen_cfg,
+        seed=seed, with_logprobs=with_logprobs, postprocess=postprocess,
+    )  # fmt: skip
+    rollouts = [rollout for group in sorted(groups, key=lambda g: g[0].group) for rollout in group]
+    if reference_model is not None:
+        rows = rollout_logprobs(
+            rollouts, reference_model, gen_cfg.temperature,
+            pad_token_id(unwrapped(policy_model), tokenizer), micro_batch_tokens,
+        )  # fmt: skip
+        for rollout, row in zip(rollouts, rows, strict=True):
+            rollout.ref_logprobs = row
+    return rollouts
+
+
+def _rollout(
+    example: Example,
+    group: int,
+    prompt: tuple[str, list[int]],
+    completion: Sampled,
+    tokenizer: Any,
+    decode_cfg: DecodeConfig,
+    stops: Sequence[int],
+) -> TranslationRollout:
+    alignment = align_completion(tokenizer, completion.token_ids, decode_cfg, stops)
+    return TranslationRollout(
+        example_id=example.id,
+        group=group,
+        src_text=example.src_text,
+        prompt_text=prompt[0],
+        prompt_input_ids=prompt[1],
+        completion_text=alignment.text,
+        completion_token_ids=completion.token_ids,
+        token_char_offsets=alignment.offsets,
+        finish_reason="eos" if completion.token_ids[-1] in stops else "length",
+        old_logprobs=completion.logprobs,
+        unaligned_tokens=alignment.unaligned,
+        pair=f"{example.src_lang_code}>{example.tgt_lang_code}",
+    )
