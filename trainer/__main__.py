@@ -129,8 +129,7 @@ def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> No
         cfg = _load(config, set_, limit)
         from rich.console import Console
 
-        from trainer.translation.check import check_run
-        from trainer.translation.tables import check_table, memory_table
+        from trainer.translation.check import check_run, check_table, memory_table
 
         findings = check_run(cfg)
         console = Console()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -18,10 +19,25 @@ HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "r
          "trl", "ray", "pandas", "aiohttp", "jsonschema")  # fmt: skip
 
 
+#: What the rooms of the trainer may import of it: the engine knows no run and no task, a run no
+#: task, and no task another.
+TRAINER = {
+    "trainer.rl": ("trainer.config_base", "trainer.rl"),
+    "trainer.runs": ("trainer.config_base", "trainer.rl", "trainer.runs"),
+    "trainer.translation": (
+        "trainer.config_base", "trainer.rl", "trainer.runs", "trainer.translation"
+    ),
+}  # fmt: skip
+#: Files of its own that a folder has at most.
+FULLEST = 16
+
+
 def _room(path: Path) -> str:
-    """The unit that the rules speak of: a service is a leaf of its own, the server half too."""
+    """The unit that the rules speak of: a service is a leaf of its own, the server half and the
+    rooms of the trainer too."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     deep = parts[0] == "services" or parts[:2] == ("scorekit", "server")
+    deep = deep or ".".join(parts[:2]) in TRAINER
     return ".".join(parts[:2] if deep else parts[:1])
 
 
@@ -45,6 +61,7 @@ def _allowed(room: str, imported: str) -> bool:
     if room.startswith("services"):
         return top == "scorekit" or imported == room or imported.startswith(room + ".")
     own = top == room or (room, top) == ("synth_parallel", "synth")  # its other name
+    own = own or any(imported.startswith(of + ".") for of in TRAINER.get(room, ()))
     return own or (top == "scorekit" and not imported.startswith("scorekit.server"))
 
 
@@ -56,6 +73,31 @@ def _allowed(room: str, imported: str) -> bool:
 def test_arrows_point_one_way(path):
     wrong = [name for name in _imports(path) if not _allowed(_room(path), name)]
     assert not wrong, f"{path} must not import {wrong}"
+
+
+def test_no_circle_of_files_in_the_trainer():
+    """Nor under TYPE_CHECKING, or within a function."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "trainer").rglob("*.py")
+    }
+    imports = {
+        name: {
+            found
+            for imported in _imports(path)
+            for found in (imported, imported.rpartition(".")[0])
+            if found in files and found != name
+        }
+        for name, path in files.items()
+    }
+    order = TopologicalSorter(imports)
+    order.prepare()  # CycleError names the circle
+
+
+@pytest.mark.parametrize("folder", ["trainer", *(room.replace(".", "/") for room in TRAINER)])
+def test_a_room_of_the_trainer_has_room(folder):
+    rooms = [ROOT / folder, *(path for path in (ROOT / folder).iterdir() if path.is_dir())]
+    assert all(len(list(room.glob("*.py"))) <= FULLEST for room in rooms)
 
 
 LIGHT_MODULES = sorted(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.table import Column, Table
+from rich.text import Text
 from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
@@ -38,7 +40,7 @@ from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.score_batch import ServiceName
 from trainer.translation.rewards.services import SERVICES, Rewarder
-from trainer.translation.rewards.sources import check_sources
+from trainer.translation.screening import check_sources
 from trainer.translation.train import check_trainable
 
 T = TypeVar("T")
@@ -264,3 +266,20 @@ def _run_dir(cfg: TrainerConfig) -> tuple[None, str]:
         return None, f"{folder}: holds a run of {done} updates; go on with --resume"
     check_run_dir(cfg)
     return None, f"{folder}: can be written to"
+
+
+def check_table(findings: Findings) -> Table:
+    """What `python -m trainer check` found."""
+    table = Table("", "check", Column("found", overflow="fold"))
+    for check in findings.checks:
+        mark = Text("ok", "green") if check.ok else Text("failed", "red")
+        table.add_row(mark, check.name, Text(check.found))
+    return table
+
+
+def memory_table(findings: Findings) -> Table:
+    """Where the memory goes."""
+    table = Table("memory (estimate)", Column("GiB", justify="right"))
+    for what, size in findings.memory:
+        table.add_row(what, f"{size / 2**30:.2f}")
+    return table

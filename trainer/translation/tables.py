@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Column, Table
@@ -13,9 +13,6 @@ from trainer.runs.config import THE_SET
 from trainer.translation.evaluation.compare import PairedFigure, as_row
 from trainer.translation.evaluation.evaluate import Report
 from trainer.translation.evaluation.figures import compare
-
-if TYPE_CHECKING:
-    from trainer.translation.check import Findings
 
 #: Column title -> (key of the log line, format). `±` is the deviation of what stands before it.
 COLUMNS = {
@@ -106,21 +103,4 @@ def report_table(figures: Mapping[str, Any]) -> Table:
     table = Table("", Column("value", justify="right"))
     for row in compare(figures, {}):
         table.add_row(row.title, row.before)
-    return table
-
-
-def check_table(findings: Findings) -> Table:
-    """What `python -m trainer check` found."""
-    table = Table("", "check", Column("found", overflow="fold"))
-    for check in findings.checks:
-        mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(check.found))
-    return table
-
-
-def memory_table(findings: Findings) -> Table:
-    """Where the memory goes."""
-    table = Table("memory (estimate)", Column("GiB", justify="right"))
-    for what, size in findings.memory:
-        table.add_row(what, f"{size / 2**30:.2f}")
     return table

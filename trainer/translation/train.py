@@ -63,8 +63,8 @@ from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.formula import SampleReward
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.sources import screen
 from trainer.translation.rollouts import TranslationRollout
+from trainer.translation.screening import screen
 from trainer.translation.tables import COLUMNS, FEW, evaluation_line
 
 log = logging.getLogger(__name__)

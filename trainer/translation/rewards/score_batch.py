@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ScorekitError, ServiceUnreachable
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
-
-if TYPE_CHECKING:
-    from trainer.translation.rewards.services import Rewarder
 
 log = logging.getLogger(__name__)
 ServiceName = Literal["metricx", "xcomet"]
@@ -40,6 +37,32 @@ class Scores:
     results: dict[ServiceName, list[Scored | Failed]] = field(default_factory=dict)
 
 
+class Services(Protocol):
+    """Whom a batch asks. needed: those with a weight. fails_run: a score that one of them failed to
+    give ends the run. attribute: puts the source's fault in place of the text's in `results`."""
+
+    @property
+    def needed(self) -> tuple[ServiceName, ...]: ...
+
+    @property
+    def fails_run(self) -> bool: ...
+
+    def ask(
+        self, name: ServiceName, samples: Sequence[SampleForScoring]
+    ) -> Future[RewardOutput]: ...
+
+    def patience(self, name: ServiceName) -> float: ...
+
+    def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
+
+    def attribute(
+        self,
+        name: ServiceName,
+        samples: Sequence[SampleForScoring],
+        results: list[Scored | Failed],
+    ) -> None: ...
+
+
 class Batch:
     """The groups of a batch, each put to its services at once and as soon as it is submitted.
 
@@ -50,13 +73,13 @@ class Batch:
 
     def __init__(
         self,
-        rewarder: Rewarder,
+        services: Services,
         asked: tuple[ServiceName, ...],
         hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         """hurry: whether nobody wants to wait any more; then a service that lets wait for long is
         given up, and `hurried` says that its scores may not be missing otherwise."""
-        self.rewarder, self.asked, self.hurry, self.hurried = rewarder, asked, hurry, False
+        self.services, self.asked, self.hurry, self.hurried = services, asked, hurry, False
         self._started = time.monotonic()
         self._answered = dict.fromkeys(asked, self._started)  # when the service last did
         self._silent_s = dict.fromkeys(asked, 0.0)  # since then, when it failed
@@ -68,7 +91,7 @@ class Batch:
         group = Group(self, samples, time.monotonic())
         for name in self.asked:
             if name not in self._given_up:
-                future = group.futures[name] = self.rewarder.ask(name, samples)
+                future = group.futures[name] = self.services.ask(name, samples)
                 future.add_done_callback(partial(self._note, name))
         return group
 
@@ -84,7 +107,7 @@ class Batch:
             if len(results) != count:
                 raise ScorekitError(f"{name}: {len(results)} results, {count} samples")
         except Exception as error:
-            if name in self.rewarder.needed and _is_final(error):
+            if name in self.services.needed and _is_final(error):
                 raise
             if self._answered[name] <= group.submitted or self._is_silent(name):
                 self.give_up(name, str(error) or type(error).__name__)
@@ -107,7 +130,7 @@ class Batch:
             if waited >= told:
                 log.warning(
                     "%s has not answered for %.0f s; it is asked until reward.deadline_s (%g)",
-                    name, waited, self.rewarder.patience(name),
+                    name, waited, self.services.patience(name),
                 )  # fmt: skip
                 told *= 2
         return future.result()
@@ -119,7 +142,7 @@ class Batch:
             log.warning("%s is given up for this batch: %s", name, why)
 
     def _is_silent(self, name: ServiceName) -> bool:
-        return self._silent_s[name] >= self.rewarder.patience(name)
+        return self._silent_s[name] >= self.services.patience(name)
 
     def _note(self, name: ServiceName, future: Future[RewardOutput]) -> None:
         """Called in the client's thread."""
@@ -146,14 +169,14 @@ class Group:
         Raises RewardFailure where `on_failure` is `fail`, and RequestError where a service refuses
         for good (a wrong key, a wrong option).
         """
-        rewarder = self.batch.rewarder
+        services = self.batch.services
         scores = Scores({name: self.batch.results(name, self) for name in self.batch.asked})
         for name, results in scores.results.items():
-            rewarder.tell_truncated(name, results)
-            if name not in rewarder.needed:
+            services.tell_truncated(name, results)
+            if name not in services.needed:
                 continue
-            rewarder.sources.attribute(name, self.samples, results)
-            if rewarder.cfg.on_failure == "fail":
+            services.attribute(name, self.samples, results)
+            if services.fails_run:
                 for result in results:
                     if isinstance(result, Failed) and result.error.type not in _OF_THE_TEXTS:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")

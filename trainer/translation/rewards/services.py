@@ -107,6 +107,20 @@ class Rewarder:
                 scores.results[name] += results
         return scores
 
+    @property
+    def fails_run(self) -> bool:
+        """Whether a score that a service failed to give ends the run."""
+        return self.cfg.on_failure == "fail"
+
+    def attribute(
+        self,
+        name: ServiceName,
+        samples: Sequence[SampleForScoring],
+        results: list[Scored | Failed],
+    ) -> None:
+        """Put the source's fault in place of the text's in `results`."""
+        self.sources.attribute(name, samples, results)
+
     def ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> Future[RewardOutput]:
         """Put samples to a service; the answer is not waited for."""
         return self._scorers[name].submit_batch(samples, self.scoring)
