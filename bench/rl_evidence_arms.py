@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.common import ROOT, WORK
 
 RUNS = ROOT / "runs/evidence"
-CONFIG = ROOT / "configs/trainer/demo.yaml"
+CONFIG = ROOT / "configs/translation/demo.yaml"
 HELD_OUT = ROOT / "demo/data/final_test.jsonl"
 UPDATES = 100
 #: Checkpoints that are measured; the first ones of all runs before the others of any.

@@ -24,7 +24,7 @@ from trainer.translation.evaluation.report import write_report
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "demo/data"
 MODELS = ROOT / "demo/models"
-CONFIG = ROOT / "configs/trainer/demo.yaml"
+CONFIG = ROOT / "configs/translation/demo.yaml"
 SCORED = 200  # translations that are scored first
 WORST = 8  # of them shown
 BOOTSTRAP = 2000

@@ -176,9 +176,18 @@ def report(
         typer.echo(f"report: {write_report(run_dir)}")
 
 
+def _moved(config: Path) -> Path:
+    """Where a config of ours stands that is named by its path of 0.1; else the path as it is."""
+    now = config.parent.with_name("translation") / config.name
+    if config.exists() or config.parent.parts[-2:] != ("configs", "trainer") or not now.exists():
+        return config
+    typer.echo(f"{config} has moved: name {now}; the old path goes with 0.3", err=True)
+    return now
+
+
 def _load(config: Path, overrides: list[str] | None, limit: int | None) -> TrainerConfig:
     limits = [] if limit is None else [f"data.train_limit={limit}", f"eval.eval_limit={limit}"]
-    return load_config(TrainerConfig, config, [*(overrides or []), *limits])
+    return load_config(TrainerConfig, _moved(config), [*(overrides or []), *limits])
 
 
 @contextmanager

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import typer
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
-from trainer.__main__ import _clean_exit
+from trainer.__main__ import _clean_exit, app
 from trainer.translation.config import TrainerConfig
 from trainer.translation.config_reward import RewardConfig
 from trainer.translation.train import check_trainable
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "trainer"
+CONFIGS = Path(__file__).parents[2] / "configs" / "translation"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -175,3 +176,16 @@ def test_the_kl_estimator_is_the_right_one_for_its_place(tmp_path: Path) -> None
 def test_a_warm_up_that_never_ends_is_refused() -> None:
     with pytest.raises(UserError, match="warmup_updates 3 must be less than num_updates 2"):
         load_config(TrainerConfig, None, ["rl.num_updates=2", "rl.warmup_updates=3"])
+
+
+def test_a_config_is_found_by_its_path_of_the_last_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(CONFIGS.parents[1])
+    told = CliRunner().invoke(
+        app, ["check", "--config", "configs/trainer/toy.yaml", "--set", "x=1"]
+    )
+    assert "configs/trainer/toy.yaml has moved: name configs/translation/toy.yaml" in told.stderr
+    assert told.exit_code == 2 and "error: " in told.stderr and "no such file" not in told.stderr
+    gone = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
+    assert gone.exit_code == 2 and "has moved" not in gone.stderr
