@@ -13,7 +13,7 @@ from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
-from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import (
     NO_UPDATE,
     Passes,
@@ -106,6 +106,38 @@ def test_tokens_outside_the_advantages_mask_are_not_learned_from(garbage: float)
     before = gradient(False)
     assert before.isfinite().all()
     torch.testing.assert_close(gradient(True), before, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
+@float64()
+def test_what_the_environment_said_is_not_learned_from(algorithm: str) -> None:
+    """An episode's observations stand between the actions: their log-probabilities do not matter,
+    and advantages that reach them are refused."""
+
+    def weights(observed: float) -> torch.Tensor:
+        model = doubled(tiny_llama(TOKENIZER))
+        rollouts, advantages = batch()
+        episode = rollouts[2]
+        episode.action_mask = [True, True, False, False, True, True]
+        for name in ("old_logprobs", "ref_logprobs", "sampler_logprobs"):
+            getattr(episode, name)[2:4] = [observed] * 2
+        advantages.mask.logical_and_(action_masks(rollouts))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        update_policy(
+            rollouts, advantages, optimizer, config(algorithm=algorithm, clip_eps=0.2),
+            policy_model=model, temperature=1.0, pad_id=0,
+        )  # fmt: skip
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.testing.assert_close(weights(float("nan")), weights(-1.0), rtol=0, atol=CLOSE)
+    rollouts, advantages = batch()
+    rollouts[2].action_mask = [True, True, False, False, True, True]
+    model = tiny_llama(TOKENIZER)
+    with pytest.raises(ValueError, match="beyond the action mask"):
+        update_policy(
+            rollouts, advantages, torch.optim.SGD(model.parameters()), config(),
+            policy_model=model, temperature=1.0, pad_id=0,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(("loss_mean", "parts"), [("token", (1, 6)), ("sequence", (1, 1))])
