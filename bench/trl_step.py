@@ -95,7 +95,7 @@ def _full_length(model: Any, tokens: int) -> None:
 
 
 def ours(sizes: Sizes) -> dict[str, Any]:
-    """Whole updates of trainer.train, the run's files among them."""
+    """Whole updates of trainer.translation.train, the run's files among them."""
     import torch
 
     from scorekit.config import load_config

@@ -257,7 +257,7 @@ def test_the_head_of_the_card_is_what_the_hub_and_datasets_read(filtered):
 
 
 def test_the_trainer_reads_the_numbered_files(filtered):
-    from trainer.data import load_examples
+    from trainer.translation.data import load_examples
 
     run_export(config(filtered, export={**SHARDED, "formats": ["parquet"]}))
     columns = {

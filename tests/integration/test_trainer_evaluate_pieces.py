@@ -17,12 +17,12 @@ from tests.trainer_kit import (
     tiny_llama,
 )
 from trainer.runs.checkpoint import checkpoints, read_state
-from trainer.runs.console import Console
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.config_reward import RewardConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.tables import evaluation_line
 from trainer.translation.train import run_toy_rl
 
 TOKENIZER = letter_tokenizer()
@@ -50,14 +50,8 @@ def evaluated(rewarder: Rewarder) -> Report:
     return evaluate_on_dataset(SOURCES, MODEL, TOKENIZER, GENERATION, rewarder, rewarder.cfg)
 
 
-def console_line(report: Report, capsys: pytest.CaptureFixture[str]) -> str:
-    with Console(1) as console:
-        console.evaluation(0, report)
-    return next(line for line in capsys.readouterr().err.splitlines() if "held out" in line)
-
-
 def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_again(
-    metricx: str, capsys: pytest.CaptureFixture[str]
+    metricx: str,
 ) -> None:
     with switched_service("xcomet") as (switch, url):
         with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
@@ -67,13 +61,13 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
             assert scored == [True] * 16 + [False] * 16 + [True] * 8
             assert report.xcomet_coverage == 24 / 40
             assert report.metricx_coverage == report.reward_coverage == 1.0
-            assert "xcomet_score" in console_line(report, capsys)
-            assert "(of 60%)" in console_line(report, capsys)
+            assert "xcomet_score" in evaluation_line(0, report)
+            assert "(of 60%)" in evaluation_line(0, report)
             assert report.examples[16]["error"].startswith("xcomet: upstream")
             switch.down = lambda body: False
             report = evaluated(rewarder)
     assert report.xcomet_coverage == 1.0
-    assert "(of" not in console_line(report, capsys)
+    assert "(of" not in evaluation_line(0, report)
 
 
 @pytest.mark.parametrize("begins", ["away", "there"])
