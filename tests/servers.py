@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -86,6 +87,15 @@ def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
                 return
         time.sleep(0.02)
     raise TimeoutError(f"{url} did not become ready")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs. A zombie that nobody reaps yet is as dead as can be asked for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:

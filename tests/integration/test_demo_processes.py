@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import wait_until
+from tests.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 #: Starts a child that ignores SIGTERM and has a child of its own, then fails or waits.
@@ -26,15 +25,6 @@ with processes.running("tests.stubborn", str(folder), log=folder / "log"):
     (folder / "up").touch()
     {then}
 """
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie that nobody reaps yet is as dead as can be asked for.
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(
@@ -61,4 +51,4 @@ def test_no_child_outlives_the_demo(tmp_path, then, blow, code):
     process.communicate(timeout=180)
     # Python dies of SIGINT by itself where nothing catches the KeyboardInterrupt.
     assert process.returncode == (-signal.SIGINT if code == 130 else code)
-    wait_until(lambda: not any(map(_alive, children)))
+    wait_until(lambda: not any(map(alive, children)))

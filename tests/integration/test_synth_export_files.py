@@ -21,7 +21,7 @@ from synth.export_files import Piece, plan_files
 from synth.repair import repair
 from synth.run import RunOptions, run_stages
 from synth.store import StageFolder, read_records
-from tests.servers import wait_until
+from tests.servers import alive, wait_until
 from tests.synth_output_kit import (
     ROOT,
     config,
@@ -159,7 +159,7 @@ def test_no_process_writes_on_when_the_driver_was_killed(filtered):
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     assert len(workers) == 2
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    wait_until(lambda: not any(alive(int(pid)) for pid in workers))
 
 
 def test_the_manifest_says_what_the_rows_share(tmp_path):
