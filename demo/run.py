@@ -50,7 +50,7 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     _say("4", "Was the reward earned?")
     verdict = compare(run_dir)
     report = write_report(run_dir, "Demo: PPO against MetricX and xCOMET services", NOTES + verdict)
-    console.print(f"\n[bold]report[/]  {report}")
+    console.print(f"\n[bold]report[/]  {report}", soft_wrap=True)
     console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
 
 

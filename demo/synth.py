@@ -71,7 +71,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     _say("3", "The pairs that MetricX likes best")
     report = write_report(run_dir, "Demo: English to Korean by a small teacher")
     show(run_dir)
-    console.print(f"[bold]report[/]  {report}")
+    console.print(f"[bold]report[/]  {report}", soft_wrap=True)
     console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
 
 
@@ -122,7 +122,8 @@ def show(run_dir: Path) -> None:
         "   The teacher has 4 million parameters and the scorer no more: this shows the way of the "
         "data, not good translations."
     )
-    console.print(f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}")
+    found = f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}"
+    console.print(found, soft_wrap=True)
 
 
 def _say(step: str, text: str) -> None:

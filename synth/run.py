@@ -105,8 +105,8 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         raise
     _tell_unreadable(out_dir, console)
     if StageFolder(out_dir, "export").done():
-        console.print(f"report: {write_report(out_dir)}")
-    console.print(f"run folder: {out_dir}")
+        console.print(f"report: {write_report(out_dir)}", soft_wrap=True)
+    console.print(f"run folder: {out_dir}", soft_wrap=True)
 
 
 def _tell_unreadable(out_dir: Path, console: Console) -> None:

@@ -293,7 +293,7 @@ def test_what_cannot_work_is_one_clear_line(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("no JSON\n")
     with pytest.raises(
-        UserError, match=r"no document could be read; the first: empty.jsonl line 1"
+        UserError, match=r"no document in empty.jsonl; the first: empty.jsonl line 1"
     ):
         run(config(tmp_path / "4", [str(empty)]))
     (tmp_path / "folder.jsonl").mkdir()

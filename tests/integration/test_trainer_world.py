@@ -211,7 +211,7 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
 
 
 def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
-    """One of three is stopped (as a machine that hangs): the others say which, and where it is."""
+    """One is stopped, as by a machine that hangs: the other says which, and where it is."""
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
@@ -240,6 +240,17 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
         r"error: process 0 of 2 has waited for \d+ s at '[^']+' "
         r"\(process 1 is at '[^']+'; misc.patience_s is 30\)",
         "".join([*lines, rest]),
+    )
+
+
+def test_a_process_that_stops_within_an_exchange_is_named() -> None:
+    """There torch itself waits, and tells of no process."""
+    done = torchrun("tests.late_process")
+    assert done.returncode != 0
+    assert re.search(
+        r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "
+        r"\(process 1 is at 'update 8, learning'; misc.patience_s is 2\)",
+        done.stderr,
     )
 
 

@@ -8,7 +8,10 @@ where it is; who waits asks the store how many are there.
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from scorekit.errors import ScorekitError
 
@@ -17,6 +20,7 @@ log = logging.getLogger(__name__)
 #: Seconds after which a process that waits says so for the first time.
 _TOLD_AFTER_S = 60.0
 _POLL_S = (0.0005, 0.05)
+_GLOO_WAITED = re.compile(r"gloo.*Timed out waiting (\d+)ms")
 
 
 class Stalled(ScorekitError):
@@ -82,8 +86,21 @@ class Meeting:
                 f"gone ({str(error).splitlines()[0]})"
             ) from None
 
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around what the processes do between meetings: where gloo waited in vain within an
+        exchange, which it says without a name, Stalled as from `meet`. NCCL ends the process."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not (waited := _GLOO_WAITED.search(str(error))):
+                raise
+            raise Stalled(self._line(int(waited[1]) / 1000)) from error
+
     def _line(self, waited: float) -> str:
-        missing = [r for r in range(self.size) if self._read(f"came {r}", "0") < self._number]
+        others = [r for r in range(self.size) if r != self.rank]
+        # None within an exchange, to which all came: then it is one of the others
+        missing = [r for r in others if self._read(f"came {r}", "0") < self._number] or others
         places = "; ".join(
             f"process {r} is at {self._store.get(f'place {r}').decode()!r}" for r in missing
         )

@@ -41,11 +41,11 @@ class World:
 
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # accelerate takes the current one where it is alone
-        # Within an exchange torch itself waits, a little longer, so that the meeting can tell first
-        limit = InitProcessGroupKwargs(timeout=timedelta(seconds=patience_s + 60))
+        # Within an exchange torch itself waits, longer, so that the meeting can tell first
+        waits = timedelta(seconds=patience_s + min(60.0, patience_s))
         self.accelerator = Accelerator(
             cpu=device.type == "cpu", log_with=list(trackers) or None, project_dir=folder,
-            kwargs_handlers=[limit],
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=waits)],
         )  # fmt: skip
         self.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -79,11 +79,14 @@ class World:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Around a run: where this process ends with an error, the others are told at once."""
-        try:
+        if self._meeting is None:
             yield
+            return
+        try:
+            with self._meeting.exchange():
+                yield
         except BaseException:
-            if self._meeting is not None:
-                self._meeting.leave()
+            self._meeting.leave()
             raise
 
     def at(self, place: str) -> None:

@@ -106,7 +106,10 @@ def run_evaluation(
         world, lambda: [_candidate(cfg, policy, place) for place, policy in policies.items()]
     )
     found = []
-    with closing(_main_first(world, lambda: _open_services(cfg, earlier))) as rewarder:
+    with (
+        world.together(),
+        closing(_main_first(world, lambda: _open_services(cfg, earlier))) as rewarder,
+    ):
         for candidate in candidates:
             found.append(_evaluate(cfg, candidate, sets, rewarder, world))
             if world.is_main:
