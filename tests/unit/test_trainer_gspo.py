@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.float64 import CLOSE, float64
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.forward import completion_logprobs
 from trainer.rl.loss import (
     LossWeights,
     TokenBatch,
@@ -187,6 +189,27 @@ def test_nothing_is_clipped_before_the_first_step_though_rounding_is_wider_than_
     own = with_own_logprobs(rollouts, steps, passes)
     found = accumulate_gradients(own, advantages, steps[0], passes)
     assert found["clip_frac"] == 0 and found["approx_kl"] == 0
+
+
+def test_nothing_is_clipped_in_later_passes_either_where_nothing_was_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another shuffle would make other micro-batches, and their rounding (here: a function of what
+    stands beside a sequence) a ratio."""
+
+    def rounded(model: Any, prompts: Any, *rest: Any, **options: Any) -> Any:
+        logprobs, entropy, mask = completion_logprobs(model, prompts, *rest, **options)
+        return logprobs + 1e-3 * sum(map(len, prompts)), entropy, mask
+
+    monkeypatch.setattr("trainer.rl.update.completion_logprobs", rounded)
+    model = tiny_llama(TOKENIZER)
+    rollouts, advantages = batch(model)
+    stats = update_policy(
+        rollouts, advantages, torch.optim.SGD(model.parameters(), lr=0.0),
+        gspo(ppo_epochs=4, minibatches=2), policy_model=model, temperature=1.0, pad_id=0,
+    )  # fmt: skip
+    assert stats.steps == 8
+    assert stats.clip_frac == 0 and stats.approx_kl == 0
 
 
 def test_an_update_makes_its_own_old_logprobs_and_clips_behind_its_first_step() -> None:

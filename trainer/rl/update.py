@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from trainer.rl.loss import (
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.rl.world import World
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def update_policy(
         raise ValueError("advantages reach beyond the action mask")
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
-    again = ppo_cfg.algorithm != "reinforce"
+    again, gspo = ppo_cfg.algorithm != "reinforce", ppo_cfg.algorithm == "gspo"
     epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
@@ -108,15 +111,21 @@ def update_policy(
     # Without a weight of the KL, a row that only the KL would hold has no part in the loss.
     counted = advantages.held if passes.weights.kl_coef else advantages.mask
     with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
+    steps: list[list[int]] = []
     for epoch in range(epochs):
-        order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
-        steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
-        if epoch == 0 and ppo_cfg.algorithm == "gspo":
+        if epoch == 0 or not gspo:  # whose micro-batches must stay as they are
+            order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
+            steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
+        if epoch == 0 and gspo:
             rollouts = with_own_logprobs(rollouts, steps, passes)
         for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
             world.meet()
-            _add(sums, accumulate_gradients(rollouts, advantages, chosen, passes))
+            figures = accumulate_gradients(rollouts, advantages, chosen, passes)
+            unmoved = not norms and not skipped
+            if gspo and unmoved and figures.get("clip_frac"):
+                log.warning("gspo clips before its first step: equal passes are rounded otherwise")
+            _add(sums, figures)
             seen += int(advantages.mask[chosen].sum())
             held += int(advantages.held[chosen].sum())
             norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
@@ -180,7 +189,7 @@ def with_own_logprobs(
 
     GSPO's clip range (3e-4) is narrower than rounding: with bfloat16 weights another batch or
     padding moves the mean log-ratio of a sequence by up to 8e-4. Made in the same micro-batches,
-    it is exactly 0 until the first step.
+    it is exactly 0 until the first step; and these stay the same in every pass over the batch.
     """
     found: dict[int, list[float]] = {}
     model = passes.world.reading(passes.model)
