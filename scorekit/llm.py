@@ -11,7 +11,7 @@ proxies are read, never OPENAI_API_KEY and its like.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +46,16 @@ class LLMCounts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     choices: int = 0
+
+
+@dataclass(slots=True)
+class _Call:
+    """What the requests of one call of `chat` share. failed: one of them did for good, so that
+    those which still wait are not sent."""
+
+    prompt: Prompt
+    keep: Callable[[list[Choice]], Awaitable[None]] | None
+    failed: bool = False
 
 
 class LLMClient:
@@ -136,11 +146,14 @@ class LLMClient:
         n: int = 1,
         request_id: str,
         json_schema: Mapping[str, Any] | None = None,
+        keep: Callable[[list[Choice]], Awaitable[None]] | None = None,
     ) -> list[Choice]:
         """n choices in order of index. `request_id` names the request in every attempt's
         X-Request-Id (a part of it: `ID.0-31`, a single candidate: `ID.7`).
 
         json_schema: what the texts shall be; check them with `parse_json`.
+        keep: awaited with the choices of each answer as it comes, so that none is lost where
+        another request of the call fails: those under way are waited for before that is raised.
         Raises LLMError after the attempts, UserError for what the operator must mend, ValueError
         for several greedy choices (they would be equal, and vLLM refuses them).
         """
@@ -148,11 +161,11 @@ class LLMClient:
             raise ValueError(f"n={n} at temperature {sampling.temperature}: greedy has one answer")
         if not (request_id.isascii() and request_id.isprintable()):
             raise ValueError(f"request id {request_id!r} does not fit a header")
-        prompt = Prompt(messages, sampling, n, request_id, json_schema)
+        call = _Call(Prompt(messages, sampling, n, request_id, json_schema), keep)
         size = min(self._budget.sequences, _PART) if self._several.in_use else 1
         parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
         try:
-            found = await _merged(self._candidates(prompt, part) for part in parts)
+            found = await _merged(call, (self._candidates(call, part) for part in parts))
         except (LLMError, UserError):
             self.counts.failures += 1
             raise
@@ -161,13 +174,13 @@ class LLMClient:
 
     # -- parts of a logical request ---------------------------------------------------------------
 
-    async def _candidates(self, prompt: Prompt, part: range) -> dict[int, Choice]:
+    async def _candidates(self, call: _Call, part: range) -> dict[int, Choice]:
         """Candidates by index: in one request if the server can, what is missing one by one."""
         if len(part) == 1:
-            return await self._request(prompt, part) or {}
+            return await self._request(call, part) or {}
         found: dict[int, Choice] | None = {}
         try:
-            found = await self._request(prompt, part)
+            found = await self._request(call, part)
         except LLMError as error:
             if error.type != "refused" or self._strategy == "n_parameter":
                 raise
@@ -178,11 +191,11 @@ class LLMClient:
             return found
         if self._strategy == "n_parameter":
             said = f"{len(found)} of {len(part)} choices: use strategy auto or per_call"
-            raise LLMError("incomplete", said, request_id=prompt.request_id)
+            raise LLMError("incomplete", said, request_id=call.prompt.request_id)
         if was_asked:  # the first one alone shows whether n was at fault
-            found |= await self._request(prompt, missing.pop(0)) or {}
-            self._note_short(prompt.part_id(part), len(part), len(part) - len(missing) - 1)
-        return found | await _merged(self._candidates(prompt, one) for one in missing)
+            found |= await self._request(call, missing.pop(0)) or {}
+            self._note_short(call.prompt.part_id(part), len(part), len(part) - len(missing) - 1)
+        return found | await _merged(call, (self._candidates(call, one) for one in missing))
 
     def _note_short(self, part_id: str, asked: int, came: int) -> None:
         self.counts.fallbacks += 1
@@ -192,21 +205,28 @@ class LLMClient:
         )  # fmt: skip
         self._several.note_short()
 
-    async def _request(self, prompt: Prompt, part: range) -> dict[int, Choice] | None:
-        """One request with its attempts; None where n fell out of use while it waited."""
+    async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
+        """One request with its attempts; None where, while it waited, n fell out of use or another
+        request of the call failed."""
         async with self._budget.hold(len(part)):
-            if len(part) > 1 and not self._several.in_use:
+            if call.failed or (len(part) > 1 and not self._several.in_use):
                 return None
-            patience = Patience(*self._patience)
-            while True:
-                try:
-                    return await self._attempt(prompt, part, patience.attempts)
-                except LLMError as error:
-                    pause = patience.pause_after(error)
-                    _log_failure(prompt.part_id(part), error, patience.attempts, pause)
-                    if pause is None:
-                        raise
-                await asyncio.sleep(pause)
+            found = await self._attempts(call, part)
+            if call.keep is not None:
+                await call.keep(list(found.values()))
+            return found
+
+    async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
+        patience = Patience(*self._patience)
+        while True:
+            try:
+                return await self._attempt(call.prompt, part, patience.attempts)
+            except LLMError as error:
+                pause = patience.pause_after(error)
+                _log_failure(call.prompt.part_id(part), error, patience.attempts, pause)
+                if pause is None or call.failed:
+                    raise
+            await asyncio.sleep(pause)
 
     async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
         await self._pace.turn()
@@ -273,12 +293,20 @@ def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | 
 
 
 async def _merged(
-    works: Iterable[Coroutine[Any, Any, dict[int, Choice]]],
+    call: _Call, works: Iterable[Coroutine[Any, Any, dict[int, Choice]]]
 ) -> dict[int, Choice]:
-    """Await all at once; the first failure ends the others and is raised bare."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return {index: choice for task in tasks for index, choice in task.result().items()}
+    """Await all at once; the first failure is raised when those that were sent have ended."""
+
+    async def noted(work: Coroutine[Any, Any, dict[int, Choice]]) -> dict[int, Choice]:
+        try:
+            return await work
+        except BaseException:
+            call.failed = True
+            raise
+
+    found: dict[int, Choice] = {}
+    for result in await asyncio.gather(*map(noted, works), return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        found |= result
+    return found

@@ -24,7 +24,7 @@ from synth.store import Record, StageFolder, digest_of
 from synth.together import Together
 
 if TYPE_CHECKING:
-    from scorekit.llm import LLMClient, LLMError, Sampling
+    from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 
 #: Candidates in one request at most: what is lost when it is cut off, and asked again.
 PART = 32
@@ -193,23 +193,26 @@ class Tools:
     async def _chat(
         self, asked: _Asked, seed: int, part: range, keys: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """Candidates `part` by key, which are kept."""
+        """Candidates `part` by key, each kept when it has come, whatever becomes of the others."""
         from scorekit.llm import LLMError
 
         assert self._teacher is not None
-        name = keys[part.start]
+        answers: dict[str, dict[str, Any]] = {}
+
+        async def keep(choices: Sequence[Choice]) -> None:
+            self._failing["the teacher"] = 0
+            came = [(keys[part.start + c.index], c.text, c.finish_reason) for c in choices]
+            told = {key: {"text": text, "finish_reason": reason} for key, text, reason in came}
+            await self._answers.put(told)
+            answers.update(told)
+
         try:
-            choices = await self._teacher.chat(
-                asked.messages, asked.sampling(seed + part.start), n=len(part), request_id=name
-            )
+            await self._teacher.chat(
+                asked.messages, asked.sampling(seed + part.start), n=len(part),
+                request_id=keys[part.start], keep=keep,
+            )  # fmt: skip
         except LLMError as error:
             raise await self._teacher_failed(error, asked, len(part)) from None
-        self._failing["the teacher"] = 0
-        answers = {
-            keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
-            for c in choices
-        }
-        await self._answers.put(answers)
         return answers
 
     async def _teacher_failed(self, error: LLMError, asked: _Asked, n: int) -> ScorekitError:

@@ -8,6 +8,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import structlog
@@ -439,3 +440,34 @@ def test_what_an_upstream_refused_is_no_answer_to_keep():
     assert tools._may_come({"ok": False, "error": refused})
     confused = SampleError("model_failure", "no verdict").wire()
     assert not tools._may_come({"ok": False, "error": confused})
+
+
+@pytest.mark.parametrize("fault", [{"refuse_n": True}, {"most_choices": 1}])
+def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
+    fault, tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
+):  # fmt: skip
+    monkeypatch.setattr("synth.tools.FAILURES_IN_A_ROW", 1000)
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=STAGES[:2])
+    answered, respond = Counter(), teacher.respond
+    sick = True
+
+    def broken_off(body, seed):
+        return "abort" if sick and seed % 3 == 0 else "stop"
+
+    def counted(body, seed):
+        answered[body["messages"][-1]["content"], seed] += broken_off(body, seed) == "stop"
+        return respond(body, seed)
+
+    monkeypatch.setattr(teacher, "respond", counted)
+    for name, value in fault.items():
+        setattr(teacher, name, value)
+    teacher.finish_reason = broken_off
+    with pytest.raises(Unfinished):
+        run_stages(cfg, RunOptions((NAMES[2],)))
+    assert answered.total()
+    sick = False
+    run_stages(cfg, RunOptions(tuple(NAMES[2:]), resume=True))
+    assert set(answered.values()) == {1}
+    assert output(tmp_path) == output(undisturbed)
