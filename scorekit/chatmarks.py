@@ -53,7 +53,8 @@ _OPENED = re.compile(r"([<\[\]]) (?=(\S{1,2}))")
 _CLOSED = re.compile(rf"([{_BARS}]) (?=([>\]]))")
 
 _TOKEN = re.compile(
-    r"<[|｜][^\s<>|｜]{1,40}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos)>",
+    r"<[|｜][^\s<>|｜]{1,40}[|｜]?>|<[^\s<>|｜]{1,40}[|｜]>|</?s>|<</?SYS>>"
+    r"|\[/?(?:INST|ASSISTANT|USER|SYSTEM(?:_PROMPT)?)\]|<(?:start|end)_of_turn>|<(?:bos|eos)>",
     re.I,
 )
 #: Headings of instruction data.
@@ -85,7 +86,11 @@ _AT_LINE_START = {
     for role, names in _SPEAKERS.items()
 }
 _IN_MID_LINE = {
-    role: re.compile(rf"(?<![\w@#/-])(?:{_SPEAKERS[role]}) ?[:：](?![/:])", re.I)
+    role: re.compile(
+        rf"(?:(?<![a-z0-9_@#/-])(?=[a-z])|(?<![\w@#/-]))(?:{_SPEAKERS[role]})[ \t*]{{0,3}}[:：]"
+        r"(?![/:])",
+        re.I,
+    )
     for role in ("assistant", "user")
 }
 

@@ -51,22 +51,29 @@ _META = re.compile(
 #: What a chat model says of itself: found at the start, it needs no colon.
 _ASIDES = re.compile(
     rf"{_EDGE}{_OPENER}{_EDGE}(?:"
-    r"(?:i(?:['’]ll| will| can| have|['’]ve) translated?\b|as an ai\b|let me translate\b|"
+    r"(?:i(?:['’]ll| will| can| have|['’]ve) translated?\b|(?:as|i['’]m|i am)(?: just| only"
+    r"| merely)? an? (?:ai"
+    r"|(?:large )?language model)\b|let me translate\b|"
     r"please provide (?:me with )?(?:the|a) (?:text|source)\b)|"
     r"(?:제가 번역(?:해 드리|하겠|한)|번역해 드리겠습니다|번역하겠습니다"
-    r"|(?:저는 )?ai (?:언어 ?)?모델로서)|"
-    r"(?:我(?:将|会|來|来)(?:为您|为你)?翻[译譯]|作[为為](?:一个|一個)?(?:ai|人工智能))|"
+    r"|(?:저는 )?(?:ai|(?:ai |대규모 )?언어 ?모델|ai ?모델|인공지능)(?:로서|이므로|이기 때문))|"
+    r"(?:我(?:将|会|來|来)(?:为您|为你)?翻[译譯]|作[为為](?:一个|一個)?(?:ai|人工智能"
+    r"|(?:大型?)?[语語]言模型))|"
     r"(?:翻訳します[。:：\n]|翻訳いたします|aiとして|ai言語モデルとして)|"
-    r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als ki\b|en tant qu['’]ia\b|como (?:modelo"
+    r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als (?:ki|sprachmodell)\b|en tant qu['’]ia\b"
+    r"|como (?:modelo"
     r"|ia)\b))",
     re.I,
 )
 #: A source that has one of these may be translated by such an aside.
-_OF_TRANSLATING = re.compile(
+_TRANSLATING = (
     r"translat|번역|옮기|옮긴|옮겼|翻|译|譯|訳|übersetz|tradu|перев|แปล|अनुवाद|ترجم|dịch|terjemah"
-    r"|çevir"
-    r"|tłumacz|vertaal|\bai\b|인공지능|人工知能|人工智能|\b(?:ki|ia|ии)\b|텍스트|본문|文本"
-    r"|テキスト|text",
+    r"|çevir|tłumacz|vertaal|vertal|översätt|oversæt|overset|käänt|překl|preklad|fordít|traduc"
+    r"|μεταφρ|תרג|ترجمه|tafsiri"
+)
+_OF_TRANSLATING = re.compile(
+    rf"{_TRANSLATING}|\bai\b|인공지능|人工知能|人工智能|\b(?:ki|ia|ии)\b|텍스트|본문|文本"
+    r"|テキスト|text|언어 ?모델|语言模型|語言模型|language model|sprachmodell",
     re.I,
 )
 
@@ -97,6 +104,7 @@ _SORRY = (
     r"(?:정말 |대단히 )?(?:죄송|미안|송구)(?:합니다|하지만|하오나|스럽지만|하게도|해요|한데"
     r"|하네)[^\n]{0,80}?"
     r"(?:수(?:가|는|도)? ?없|어렵습|어려울|어려워|불가|못 ?(?:하|합|해|드)|지 (?:않|못)|거부|거절)",
+    r"(?:도움|도와|번역|답변|답을|요청)[^\n]{0,14}?(?:못|없|않)[^\n]{0,10}?(?:죄송|미안|유감|양해)",
     r"(?:我)?(?:很|非常|十分|实在|實在|真的)?(?:抱歉|对不起|對不起|不好意思)[^\n]{0,40}?"
     r"(?:无法|無法|不能|不可以|没办法|沒辦法|拒[绝絕]|难以|難以|不便)",
     r"(?:大変|誠に|まことに)?(?:申し訳|すみません|すいません|ごめんなさい|恐れ入りますが"
@@ -141,13 +149,16 @@ _UNABLE = (
     r"|어렵|불가|않)",
     r"(?:저는 |유감스럽게도,? |안타깝게도,? )?(?:번역|도움|도와|답변|응답)(?:을|해"
     r"|하)?[^\n]{0,8}?(?:드릴|할|줄) 수(?:가|는)? ?없",
-    r"(?:很遗憾[，,]?)?我(?:无法|無法|不能)(?:帮|幫|協助|协助|提供|翻[译譯]|回答|处理|處理|满足"
+    r"(?:很遗憾[，,]?|[由因][于於為为][^，。\n]{1,16}，|根据[^，。\n]{1,16}，)?我(?:无法|無法"
+    r"|不能)(?:帮|幫|協助|协助|提供|翻[译譯]|回答|处理|處理|满足"
     r"|滿足|完成|执行|執行|回应)",
     r"(?:残念ながら、?)?(?:この|その)?[ごお]?(?:リクエスト|要求|依頼|要望|内容|文章|テキスト|質問)"
     r"[^\n]{0,40}?(?:できません|出来ません|できかね|しかね|かねます)",
-    r"(?:leider )?(?:ich )?(?:kann|darf|werde|möchte)(?: ich)?[^.\n]{0,50}?(?:nicht"
+    r"(?:leider |hierbei |dabei |damit |hiermit )?(?:ich )?(?:kann|darf|werde"
+    r"|möchte)(?: ich)?[^.\n]{0,50}?(?:nicht"
     r"|kein\w{0,2})[^.\n]{0,30}?"
-    r"(?:helfen|übersetzen|beantworten|bearbeiten|erfüllen|nachkommen|unterstützen|bereitstellen)",
+    r"(?:helfen|behilflich|übersetzen|beantworten|bearbeiten|erfüllen|nachkommen|unterstützen"
+    r"|bereitstellen)",
     r"(?:malheureusement,? )?je (?:ne (?:peux|puis|suis)|refuse)[^.\n]{0,30}?"
     r"(?:aider|traduire|répondre|fournir|satisfaire|traiter|en mesure)",
     r"(?:lamentablemente,? |desafortunadamente,? )?no (?:puedo|soy capaz de"
@@ -196,25 +207,107 @@ _NEGATED = re.compile(
 )
 
 
+#: Words of the task, and what denies it or asks for its text, within one sentence in either order:
+#: "I won't be translating this", "번역할 텍스트를 입력해 주세요", "ich bin nicht in der Lage, es
+#: zu übersetzen". A translation has such words from its source.
+_WITHIN = r"[^.!?。！？\n]{0,60}?"
+_ABOUT_THE_TASK = (
+    (
+        r"\btranslat(?:e|ed|es|ing|ions?)\b",
+        r"\b(?:can['’]?t|cannot|can not|couldn['’]t|unable|not (?:able|allowed|permitted|possible"
+        r"|comfortable|appropriate|provided|going to)|won['’]t|will not|do(?:es)?(?: not|n['’]t)"
+        r"|declin|refus|refrain|violat\w+|against (?:my|our|the)? ?(?:policy|guidelines)|policy"
+        r"|guidelines|outside|no text|missing|nothing to|unavailable|not available"
+        r"|please (?:provide|share|enter|paste|send|give|supply)"
+        r"|(?:provide|share|paste|send) (?:me )?(?:with )?(?:the|your|a)\b)",
+    ),
+    (
+        r"번역",
+        r"수(?:가|는|도)? ?없|못|불가|않(?:습|아|겠|는|았)|어렵|어려|거절|거부|위배|위반|삼가"
+        r"|(?:입력|제공|제시|공유|전달)해 ?주|보내 ?주|알려 ?주",
+    ),
+    (
+        r"翻[译譯]",
+        r"[无無没沒]法|没有|沒有|不予|不能|不可|不会|不會|不便|拒[绝絕]|恕|未提供|[请請](?:您"
+        r"|先)?(?:提供|输入|輸入"
+        r"|给出|給出|发送|發送)",
+    ),
+    (
+        r"翻訳",
+        r"できません|出来ません|できない|できかね|しかね|かねます|控え|(?:入力|提供|提示|送信"
+        r"|共有)して",
+    ),
+    (
+        r"übersetz|Übersetzung",
+        r"\b(?:nicht|kein(?:e[nrms]?)?|unmöglich|ablehnen|verweiger\w*|verstößt|"
+        r"bitte (?:geben|gib|senden|sende|teilen|stellen|fügen))\b",
+    ),
+    (
+        r"\btradui[rt]|\btraduction",
+        r"\b(?:ne|n['’]|pas|impossible|veuillez (?:fournir|saisir|indiquer))\b",
+    ),
+    (r"\btraduc", r"\b(?:no (?:puedo|podemos|es posible|se puede)|imposible|proporcion[ea])"),
+)
+_TASK = re.compile(
+    "|".join(
+        rf"(?:{one}){_WITHIN}(?:{two})"
+        for task, denied in _ABOUT_THE_TASK
+        for one, two in ((task, denied), (denied, task))
+    ),
+    re.I,
+)
+#: What was asked for, pointed at: "this request can't be ...", "this content may violate ...".
+_REQUEST = re.compile(
+    rf"{_EDGE}[^\n]{{0,60}}?(?:"
+    r"(?:this|that|your) request (?:can['’]?t|cannot|can not|is not|could not|violates"
+    r"|goes against)"
+    r"|(?:이|그|해당|이러한|그러한|그런|이런|요청하신) ?(?:요청|부탁|요구|작업)[^\n.]{0,24}?"
+    r"(?:수(?:가|는)? ?없|못|어렵|어려|불가)"
+    r"|(?:[该該此您你]的?|[这這]个?個?)(?:请求|請求|要求)[^\n。]{0,16}?(?:无法|無法|不能|不可)"
+    r"|(?:this|that|the|your) (?:content|text|request|message|passage) (?:may |might |could "
+    r"|would )?"
+    r"(?:violate|go(?:es)? against|breach)"
+    r"|(?:이|해당) ?(?:콘텐츠|내용|텍스트|문장|요청)[^\n.]{0,20}?(?:정책|지침"
+    r"|가이드라인)[^\n.]{0,10}?(?:위반|위배|어긋)"
+    r"|(?:[该該此]|[这這][个個段])(?:内容|內容|文字|文本)[^\n。]{0,12}?(?:违反|違反|违背)"
+    r"|\b(?:diese[rnm]?|ihre[rnm]?|deine[rnm]?) (?:anfrage|bitte|aufforderung)\b[^\n.]{0,24}?"
+    r"\b(?:nicht|kein|unmöglich|ablehnen)"
+    r")",
+    re.I,
+)
+_NOT_SO = re.compile(
+    rf"{_NEGATED.pattern}|violat|breach|against|위반|위배|어긋|违反|違反|违背|verst(?:öß|oß"
+    rf"|oss)",
+    re.I,
+)
+_OF_THE_TASK = re.compile(
+    rf"{_TRANSLATING}|변환|전환|convert|konvert|umwand|转换|轉換|変換|conver[st]", re.I
+)
+
+
 def refusal(src: str, mt: str) -> str | None:
     """What a model begins with that will not translate ("I'm sorry, but I can't help with that",
-    "죄송합니다만, 이 요청은"), where the source's beginning says nothing like it."""
-    found, excuse = _REGRETS.match(mt), _REGRET
-    if found is None:
-        found, excuse = _DECLINES.match(mt), _NEGATED
-    return found.group().strip() if found and not excuse.search(src[:_HEAD]) else None
+    "죄송합니다만, 이 요청은"), or says in its first sentences of the task ("번역할 텍스트를 입력해
+    주세요"), where the source says nothing like it."""
+    for pattern, excuse in ((_REGRETS, _REGRET), (_DECLINES, _NEGATED), (_REQUEST, _NOT_SO)):
+        if found := pattern.match(mt):
+            return None if excuse.search(src[:_HEAD]) else found.group().strip()
+    found = _TASK.search(mt[:_HEAD])
+    return found.group().strip() if found and not _OF_THE_TASK.search(src) else None
 
 
 # -- after it --------------------------------------------------------------------------------------
 
 #: Where what is added begins: on a line of its own, in brackets, after a sentence.
-_BEGIN = r"(?:\n[ \t]{0,4}|[(（\[【] ?|[.!?。！？…)”\"」』*][ \t]{0,2})[*_>#(（\[–—-]{0,4} ?"
+_BEGIN = r"(?:\n[ \t]{0,4}|[(（\[【] ?|[.!?。！？…)”\"」』*][ \t]{0,2})[*_>#(（\[※–—-]{0,4} ?"
 _NOTE_LABELS = (
     r"(?:translator(?:['’]s)? |translation )?notes?|explanations?|n\.b\.|alternative(?:ly"
     r"| translations?)"
-    r"|참고(?: ?사항)?|역주|주석|각주|비고|번역 ?(?:노트|참고|메모|설명)|설명|역자 ?주|注|注意"
+    r"|(?:번역 )?참고(?: ?사항)?|(?:다른|대체|또 다른) 번역(?:문|안)?|역주|주석|각주|비고"
+    r"|번역 ?(?:노트|참고|메모|설명)|설명|역자 ?주|注|注意"
     r"|注释|注釋|备注|備註|说明|說明"
     r"|译注|譯註|译者注|註|解释|解釋|訳注|訳者注|注記|備考|補足|解説|hinweise?|anmerkung(?:en)?"
+    r"|anm\. d\. üb\w{1,8}\.?"
     r"|erläuterung(?:en)?"
     r"|erklärung|remarques?|explications?|notas?|explicación|aclaración|observación|observação"
     r"|explicação"
@@ -224,7 +317,8 @@ _NOTE_LABELS = (
 _NOTE = re.compile(rf"{_BEGIN}(?:{_NOTE_LABELS})[*_)）\]】]{{0,3}} ?[:：]", re.I)
 #: Words of a source whose translation may well have such a label.
 _NOTE_WORDS = re.compile(
-    r"\b(?:note|notes|noted|notice|nb|remark|hint|tip|explan|explain|caution|warning|attention"
+    r"다른 번역|대체 번역|anm\. d\. üb|\b(?:note|notes|noted|notice|nb|remark|hint|tip|explan"
+    r"|explain|caution|warning|attention"
     r"|footnote|descri"
     r"|instruct|comment|alternativ|observ|nota)|n\.b\.|※|참고|참조|주의|비고|설명|안내|알림|유의"
     r"|메모|해설|주석|역주|각주|대안|덧붙"
@@ -262,7 +356,9 @@ _OWN_WORK = (
     r"|conveys?|maintains?|reflects?"
     r"|aims?|uses?|follows|adheres)\b|i(?:['’]ve| have)? (?:translated|rendered|kept the"
     r"|preserved the|maintained the)\b"
-    r"|(?:위|이|본|해당|상기) 번역(?:은|문은|에서는|본은)|(?:원문의|원문을)[^\n]{0,30}?번역(?:했"
+    r"|note that (?:this|the|i) (?:\w{1,12} ){0,5}?translat"
+    r"|(?:참고로,? )?(?:위|이|본|해당|상기) 번역(?:은|문은|에서는|본은)|(?:원문의"
+    r"|원문을)[^\n]{0,30}?번역(?:했"
     r"|하였|하려)"
     r"|(?:以上是|上述|此|该|該|这个|這個)(?:[^\n]{0,6}?)(?:翻译|翻譯|译文|譯文)|(?:以上が|上記の"
     r"|この)(?:翻訳|訳)(?:は|です|では)"

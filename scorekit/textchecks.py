@@ -242,16 +242,19 @@ def repetition(src: str, mt: str) -> float:
 
 #: Opening mark -> the marks that close it.
 _QUOTES = {'"': '"', "'": "'", "“": "”", "”": "”", "„": "“”", "‘": "’", "«": "»", "»": "«",
-           "「": "」", "『": "』", "＂": "＂"}  # fmt: skip
+           "「": "」", "『": "』", "＂": "＂", "`": "`", "*": "*"}  # fmt: skip
 #: Where a source begins or ends so, its translation may stand in quotation marks: quotes, the dash
 #: of a dialogue, what is set off by marks or brackets.
 _SET_OFF = frozenset("\"'“”„‘’‚«»‹›「」『』《》〈〉＂`´*_-–—―<>[]()（）【】:：#")
 
 
 def added_quotes(src: str, mt: str) -> str | None:
-    """The quotation marks around the whole translation, such as "“ ”", where the source neither
-    begins nor ends with a mark that sets text off; None without them."""
+    """The quotation marks around the whole translation, such as "“ ”", or those of Markdown (`x`,
+    **x**), where the source neither begins nor ends with a mark that sets text off; None without
+    them."""
     inner, own = mt.strip().rstrip(".。"), src.strip().rstrip(".。")
+    if inner[:2] == inner[-2:] == "**":
+        inner = inner[1:-1]
     if len(inner) < 3 or not own or inner[-1] not in _QUOTES.get(inner[0], ""):
         return None
     if own[0] in _SET_OFF or own[-1] in _SET_OFF:

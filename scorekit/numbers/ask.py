@@ -20,6 +20,19 @@ _ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
 #: "6·25", "9·11": days that history remembers are often told otherwise.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
 _APOSTROPHES = ("'", "’", "‘")
+#: Characters between two numbers that may belong together.
+_NEAR = 20
+#: A unit, and what joins its number to one of a smaller unit: "7시간 30분", "zehn Stunden und 30".
+_UNIT = re.compile(
+    r"(?:e[nrms]?(?= ))?[ -]?(?:hours?|hrs?|h|minutes?|min|years?|met(?:er|re)s?|m|dollars?|euros?"
+    r"|pounds?|stunden?|std|minuten?|jahre?n?|metern?|시간|분|초|년|해|미터|원|달러|유로|파운드"
+    r"|小时|小時|分钟?|分鐘|秒|年|米|公尺|元|美元|欧元|歐元|块|塊)\.?(?:,? (?:and|und))?[ -]?",
+    re.I,
+)
+#: How many of a smaller unit make a larger one: months, minutes and seconds, hundredths.
+_SMALLER = (12, 60, 100)
+#: "2조 원" is money and no article of a law.
+_MONEY = re.compile(r" ?\d{0,4}[천백]? ?[억만]? ?(?:여 ?)?(?:원|달러|엔|유로|위안|파운드)")
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
 _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
 _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
@@ -94,7 +107,7 @@ def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
 
 def _readings(text: str, number: Number) -> Iterator[Fraction]:
     yield from number.values
-    if text[number.end - 1] == "조" and number.values:
+    if text[number.end - 1] == "조" and number.values and not _MONEY.match(text, number.end):
         yield number.values[0] / number.scale  # an article of a law, not a trillion
 
 
@@ -125,7 +138,7 @@ def _ways_of_parts(number: Number) -> Ways:
 
 def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Table) -> Ways:
     """Ways of `number`, which is one of two neighbours, that the other one brings."""
-    if two.start - one.end > 12 or not one.values or not two.values:
+    if two.start - one.end > _NEAR or not one.values or not two.values:
         return []
     between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
     if between == "/" and b:
@@ -141,9 +154,7 @@ def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Tab
         return [frozenset({(a - 1) * 100 + b})]
     if between == " " and one.scale > b:  # "3 Millionen 500.000"
         return [frozenset({a + b})]
-    if table.year.match(between) and table.months.match(text, two.end):
-        return [frozenset({12 * a + b})]
-    return []
+    return [frozenset({value}) for value in _of_two_units(between, a, b)]
 
 
 # -- said ------------------------------------------------------------------------------------------
@@ -176,7 +187,7 @@ def _said_alone(text: str, number: Number, table: Table) -> Iterator[Fraction]:
 
 
 def _said_by_two(text: str, one: Number, two: Number, table: Table) -> Iterator[Fraction]:
-    if two.start - one.end > 12 or not one.values or not two.values:
+    if two.start - one.end > _NEAR or not one.values or not two.values:
         return
     between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
     if between == "/" and b:
@@ -189,8 +200,18 @@ def _said_by_two(text: str, one: Number, two: Number, table: Table) -> Iterator[
         yield a + b
     if between in ("点", "點"):
         yield a + b / 10
+    yield from _of_two_units(between, a, b)
     if table.century.match(text, one.end):
         yield (a - 1) * 100 + b
+
+
+def _of_two_units(between: str, a: Fraction, b: Fraction) -> Iterator[Fraction]:
+    """What a number with two units may be with one of them: seven and a half hours, 105 minutes,
+    1.78 metres, 3.99 dollars."""
+    if a.denominator == 1 and _UNIT.fullmatch(between):
+        for many in _SMALLER:
+            if b < many:
+                yield from (a + b / many, a * many + b)
 
 
 def _is_year(between: str, one: Number, two: Number) -> bool:

@@ -120,6 +120,7 @@ _LEFT_OUT = re.compile("|".join((URL, TAG, PLACEHOLDER)))
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _AND_A_PART = re.compile(r"(?<=\d) {1,2}(1/2|1/4|3/4)(?!\d) ?")
+_TENTHS = re.compile(r"(?<!\d)(\d) ?할 ?(\d) ?푼(?: ?(\d) ?리)?")
 _DECIMALS = {"1/2": ".5", "1/4": ".25", "3/4": ".75"}
 _RAISED = re.compile("[²³¹⁰-₉]")
 _DIGITS = re.compile(
@@ -130,10 +131,10 @@ _MARKS = re.compile(r"[.,:'’ ]")
 
 def prepared(text: str) -> str:
     """The text as it is read here: NFKC, without links, tags, placeholders and raised digits; a
-    mixed fraction ("2½", "2 1/2") as a decimal."""
+    mixed fraction ("2½", "2 1/2"), and tenths ("3할 4푼 9리"), as a decimal."""
     text = _VULGAR.sub(lambda found: f" {found.group()} ", _RAISED.sub(" ", text))
     text = _LEFT_OUT.sub(" ", normalised("NFKC", text).replace("\u2044", "/"))
-    text = _BARE_POINT.sub("0.", text)
+    text = _TENTHS.sub(r"0.\1\2\3", _BARE_POINT.sub("0.", text))
     return _AND_A_PART.sub(lambda found: _DECIMALS[found.group(1)], text)
 
 

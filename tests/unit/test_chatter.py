@@ -70,13 +70,39 @@ REFUSALS = [
     "क्षमा करें, मैं इस अनुरोध में मदद नहीं कर सकता।",
     "Üzgünüm, bu isteğe yardımcı olamam.",
     "Przepraszam, ale nie mogę przetłumaczyć tego tekstu.",
+    "I'm not comfortable translating this passage.",
+    "As a language model, I am not able to produce that.",
+    "I won't be translating this text, as it contains harmful material.",
+    "My apologies, but translating this would go against policy.",
+    "It seems the text was not provided. Please share the text you'd like me to translate.",
+    "This request can't be fulfilled.",
+    "There is nothing to translate.",
+    "This content may violate our usage policies.",
+    "I'm just an AI and can't do that.",
+    "도움을 드리지 못해 죄송합니다.",
+    "이 콘텐츠는 사용 정책을 위반할 수 있습니다.",
+    "AI로서 그런 내용은 다룰 수 없습니다.",
+    "Dabei kann ich nicht behilflich sein.",
+    "由于内容政策，我不能回答这个问题。",
+    "没有可翻译的内容。",
+    "유감이지만 해당 텍스트의 번역은 불가능합니다.",
+    "저는 이런 내용의 번역을 제공하지 않습니다.",
+    "번역할 텍스트를 입력해 주세요.",
+    "양해 부탁드립니다. 이 요청은 처리할 수 없습니다.",
+    "부적절한 내용이 포함되어 있어 번역할 수 없습니다.",
+    "Ich bin nicht in der Lage, diesen Inhalt zu übersetzen.",
+    "Bitte geben Sie den zu übersetzenden Text an.",
+    "Diese Anfrage kann ich nicht bearbeiten.",
+    "该请求涉及敏感内容，无法翻译。",
+    "请提供需要翻译的文本。",
+    "作为一个语言模型，我无法翻译这段文字。",
 ]
 
 
 @pytest.mark.parametrize("mt", REFUSALS)
 def test_refusals_are_found_in_many_languages_and_words(mt):
     for src in (EN, KO, ZH, JA, DE):
-        assert refusal(src, mt), src
+        assert refusal(src, mt) or meta_phrase(src, mt), src
     assert refusal(mt, mt) is None
 
 
@@ -104,6 +130,9 @@ def test_refusals_are_found_in_many_languages_and_words(mt):
             "죄송합니다만 이 요청은 처리할 수 없습니다.",
         ),
         ("This content cannot be translated.", "이 내용은 번역할 수 없습니다."),
+        ("Enter the text to translate.", "번역할 텍스트를 입력해 주세요."),
+        ("단위를 변환하지 않습니다.", "It does not translate the units."),
+        ("Dieser Text verstößt gegen das Gesetz.", "This text violates the law."),
         ("Der Antrag kann nicht bearbeitet werden.", "이 요청은 처리할 수 없습니다."),
     ],
 )
@@ -151,6 +180,11 @@ NOTES = [
     "Было тепло.\n\nПримечание: вольный перевод.",
     f"{KO}\n\nAlternative translation: 날이 좋았다.",
     f"{KO}\n\n- Note: 강 = river",
+    f"{KO}\n\n*Note that this is a literal translation.*",
+    f"{KO}\n\n※ 번역 참고 사항: 존댓말을 사용했습니다.",
+    f"{KO} (참고로 이 번역은 의역입니다.)",
+    f"{KO}\n\n다른 번역: 날이 좋았다.",
+    f"{DE}\n\nAnm. d. Übers.: wörtlich.",
 ]
 
 
@@ -197,6 +231,9 @@ def test_a_note_of_the_source_may_be_translated(src, mt):
         f'"{KO[:-1]}".',
         f'\n"{KO}"\n',
         f"＂{ZH}＂",
+        f"`{KO}`",
+        f"**{ZH}**",
+        f"*{DE}*",
     ],
 )
 def test_quotation_marks_around_the_whole_are_found_where_the_source_has_none(mt):
@@ -218,6 +255,7 @@ def test_quotation_marks_around_the_whole_are_found_where_the_source_has_none(mt
         ("", '"아"'),
         ("x", '""'),
         ("He asked: why?", "그가 물었다. “왜?”"),
+        (EN, f"**{KO[:5]}**{KO[5:-1]} **강**"),
     ],
 )
 def test_other_quotation_marks_are_no_fault(src, mt):
@@ -239,6 +277,12 @@ def test_other_quotation_marks_are_no_fault(src, mt):
         f"{KO} ### Input: x",
         f"{DE} ### Antwort: ja",
         f"{JA}\nユーザー：はい",
+        f"{KO[:-1]}assistant: 다음",
+        f"{ZH[:-1]}user: 好",
+        f"{KO} **Assistant**: 네",
+        f"{KO}[ASSISTANT] 네",
+        f"{KO}<turn|>",
+        f"{KO}<|turn>",
     ],
 )
 def test_turns_of_a_chat_are_found_in_mid_line_and_as_headings(mt):

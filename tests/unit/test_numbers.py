@@ -159,7 +159,45 @@ def test_forms_of_a_number_are_the_same(forms):
     assert asked_numbers(forms["ko"], "ko")
 
 
+#: One quantity in two units, and in one of them.
+UNITS = [
+    {"en": "7 hours and 30 minutes", "ko": "7시간 30분", "zh": "7小时30分钟",
+     "de": "7 Stunden und 30 Minuten"},
+    {"en": "seven and a half hours", "ko": "7시간 반", "zh": "七个半小时", "de": "7,5 Stunden"},
+    {"en": "7.5 hours", "ko": "일곱 시간 반", "zh": "7.5小时", "de": "siebeneinhalb Stunden"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("some", UNITS)
+@pytest.mark.parametrize("others", UNITS)
+def test_a_quantity_may_be_told_in_two_units_or_in_one(some, others):
+    for source, src in some.items():
+        for target, mt in others.items():
+            assert missing_numbers(src, mt, source, target) == [], (src, mt)
+
+
+@pytest.mark.parametrize(
+    ("ko", "en"),
+    [
+        ("1시간 45분이다.", "It takes 105 minutes."),
+        ("2년 6개월", "two and a half years"),
+        ("1미터 78센티미터", "178 centimeters"),
+        ("2m 50cm", "2.5 meters"),
+        ("1,345원 20전", "1,345.2 won"),
+        ("3달러 99센트", "$3.99"),
+        ("3할 4푼 9리", "a batting average of .349"),
+        ("승률 5할 7푼", "57 percent of the games"),
+    ],
+)
+def test_units_within_a_number_are_read_either_way(ko, en):
+    assert missing_numbers(ko, en, "ko", "en") == missing_numbers(en, ko, "en", "ko") == []
+
+
 ALTERED = [
+    ("ko", "7시간 30분", "en", "seven hours and forty minutes", ["30"]),
+    ("en", "7.5 hours", "ko", "7시간 40분", ["7.5"]),
+    ("ko", "2조 원을 넘겼다.", "en", "It topped 2 won.", ["2조"]),
+    ("ko", "3할 4푼 9리", "en", "batting .394", ["0.349"]),
     ("ko", "300만 명", "en", "300 people", ["300만"]),
     ("ko", "300만 명", "en", "30 million people", ["300만"]),
     ("ko", "1월 3일", "en", "February 3", ["1"]),
