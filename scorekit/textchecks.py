@@ -57,6 +57,18 @@ _IDENTIFIER_CODES = {"iw": "he", "fil": "tl"}
 _IN_OTHER_SCRIPT = {"sr": "hr"}
 
 
+#: What a text is in that should be in another language, by script: languages with much text. The
+#: identifier tells them from their relatives, too, by the margin that is asked for.
+_LIKELY_OTHERS = {
+    "Latin": ("en", "de", "fr", "es", "pt", "it", "nl", "pl", "cs", "ro", "hu", "sv", "da", "fi",
+              "id", "tr", "vi"),
+    "Cyrillic": ("ru", "uk", "bg"),
+    "Arabic": ("ar", "fa", "ur"),
+    "Devanagari": ("hi", "mr", "ne"),
+    "Han": ("zh", "ja"),
+}  # fmt: skip
+
+
 def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | None:
     """(candidate, probability): the likeliest of these languages, markup, code and links left out.
 
@@ -94,6 +106,12 @@ def language_probability(text: str, language: str, others: Iterable[str]) -> flo
     counts = identifier.instance2fv(text, datatype="uint32")
     probabilities = identifier.norm_probs(identifier.nb_classprobs(counts))
     return float(sum(probabilities[identifier.nb_classes.index(code)] for code in own))
+
+
+def likely_others(language: str) -> tuple[str, ...]:
+    """What a text that should be in a language is likely to be in, if it is not: of its scripts,
+    those with much text; the language itself may be among them."""
+    return tuple(code for script in scripts_of(language) for code in _LIKELY_OTHERS.get(script, ()))
 
 
 def identifier_codes(language: Language) -> tuple[str, ...]:

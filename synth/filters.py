@@ -6,6 +6,7 @@ tests/data/prose, which tests/unit/test_synth_filters.py and test_synth_true_pai
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,12 @@ class RuleConfig(Config):
         ge=0,
         le=1,
         description="wrong_language: the identifier is so sure that it is the source's language.",
+    )
+    language_margin: float | None = Field(
+        20.0,
+        gt=0,
+        description="wrong_language: natural logarithm of how much likelier a language that is "
+        "neither the source's nor the target's must be. Null: it is not asked for.",
     )
     max_repetition: float = Field(
         0.3, ge=0, le=1, description="repetition: a larger share in loops than in the source."
@@ -212,9 +219,18 @@ def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
     if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
         return None
     found = textchecks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
-    if found is None or found[0] == pair.target_lang or found[1] <= cfg.language_confidence:
+    if found and found[0] != pair.target_lang and found[1] > cfg.language_confidence:
+        return f"{found[0]} ({found[1]:.2f})"
+    if cfg.language_margin is None:
         return None
-    return f"{found[0]} ({found[1]:.2f})"
+    bare = textchecks.without_names(pair.mt, pair.src)
+    if sum(char.isalpha() for char in bare) < cfg.min_letters:
+        return None
+    others = textchecks.likely_others(pair.target_lang)
+    probability = textchecks.language_probability(bare, pair.target_lang, others)
+    if probability is None or probability >= math.exp(-cfg.language_margin):
+        return None
+    return f"not {pair.target_lang} ({probability:.0e})"
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:

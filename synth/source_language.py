@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from scorekit.languages import find_language
 from scorekit.scripts import LETTERS, scripts_of
-from scorekit.textchecks import identifier_codes, whole_identifier
+from scorekit.textchecks import identifier_codes, likely_others, whole_identifier
 from scorekit.variants import other_variant
 from synth.measure import category_weights, char_sums
 
@@ -30,16 +30,6 @@ _LEAST_SHARE = 0.2
 _MOST_OTHER_VARIANT = 0.2
 #: Bytes of a text that are looked at.
 _MOST_BYTES = 480
-#: What a corpus is mixed with, by script: languages with much text. The identifier tells them from
-#: their relatives, too, by the margin that is asked for.
-_OTHERS = {
-    "Latin": ("en", "de", "fr", "es", "pt", "it", "nl", "pl", "cs", "ro", "hu", "sv", "da", "fi",
-              "id", "tr", "vi"),
-    "Cyrillic": ("ru", "uk", "bg"),
-    "Arabic": ("ar", "fa", "ur"),
-    "Devanagari": ("hi", "mr", "ne"),
-    "Han": ("zh", "ja"),
-}  # fmt: skip
 _FIELD = 1 << 20  # two counts in one sum; a segment has fewer letters
 
 
@@ -53,7 +43,7 @@ class SourceLanguage:
         scripts = scripts_of(language) if found else ()
         self._weights = _letter_weights(scripts) if scripts else None
         own = identifier_codes(found) if found else ()
-        others = [code for script in scripts for code in _OTHERS.get(script, ()) if code not in own]
+        others = [code for code in likely_others(language) if code not in own]
         known = whole_identifier().nb_classes
         self._odds = _Odds(own, others) if others and set(own) <= set(known) else None
         self._margin = margin

@@ -93,6 +93,9 @@ CASES: list[tuple[str, str, dict]] = [
     ("wrong_variant", TRAD, {"languages": "en-zh"}),
     ("wrong_language", "The panel brought out what it had found about how safe people are on the "
      "bridge, in March 2019.", {"languages": "en-de"}),
+    ("wrong_language", EN, {"src": KO, "languages": "ko-de"}),
+    ("wrong_language", TRUE["de"], {"src": KO, "languages": "ko-en"}),
+    ("wrong_language", TRUE["ja"] * 2, {"languages": "en-zh"}),
     ("repetition", "보고서를 발표했다. " * 9, {}),
     ("truncated", "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서(제3권을 발표했다.", {}),
     ("truncated", KO.removesuffix("."), {"require_end_mark": True}),
@@ -203,7 +206,8 @@ def test_thresholds_that_let_more_through():
     assert "copied_source" not in failed(copy, languages="en-de", max_copied_share=1.0)
     english = "The panel brought out what it had found about the bridge, in March 2019."
     assert "wrong_language" in failed(english, languages="en-de")
-    assert "wrong_language" not in failed(english, languages="en-de", language_confidence=1.0)
+    off = {"language_confidence": 1.0, "language_margin": None}
+    assert "wrong_language" not in failed(english, languages="en-de", **off)
     assert failed(f"<b>{KO}</b>", allowed_tags=["b"]) == []
     assert "tag" in failed(f"<i>{KO}</i>", allowed_tags=["b"])
     assert "length_ratio" in failed(
