@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.rl.config import SamplingConfig
+from trainer.rl.forward import Image, image_inputs
 from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
 from trainer.rl.sampler import Sampled
 from trainer.rl.world import World
@@ -21,12 +22,21 @@ from trainer.rl.world import World
 class GenerateSampler:
     """Samples from the model that is trained: there is nothing to sync."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, world: World | None = None) -> None:
-        """world: where its processes share the weights, all of them take the same steps."""
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        world: World | None = None,
+        *,
+        never: Sequence[int] = (),
+    ) -> None:
+        """world: where its processes share the weights, all of them take the same steps.
+        never: ids that are not to be drawn."""
         self.model = model
         self.world = world if world is not None and world.is_sharded else None
         self.stops = stop_token_ids(unwrapped(model), tokenizer)
         self.pad_id = pad_token_id(unwrapped(model), tokenizer)
+        self.never = list(never)
 
     @torch.no_grad()
     def sample(
@@ -34,11 +44,13 @@ class GenerateSampler:
         prompts: Sequence[Sequence[int]],
         gen_cfg: SamplingConfig,
         *,
+        images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. Prompts are batched by length, short ones first; who has fewer
-        batches than the others samples what nobody asked for."""
+        """As the protocol says. images: what each prompt shows, in the order of its ids. Prompts
+        are batched by length, short ones first; who has fewer batches than the others samples what
+        nobody asked for."""
         if seed is not None:
             torch.manual_seed(seed)
         wanted = gen_cfg.num_samples_per_prompt
@@ -49,13 +61,18 @@ class GenerateSampler:
         done: dict[int, list[Sampled]] = {}
         for first in range(0, len(copies), gen_cfg.batch_size):
             batch = copies[first : first + gen_cfg.batch_size]
-            sampled = self._generate([prompts[i] for i in batch], gen_cfg, with_logprobs)
+            sampled = self._generate(
+                [prompts[i] for i in batch],
+                [images[i] if images else () for i in batch],
+                gen_cfg,
+                with_logprobs,
+            )
             for i, completion in zip(batch, sampled, strict=True):
                 done.setdefault(i, []).append(completion)
                 if len(done[i]) == wanted:
                     yield i, done.pop(i)
         for _ in range(idle):
-            self._generate([self.stops[:1]], gen_cfg, with_logprobs)
+            self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
 
     def sync(self, model: nn.Module, update: int) -> None:
         """Nothing to do: the model is the one that is trained."""
@@ -64,12 +81,18 @@ class GenerateSampler:
         """Nothing to do."""
 
     def _generate(
-        self, prompts: list[Sequence[int]], gen_cfg: SamplingConfig, with_logprobs: bool
+        self,
+        prompts: list[Sequence[int]],
+        images: list[Sequence[Image]],
+        gen_cfg: SamplingConfig,
+        with_logprobs: bool,
     ) -> list[Sampled]:
         """One batch: ids up to the first stop id, and their log-probabilities."""
         from transformers import GenerationConfig as HFGenerationConfig
         from transformers import LogitsProcessorList
 
+        if with_logprobs and gen_cfg.temperature == 0:
+            raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")
         recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
         sampling: dict[str, Any] = {"do_sample": gen_cfg.temperature > 0}
         if recorder is not None:  # which does itself what these fields would
@@ -81,20 +104,23 @@ class GenerateSampler:
             eos_token_id=self.stops,
             pad_token_id=self.pad_id,
             use_cache=True,
+            suppress_tokens=self.never or None,
             **sampling,
         )
         model = without_wrappers(self.model)  # peft's generate leaves our settings in it
         device = next(model.parameters()).device
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]
-        attended = torch.zeros_like(ids)  # [B, P]
+        attended = torch.zeros(ids.shape, dtype=torch.bool)  # [B, P]
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            attended[row, width - len(prompt) :] = 1
+            attended[row, width - len(prompt) :] = True
+        inputs = {"attention_mask": attended.long().to(device)}
+        inputs |= image_inputs(model, ids, attended, images)
         with _own_generation_config(model, config):
             output = model.generate(
                 input_ids=ids.to(device),
-                attention_mask=attended.to(device),
+                **inputs,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([recorder] if recorder else []),
                 synced_gpus=self.world is not None,

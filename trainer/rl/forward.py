@@ -1,14 +1,18 @@
 """One teacher-forced forward pass over completions: log-probabilities of their tokens.
 
 Shapes: B samples, T tokens of the longest completion, L of the longest prompt with its completion,
-H hidden size, V vocabulary, N completion tokens of all samples.
+H hidden size, V vocabulary, N completion tokens of all samples, P patches of an image, D numbers
+of a patch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from inspect import signature
+from itertools import groupby
+from math import prod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,8 @@ from trainer.rl.policy import unwrapped, without_wrappers
 
 #: Entries of a chunk's [n, V] float32 logits: 128 MiB.
 CHUNK_ENTRIES = 2**25
+#: Logit of an id that is never sampled: its probability is exactly 0.
+BARRED = -1e9
 
 
 def completion_logprobs(
@@ -29,13 +35,16 @@ def completion_logprobs(
     temperature: float,
     pad_id: int,
     *,
+    images: Sequence[Sequence[Image]] | None = None,
+    never: Sequence[int] = (),
     with_entropy: bool = False,
     chunk_entries: int = CHUNK_ENTRIES,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Log-probabilities [B, T] of the completion tokens (0 behind a completion's end), entropies
     [B, T] or None, and the mask [B, T] of the tokens there are.
 
-    Sequences are padded on the right only, so that no attention mask is needed (a causal model
+    images: what each sequence shows, in the order of its ids. never: ids that cannot be sampled.
+    Sequences are padded on the right only, so that texts need no attention mask (a causal model
     does not look ahead) and samples of like total length waste nothing. The head is computed at
     the positions that predict a completion token, and nowhere else; in chunks, computed again for
     the gradient, so that no [B, T, V] tensor is ever held.
@@ -45,21 +54,27 @@ def completion_logprobs(
     total = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
     input_ids = torch.full((len(prompts), total), pad_id)  # [B, L]
     predicts = torch.zeros(input_ids.shape, dtype=torch.bool)  # [B, L]
+    attended = torch.zeros(input_ids.shape, dtype=torch.bool)  # [B, L]
     mask = torch.zeros((len(prompts), length), dtype=torch.bool)  # [B, T]
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         end = len(prompt) + len(completion)
         input_ids[row, :end] = torch.tensor([*prompt, *completion])
+        attended[row, :end] = True
         predicts[row, len(prompt) - 1 : end - 1] = True
         mask[row, : len(completion)] = True
     ids_N = torch.tensor([token_id for completion in completions for token_id in completion])
+    shown = {} if images is None else image_inputs(model, input_ids, attended, images)
     ids_N, predicts, mask = ids_N.to(device), predicts.to(device), mask.to(device)
+    barred = torch.tensor(never, device=device, dtype=torch.long)
 
     def logprobs_of(logits_NV: Tensor, ids: Tensor) -> Tensor:  # [n, 1], with entropy [n, 2]
+        if never:  # finite, or the entropy would have 0 times infinity
+            logits_NV = logits_NV.float().index_fill(-1, barred, BARRED)
         logprobs, entropy = token_logprobs(logits_NV, ids, temperature, with_entropy=with_entropy)
         return torch.stack([logprobs] if entropy is None else [logprobs, entropy], dim=-1)
 
     with _head_in_chunks(model, predicts, ids_N, logprobs_of, chunk_entries):
-        output = model(input_ids=input_ids.to(device), use_cache=False).logits
+        output = model(input_ids=input_ids.to(device), use_cache=False, **shown).logits
     logprobs_BT, *rest = (_scatter(column, mask) for column in output.unbind(-1))
     return logprobs_BT, rest[0] if rest else None, mask
 
@@ -161,6 +176,69 @@ def check_head(model: nn.Module) -> None:
             f"policy.path: a {type(unwrapped(model)).__name__} changes its logits behind the head "
             "in a way that the trainer does not know; its log-probabilities would be wrong"
         )
+
+
+class Image(Protocol):
+    """What stands among the ids as a run of the model's image token, behind its vision start token:
+    one id for each square of patches that the model merges.
+
+    Rollouts go to every process whole, and patches are 8 times as large as the picture's bytes: so
+    they are better made when they are asked for.
+    """
+
+    @property
+    def patches(self) -> Tensor:
+        """[P, D], as the model's image processor gives them."""
+        ...
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """How many patches lie side by side in time, height and width."""
+        ...
+
+
+def image_inputs(
+    model: nn.Module, ids_BL: Tensor, attended_BL: Tensor, images: Sequence[Sequence[Image]]
+) -> dict[str, Tensor]:
+    """What the model takes beside the ids: nothing where no row has an image.
+
+    images: of each row, in the order of its ids. attended_BL: False on padding.
+    Raises ValueError where a row's ids and images do not match; the model would look at the totals
+    of all rows alone.
+    """
+    seen = [image for row in images for image in row]
+    if not seen:
+        return {}
+    bare = without_wrappers(model)
+    config, device = bare.config, next(model.parameters()).device
+    merged = config.vision_config.spatial_merge_size**2
+    for row, (ids, attended) in enumerate(zip(ids_BL, attended_BL, strict=True)):
+        expected = [prod(image.grid) // merged for image in images[row]]
+        found = _runs(ids[attended].tolist(), config.image_token_id, config.vision_start_token_id)
+        if found != expected:
+            raise ValueError(f"row {row}: runs of image ids {found}, but its images are {expected}")
+    # Not left to their defaults: without the one or the other some versions are wrong in silence
+    inputs = {
+        "attention_mask": attended_BL.long(),
+        "mm_token_type_ids": ((ids_BL == config.image_token_id) & attended_BL).long(),
+        "pixel_values": torch.cat([image.patches for image in seen]),
+        "image_grid_thw": torch.tensor([image.grid for image in seen]),
+    }
+    takes = signature(type(bare).forward).parameters
+    if "mm_token_type_ids" not in takes:  # 4.57 has no need of it, and its generate refuses it
+        del inputs["mm_token_type_ids"]
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
+def _runs(ids: Sequence[int], image_id: int, start_id: int) -> list[int]:
+    """Lengths of the runs of image ids; negative where none starts an image."""
+    found, before = [], None
+    for token_id, run in groupby(ids):
+        if token_id == image_id:
+            length = len(list(run))
+            found.append(length if before == start_id else -length)
+        before = token_id
+    return found
 
 
 def micro_batches(

@@ -217,7 +217,12 @@ def _load_model(
     cfg: PolicyConfig, path: str, revision: str | None, key: str, device: torch.device
 ) -> nn.Module:
     """The model of `path` on `device`, its weights held as `cfg` says."""
-    from transformers import AutoModelForCausalLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
 
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).is_dir():
@@ -227,9 +232,13 @@ def _load_model(
     if cfg.load_in_4bit:
         options |= _in_4bit(device)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        config, auto = load_config(path, revision), AutoModelForCausalLM
+        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        if sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # Qwen2.5-VL
+            auto = AutoModelForImageTextToText
+        model, loading = auto.from_pretrained(
             path,
-            config=load_config(path, revision),
+            config=config,
             revision=revision,
             output_loading_info=True,
             **options,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trainer.rl.advantage import pad_rows
-from trainer.rl.forward import completion_logprobs, micro_batches
+from trainer.rl.forward import Image, completion_logprobs, micro_batches
 from trainer.rl.world import World
 
 
@@ -26,6 +26,7 @@ class Rollout:
     sampler_logprobs: where old_logprobs were computed anew by the trainer, what the sampler had
         said; else None.
     ref_logprobs: the same under the reference; None without one.
+    images: what prompt and completion show, in the order of their ids (trainer/rl/forward.py).
     Raises ValueError if the arrays differ in length.
     """
 
@@ -37,6 +38,7 @@ class Rollout:
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
     sampler_logprobs: list[float] | None = None
+    images: list[Image] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.check_lengths("action_mask", "old_logprobs", "ref_logprobs", "sampler_logprobs")
@@ -84,9 +86,12 @@ def rollout_logprobs(
     pad_id: int,
     micro_batch_tokens: int,
     world: World | None = None,
+    *,
+    never: Sequence[int] = (),
 ) -> list[list[float]]:
     """Log-probability of each completion token under `model`, by forward passes.
 
+    never: ids that the sampler never draws.
     world: the processes that do this side by side, each with rollouts of its own, or none.
     """
     rows: list[list[float]] = [[] for _ in rollouts]
@@ -105,6 +110,8 @@ def rollout_logprobs(
             [rollouts[index].completion_token_ids for index in batch],
             temperature,
             pad_id,
+            images=[rollouts[index].images for index in batch],
+            never=never,
         )
         for index, row in zip(batch, logprobs_BT.tolist(), strict=True):
             rows[index] = row[: len(rollouts[index].completion_token_ids)]

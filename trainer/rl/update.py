@@ -54,8 +54,8 @@ class TrainStats:
 @dataclass(frozen=True, slots=True)
 class Passes:
     """How the forward passes of an update are made. temperature: the sampler's. dtype: of the
-    arithmetic. The model is used as it is: the caller has put it into eval mode (dropout would
-    make the ratio of an unchanged policy differ from 1)."""
+    arithmetic. never: ids that the sampler never draws. The model is used as it is: the caller has
+    put it into eval mode (dropout would make the ratio of an unchanged policy differ from 1)."""
 
     model: nn.Module
     cfg: RLConfig
@@ -63,6 +63,7 @@ class Passes:
     temperature: float = 1.0
     pad_id: int = 0
     dtype: str = "float32"
+    never: Sequence[int] = ()
 
     @property
     def weights(self) -> LossWeights:
@@ -91,6 +92,7 @@ def update_policy(
     dtype: str = "float32",
     seed: int = 0,
     world: World | None = None,
+    never: Sequence[int] = (),
 ) -> TrainStats:
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimiser steps.
 
@@ -101,7 +103,7 @@ def update_policy(
     if bool((advantages.held & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or World(next(policy_model.parameters()).device)
-    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype)
+    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
     again, gspo = ppo_cfg.algorithm != "reinforce", ppo_cfg.algorithm == "gspo"
     epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
     shuffle = torch.Generator().manual_seed(seed)
@@ -203,6 +205,8 @@ def with_own_logprobs(
                     [rollout.completion_token_ids for rollout in of],
                     passes.temperature,
                     passes.pad_id,
+                    images=[rollout.images for rollout in of],
+                    never=passes.never,
                 )
             for row, rollout, values in zip(rows, of, logprobs_BT.tolist(), strict=True):
                 if not idle:
@@ -243,6 +247,8 @@ def _micro_batch_loss(
             [rollout.completion_token_ids for rollout in chosen],
             passes.temperature,
             passes.pad_id,
+            images=[rollout.images for rollout in chosen],
+            never=passes.never,
             with_entropy=cfg.entropy_coef > 0,
         )
     length = mask.shape[1]
