@@ -110,9 +110,8 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
         from synth.tables import status as status_table
 
         cfg = load_config(SynthConfig, config, set_)
-        begun = [c.run.out_dir for c in pair_configs(cfg).values() if c.run.out_dir.exists()]
-        for out_dir in begun or [cfg.run.out_dir]:
-            Console().print(status_table(out_dir))
+        for one in _begun(cfg).values():
+            Console().print(status_table(one.run.out_dir))
 
 
 @app.command()
@@ -156,7 +155,7 @@ def show(
 
         cfg = load_config(SynthConfig, config, set_)
         try:
-            for one in pair_configs(cfg).values():
+            for one in _begun(cfg).values():
                 for record in shown_records(one.run.out_dir, what):
                     sys.stdout.buffer.write(to_line(record))
             sys.stdout.flush()
@@ -189,9 +188,15 @@ def repair(config: ConfigFile, set_: Overrides = None) -> None:
         from synth.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
-        for name, one in pair_configs(cfg).items():
+        for name, one in _begun(cfg).items():
             for line in repair_run(one):
                 typer.echo(f"{name}: {line}" if name else line)
+
+
+def _begun(cfg: SynthConfig) -> dict[str, SynthConfig]:
+    """The configs of the pairs, by name, whose folder is there; where none is, all."""
+    every = pair_configs(cfg)
+    return {name: one for name, one in every.items() if one.run.out_dir.exists()} or every
 
 
 def _check(options: RunOptions, stage: str) -> None:

@@ -186,8 +186,8 @@ class _Shard:
             self.open += 1
             stats.open[result.reason_code] += 1
             log.warning("open", stage=self.stage.name, shard=self.index,
-                        source=result.record.get("source_id"), reason_code=result.reason_code,
-                        reason=result.reason)  # fmt: skip
+                        source=result.record.get("source_id"),
+                        reason_code=result.reason_code)  # fmt: skip
         elif isinstance(result, Kept):
             kept.write(result.record)
             stats.records_out += 1
@@ -204,7 +204,7 @@ class _Shard:
         try:
             return await self.stage.process(record, self.tools)
         except NotYet as error:
-            return Open(record, error.code, str(error))
+            return Open(record, error.code)  # its text may be a server's: not for the log
 
     @asynccontextmanager
     async def _tasks(self) -> AsyncIterator[AsyncIterator[Kept | Rejected | Open]]:

@@ -82,15 +82,19 @@ def source_files(data: DataConfig) -> list[SourceFile]:
     """The files of the language and split, in order of name, `max_files` at most.
 
     Files that are called as MADLAD's of another language or split are left out; other names are
-    taken as they come. Raises UserError where nothing is left, or where both layouts are named.
+    taken as they come. Raises UserError where a pattern names no file, where nothing is left, or
+    where both layouts are named.
     """
     patterns = data.files if data.files is not None else [hub_pattern(data)]
-    found = sorted({url for pattern in patterns for url in _expand(pattern)})
+    expanded = {pattern: _expand(pattern) for pattern in patterns}
+    for pattern, there in expanded.items():
+        if not there:  # beside others, too: a name that is misspelt would leave out its share
+            raise UserError(f"data.files: {pattern}: no such file")
+    found = sorted({url for there in expanded.values() for url in there})
     urls = [url for url in found if _is_wanted(url, data)]
     if not urls:
-        what = f"{len(found)} files, none of" if found else "no files of"
         raise UserError(
-            f"data.files: {', '.join(patterns)}: {what} "
+            f"data.files: {', '.join(patterns)}: {len(found)} files, none of "
             f"{madlad_id(data.src_lang)} {data.madlad_split}"
         )
     if {_layout(url) for url in urls} >= set(_LAYOUTS):

@@ -1,4 +1,4 @@
-"""What a run lies on: locks and SQLite want more than some file systems give."""
+"""Where a run lies: in a folder that is its own, on a file system that gives locks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
+from synth.stats import STAGES, is_run
+from synth.store import StageFolder
+from synth.views import REJECTED, outputs
 
 _MOUNTS = Path("/proc/self/mountinfo")
 #: File systems that several machines may see.
@@ -17,6 +21,29 @@ _NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegf
 _LOCAL_LOCKS = frozenset(
     {"nolock", "local_lock=all", "local_lock=flock", "nobrl", "localflock", "noflock"}
 )
+
+
+def claim(out_dir: Path) -> None:
+    """Make the folder of a run, before anything is written there. Raises UserError for a folder
+    that is no run's and holds what a run would write over."""
+    written = {path for name in STAGES for path in outputs(out_dir, name)}
+    written |= {out_dir / name for name in ("config.yaml", "stats.json", REJECTED)}
+    locks = StageFolder(out_dir, STAGES[0]).lock().parent
+    there = sorted(path.name for path in written if _holds_something(path))
+    # Looked at after them: another driver that begins makes it first.
+    if there and not locks.exists() and not is_run(out_dir):
+        raise UserError(
+            f"run.out_dir: {out_dir}: holds {', '.join(there)}, and no run was begun there: it "
+            "would be written over: name a new folder"
+        )
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 class Mount(NamedTuple):

@@ -52,7 +52,6 @@ class Open:
 
     record: Record
     reason_code: str
-    reason: str
 
 
 def source_id(text: str) -> str:

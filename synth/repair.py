@@ -10,13 +10,15 @@ from synth.answers import mend
 from synth.config import SynthConfig, answers_place
 from synth.locks import held
 from synth.stages.export import Export
-from synth.stats import STAGES
+from synth.stats import STAGES, need_run
 from synth.store import StageFolder
 
 
 def repair(cfg: SynthConfig) -> Iterator[str]:
     """Lines about each shard that is damaged, with the command that makes it again; then the file
-    of answers is copied without what cannot be read. Raises UserError while a driver is at work."""
+    of answers is copied without what cannot be read. Raises UserError while a driver is at work,
+    and where no stage was begun."""
+    need_run(cfg.run.out_dir)
     folders = [StageFolder(cfg.run.out_dir, name) for name in STAGES]
     with held([(folder.lock(), False) for folder in folders], "mend it"):
         damaged = 0

@@ -33,7 +33,7 @@ from synth.config import SynthConfig
 from synth.context import Context, Stage, WholeStage, begin, check_begun
 from synth.engine_processes import run_map_stage_on_processes
 from synth.locks import held
-from synth.places import warnings
+from synth.places import claim, warnings
 from synth.reasons import explain
 from synth.report import write_report
 from synth.rows import bare_url
@@ -86,10 +86,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     """Run the stages in their order. Raises UserError; KeyboardInterrupt leaves what is done."""
     out_dir = run_folder(cfg, options)
     load_template(cfg.teacher.prompt)  # before anything is spent
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
+    claim(out_dir)
     log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False, markup=False)
     for warning in warnings(cfg, out_dir):

@@ -167,6 +167,17 @@ def unreadable(folder: StageFolder) -> dict[str, int]:
     return dict(counts.get("unreadable", {}))
 
 
+def is_run(out_dir: Path) -> bool:
+    """Whether a stage was begun there."""
+    return any(StageFolder(out_dir, name).path.exists() for name in STAGES)
+
+
+def need_run(out_dir: Path) -> None:
+    """Raise UserError where no stage was begun: to find nothing wrong there would mislead."""
+    if not is_run(out_dir):
+        raise UserError(f"{out_dir}: no run here (no stage was begun)")
+
+
 def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
     """The counts of all stages that were begun, in order; of `inputs` where out_dir has none."""
     found = []

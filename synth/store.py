@@ -204,6 +204,9 @@ class StageFolder:
         wanted = {} if mark.get("let_go") else {self.shard(index): mark["digest"]}
         if mark.get("rejected_digest"):
             wanted[self.rejected(index)] = mark["rejected_digest"]
+        self._compare(wanted, index)
+
+    def _compare(self, wanted: Mapping[Path, str], index: int) -> None:
         for path, digest in wanted.items():
             fault = _fault(path, digest)
             if fault:
@@ -303,10 +306,13 @@ class StageFolder:
             yield from read_records(self.shard(index))
 
     def all_rejected(self) -> Iterator[Record]:
-        """All records that do not, in order."""
+        """All records that do not, in order. Raises UserError where a shard was changed."""
         for index in range(self.shards() or 0):
-            if self.rejected(index).exists():
-                yield from read_records(self.rejected(index))
+            path, mark = self.rejected(index), self.mark(index) or {}
+            if "rejected_digest" in mark:
+                self._compare({path: mark["rejected_digest"]}, index)
+            if path.exists():
+                yield from read_records(path)
 
 
 def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:

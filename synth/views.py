@@ -2,7 +2,7 @@
 
 A view is written once, when its stage is done, and `rejected.jsonl` only grows by what each stage
 adds. Of more than `run.view_records` records none is made: it would cost the disk of the shards
-again, uncompressed. `print_records` shows either.
+again, uncompressed. `shown_records` reads either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
 from synth.locks import held
-from synth.stats import STAGES
+from synth.stats import STAGES, need_run
 from synth.store import (
     Record,
     StageFolder,
@@ -69,6 +69,7 @@ def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
     views = {view.removesuffix(".jsonl"): stage for stage, view in KEPT.items()}
     wanted = name.removesuffix(".jsonl")
     if wanted == "rejected":
+        need_run(out_dir)
         for stage in STAGES:
             yield from StageFolder(out_dir, stage).all_rejected()
         return

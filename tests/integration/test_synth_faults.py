@@ -206,7 +206,7 @@ def test_a_folder_where_the_export_wants_a_file_goes_with_the_old_export(copied,
 
 
 CORPORA = {
-    "no file": (None, "no files of"),
+    "no file": (None, "corpus.jsonl: no such file"),
     "empty": (b"", "no document in corpus.jsonl"),
     "blank lines": (b"\n\n", "no document in corpus.jsonl"),
     "no JSON": (b"hello\n", "line 1: Expecting value"),
@@ -222,3 +222,43 @@ def test_a_corpus_without_a_source_is_a_line(name, tmp_path, teacher, metricx): 
         path.write_bytes(content)
     command = arguments(tmp_path / "run", path, teacher, metricx)
     assert told in the_line(CliRunner().invoke(app, command))
+
+
+def test_a_misspelt_name_beside_others_leaves_out_no_share_of_the_corpus(
+    tmp_path, corpus, teacher, metricx  # noqa: F811
+):  # fmt: skip
+    command = arguments(tmp_path / "run", corpus, teacher, metricx)
+    given = json.dumps([str(corpus), str(tmp_path / "other.jsonl")])
+    done = CliRunner().invoke(app, [*command, "--set", f"data.files={given}"])
+    assert "other.jsonl: no such file" in the_line(done)
+
+
+@pytest.mark.parametrize("theirs", ["config.yaml", "export/mine.txt", "rejected.jsonl"])
+def test_a_folder_that_is_no_runs_is_not_written_over(
+    theirs, tmp_path, corpus, teacher, metricx  # noqa: F811
+):  # fmt: skip
+    folder = tmp_path / "run"
+    (folder / theirs).parent.mkdir(parents=True)
+    (folder / theirs).write_text("mine")
+    command = arguments(folder, corpus, teacher, metricx)
+    assert f"holds {theirs.split('/')[0]}, and no run" in the_line(CliRunner().invoke(app, command))
+    assert [p for p in folder.rglob("*") if p.is_file()] == [folder / theirs]
+    assert (folder / theirs).read_text() == "mine"
+    (folder / theirs).rename(folder / "another name")
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["status"], ["repair"], ["show", "rejected"]])
+def test_a_command_about_a_run_that_is_not_there_says_so(command, tmp_path, copied):
+    _, (_, *given) = copied
+    elsewhere = ["--set", f"run.out_dir={tmp_path / 'misspelt'}"]
+    done = CliRunner().invoke(app, [*command, *given[:2], *elsewhere])
+    assert "misspelt: no run here" in the_line(done) and not (tmp_path / "misspelt").exists()
+
+
+def test_rejected_records_that_were_torn_are_named_and_not_shown(copied):
+    folder, (_, *given) = copied
+    path = next(p for p in sorted(folder.rglob("rejected-*.zst")) if p.stat().st_size > 60)
+    path.write_bytes(path.read_bytes()[:-20])
+    done = CliRunner().invoke(app, ["show", "rejected", *given[:2]])
+    assert "was changed since" in the_line(done) or "cannot be read" in the_line(done)

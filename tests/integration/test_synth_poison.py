@@ -45,7 +45,7 @@ class Sick(FakeOpenAI):
         if any(text in body["messages"][-1]["content"] for text in POISON):
             if self.how == "close":
                 return _BrokenOff(b"{", headers={"content-length": "9999"})
-            return _error(self.how, "no")
+            return _error(self.how, f"words of a server {body}")
         return super()._answer(body, record)
 
 
@@ -69,6 +69,8 @@ def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     run(cfg, stages=PREFILTER, resume=True, give_up=True)
     folder = StageFolder(tmp_path, "prefilter_score")
     assert len(list(folder.all_rejected())) == 12 and len(list(folder.records())) == 8
+    log = (tmp_path / "logs.txt").read_text()
+    assert "teacher_" in log and "words of a server" not in log
 
 
 def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):  # noqa: F811
