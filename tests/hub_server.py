@@ -162,6 +162,8 @@ class Hub:
     async def _file(self, request: Request) -> Response:
         repo = self._repo(request)
         assert repo is not None
-        content = repo.files[request.path_params["path"]]
+        content = repo.files.get(request.path_params["path"])
+        if content is None:
+            return Response(status_code=404, headers={"X-Error-Code": "EntryNotFound"})
         etag = hashlib.sha256(content).hexdigest()
         return Response(content, headers={"ETag": f'"{etag}"', "X-Repo-Commit": repo.sha})
