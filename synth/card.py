@@ -60,7 +60,10 @@ def card(
         rows=rows,
         corpus=read,
         stages=counts,
-        reasons={code: explain(code) for code in sorted({c for s in counts for c in s.rejected})},
+        reasons={
+            code: explain(code)
+            for code in sorted({c for s in counts for c in (*s.rejected, *s.told)})
+        },
         settings=yaml.safe_dump(settings(cfg), sort_keys=False, allow_unicode=True),
     )
 

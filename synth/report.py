@@ -94,6 +94,7 @@ def write_report(out_dir: str | Path, title: str | None = None) -> Path:
         settings=_settings(cfg) if cfg else "",
         steps=_steps(counts, stages),
         rejections=_rejections(counts),
+        told=_told(counts),
         candidates=_out_of_the_race(stages),
         unread=_unread(folder),
         strata=_strata(cfg, stages) if cfg else {},
@@ -196,6 +197,16 @@ def _rejections(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
          "meaning": explain(code)}
         for c in counts
         for code, count in sorted(c.rejected.items(), key=lambda item: (-item[1], item[0]))
+    ]  # fmt: skip
+
+
+def _told(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
+    """What is to be known of records that went on."""
+    return [
+        {"stage": c.stage, "code": code, "count": count, "share": count / max(1, c.records_out),
+         "meaning": explain(code)}
+        for c in counts
+        for code, count in c.told.items()
     ]  # fmt: skip
 
 

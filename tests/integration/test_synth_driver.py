@@ -11,15 +11,18 @@ import pytest
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from synth.card import card
 from synth.config import SynthConfig
 from synth.context import Context, begin
 from synth.driver import run_map_stage
+from synth.reasons import explain
 from synth.record import source_id
+from synth.report import _told, write_report
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
-from synth.stats import count_stage, write_stats
+from synth.stats import count_stage, funnel, write_stats
 from synth.store import ShardWriter, StageFolder, digest_of
 from tests.openai_server import FakeOpenAI
 from tests.servers import PATIENCE_S, running_service, wait_until
@@ -307,6 +310,15 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
     assert write_stats(generated, "generate_128")["stages"]["generate_128"]["told"] == {
         "identical_candidates": 4
     }
+    told = {"stage": "generate_128", "code": "identical_candidates", "count": 4, "share": 1.0}
+    (row,) = _told(funnel(tmp_path))
+    assert row == told | {"meaning": explain("identical_candidates")}
+    page = write_report(tmp_path).read_text()
+    assert "<code>identical_candidates</code>" in page and "100.00 %" in page
+    file = {"of": "train", "name": "train.parquet", "rows": 4, "bytes": 1, "memory": 1}
+    text = card(cfg, funnel(tmp_path), [file], {})
+    assert "Of the 4 that left generate_128: identical_candidates 4." in text
+    assert "- `identical_candidates`: All candidates" in text
     assert scored.stats.metricx.samples == 4
     for record in records(tmp_path, "score_select_best"):
         assert record["candidate_counts"]["distinct"] == 1 and len(record["topk"]) == 1
