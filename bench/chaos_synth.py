@@ -74,7 +74,7 @@ def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Itera
     yield Figure(f"files of the export that differ after {kills} kill -9 of the driver",
                  len(different) + (set(outputs[0]) != set(outputs[1])), "files", at_most=0,
                  details=details | {"files": sorted(outputs[0])})  # fmt: skip
-    yield Figure("teacher requests whose answer was kept and that were sent again, a kill",
+    yield Figure("teacher requests on their way at a kill that were answered and sent again",
                  again / kills, "requests", at_most=CONCURRENCY,
                  details={"sent_again": again, "in_flight_budget": CONCURRENCY})  # fmt: skip
 
