@@ -208,6 +208,8 @@ class _Shard:
 
     @asynccontextmanager
     async def _tasks(self) -> AsyncIterator[AsyncIterator[Kept | Rejected | Open]]:
+        """The results in order. What one raises ends all at once: a full disk must not wait for
+        the answer to an older record while others are paid for and lost."""
         running: deque[asyncio.Task[Kept | Rejected | Open]] = deque()
 
         async def results() -> AsyncIterator[Kept | Rejected | Open]:
@@ -215,15 +217,11 @@ class _Shard:
                 while running and (running[0].done() or len(running) > AHEAD * self.tools.window):
                     yield await running.popleft()
                 await self.window.acquire()  # of all shards: any record that is done makes room
-                running.append(asyncio.create_task(self._process(record)))
+                running.append(group.create_task(self._process(record)))
                 running[-1].add_done_callback(lambda _: self.window.release())
             self.in_work.set()
             while running:
                 yield await running.popleft()
 
-        try:
+        async with asyncio.TaskGroup() as group:
             yield results()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)

@@ -101,6 +101,11 @@ def source_files(data: DataConfig) -> list[SourceFile]:
         raise UserError("data.files: both layouts of MADLAD-400 are named; give one of them")
     base = os.path.commonpath([os.path.dirname(url) for url in urls])
     names = [os.path.relpath(url, base) for url in urls]
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # bytes of another encoding: a source could not say its file
+            raise UserError(f"data.files: {name!r}: its name is not UTF-8: rename it") from None
     files = [SourceFile(i, *pair) for i, pair in enumerate(zip(names, urls, strict=True))]
     return files[: data.max_files]
 
@@ -180,7 +185,7 @@ def _parsed(url: str, broken: Broken, skip: int = 0) -> Iterator[Document]:
                     continue
                 try:
                     row = json.loads(raw)
-                except ValueError as error:  # no JSON, or no UTF-8
+                except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or too deep
                     broken(line, "broken_json", str(error))
                     continue
                 document = _document(line, row, broken)
@@ -207,13 +212,14 @@ def _document(line: int, row: Any, broken: Broken) -> Document | None:
     else:
         broken(line, "no_text", "no field `text` with a string or a list of strings")
         return None
+    url = row.get("url")
+    url = url if isinstance(url, str) else None
     try:
-        whole.encode()
+        (whole + (url or "")).encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as \ud800
         broken(line, "broken_json", str(error))
         return None
-    url = row.get("url")
-    return Document(line, text, url if isinstance(url, str) else None)
+    return Document(line, text, url)
 
 
 def find_newlines(documents: Sequence[Document]) -> str:

@@ -73,6 +73,10 @@ class Part:
         content["rejected"] = dict(sorted(counts.rejected.items()))
         write_atomic(self._mark, to_line(content))
 
+    def drop(self) -> None:
+        """Take the mark away, so that the file is read again."""
+        self._mark.unlink(missing_ok=True)
+
     def chunks(self) -> Iterator[np.ndarray]:
         """The index, some entries at a time."""
         import numpy as np

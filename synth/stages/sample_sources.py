@@ -153,13 +153,19 @@ class _Sampling:
         return each + (file.index < more)
 
     def _merge(self) -> None:
+        found = [counts for part in self.parts if (counts := part.counts()) is not None]
+        if len(found) < len(self.parts):
+            raise UserError(
+                f"{self.folder.path}: another process could not read enough of the corpus; when "
+                "that is mended, --resume"
+            )
         sample = BottomK(self.quotas)
         for part in self.parts:
             _offer_part(sample, part)
         _, cutoffs = sample.finish()
         chosen, doubles = _choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
-        found = [part.counts() or PartCounts("") for part in self.parts]
         if not len(chosen):
+            self._read_again(found, all_=True)
             raise UserError(_why_nothing(found))
         self._check_readable(found)
         counts = self._write(chosen)
@@ -177,12 +183,19 @@ class _Sampling:
             unread["broken_gzip"] / len(found),  # the rest of such a file is lost, too
         )
         if share > self.data.max_unreadable:
+            self._read_again(found)
             codes = ", ".join(f"{code} {count:,}" for code, count in sorted(unread.items()))
             raise UserError(
                 f"data.files: {unread.total():,} of {documents:,} documents could not be read "
                 f"({codes}){_first_broken(found)}; mend them, or allow a share of "
                 f"{share:.2g} by data.max_unreadable, and --resume"
             )
+
+    def _read_again(self, found: list[PartCounts], all_: bool = False) -> None:
+        """Let a resumed run read the files with broken lines again: they may be mended by then."""
+        for part, counts in zip(self.parts, found, strict=True):
+            if all_ or counts.broken_lines:
+                part.drop()
 
     def _write(self, chosen: np.ndarray) -> Counter[str]:
         """The shards with their marks, and all of them as Parquet. Sources by type and bucket, and

@@ -442,6 +442,29 @@ def test_what_an_upstream_refused_is_no_answer_to_keep():
     assert not tools._may_come({"ok": False, "error": confused})
 
 
+def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
+    tmp_path, teacher, metricx, monkeypatch  # noqa: F811
+):  # fmt: skip
+    texts = [f"Sentence number {i} is to be translated." for i in range(60)]
+    write_sources(tmp_path, texts, per_shard=60)
+    cfg = config(tmp_path, teacher, metricx)
+
+    async def full(self, answers):
+        raise UserError("database or disk is full")
+
+    monkeypatch.setattr(SqliteAnswers, "put", full)
+    teacher.forget()
+
+    def the_oldest_record_waits_for_all_others(body):
+        oldest = body["messages"][-1]["content"].endswith(texts[0])
+        return oldest and len(teacher.requests) < len(texts)
+
+    teacher.hang = the_oldest_record_waits_for_all_others
+    with pytest.raises(UserError, match="disk is full"):
+        run_stages(cfg, RunOptions((NAMES[0],)))
+    assert len(teacher.requests) < len(texts)
+
+
 @pytest.mark.parametrize("fault", [{"refuse_n": True}, {"most_choices": 1}])
 def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
     fault, tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 
+import pytest
 import structlog
 import yaml
 from typer.testing import CliRunner
@@ -54,6 +56,42 @@ def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     assert told["unreadable"] == stats["unreadable"] and told["documents"] == 6
     page = write_report(tmp_path / "run").read_text()
     assert "broken_json" in page and "line 7" in page
+
+
+def test_a_corpus_that_was_mended_is_read_again_when_the_run_is_resumed(tmp_path):
+    prepare(tmp_path, *['{"text": '] * 7)
+    told = "7 of 13 documents could not be read (broken_json 7)"
+    for flags in ((), ("--resume",)):
+        done = invoke(tmp_path, *flags)
+        assert done.exit_code == 2 and told in done.stderr and "--resume" in done.stderr
+    prepare(tmp_path)
+    done = invoke(tmp_path, "--resume")
+    assert done.exit_code == 0 and "could not be read" not in done.stderr
+
+
+def test_a_corpus_in_which_nothing_was_found_is_read_again_when_the_run_is_resumed(tmp_path):
+    prepare(tmp_path)
+    whole = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "a.jsonl").write_text("")
+    assert invoke(tmp_path).exit_code == 2
+    (tmp_path / "a.jsonl").write_bytes(whole)
+    assert invoke(tmp_path, "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, json.dumps({"text": "A sentence stands here.", "url": "\ud800"})]
+)
+def test_a_line_that_nobody_can_read_or_write_is_counted(line, tmp_path):
+    prepare(tmp_path, line)
+    done = invoke(tmp_path)
+    assert done.exit_code == 0 and "1 documents could not be read (broken_json 1)" in done.stderr
+
+
+def test_a_file_whose_name_is_not_unicode_is_named_in_a_line(tmp_path):
+    prepare(tmp_path)
+    (tmp_path / "a.jsonl").rename(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
+    done = invoke(tmp_path, "--set", f"data.files=['{tmp_path}/*.jsonl']")
+    assert done.exit_code == 2 and "its name is not UTF-8" in done.stderr
 
 
 def test_a_corpus_that_can_be_read_is_no_cause_for_a_warning(tmp_path):
