@@ -79,7 +79,8 @@ def describe_faults(error: ValidationError, whole: str = "config", limit: int = 
 def describe_errors(errors: Sequence[ErrorDetails], whole: str, limit: int) -> str:
     """The same for a list of faults."""
     faults = [
-        f"{'.'.join(str(part)[:40] for part in fault['loc']) or whole}: {fault['msg']}"
+        f"{'.'.join(str(part)[:40] for part in fault['loc']) or whole}: "
+        f"{fault['msg'].removeprefix('Value error, ')}"  # pydantic's, before a sentence of ours
         for fault in errors[:limit]
     ]
     return "; ".join(faults) + ("; and more" if len(errors) > limit else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from pydantic import field_validator
 
 from scorekit.config import Config, load_config, save_config
 from scorekit.errors import UserError
@@ -15,6 +16,13 @@ class Inner(Config):
 
 class Part(Config):
     limit: int = 1
+
+    @field_validator("limit")
+    @classmethod
+    def _check(cls, limit: int) -> int:
+        if limit < 0:
+            raise ValueError("a sentence of ours")
+        return limit
 
 
 class Outer(Config):
@@ -50,6 +58,7 @@ def test_an_empty_file_is_all_defaults(tmp_path):
     [
         ("rl:\n  lrr: 1", "rl.lrr: Extra inputs are not permitted"),
         ("rl:\n  lr: fast", "rl.lr: Input should be a valid number"),
+        ("first:\n  limit: -1", ": first.limit: a sentence of ours"),
         ("- a", "a config is a mapping of keys, not a list"),
         ("a: [", "not YAML"),
         ("name: a\nname: b", "the key 'name' stands twice"),
