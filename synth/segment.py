@@ -61,8 +61,17 @@ _LAST_ABBREVIATED = "\u2e80"
 #: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
 _BEFORE_FIGURES = frozenset(
     {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp",
-     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec"}
+     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "okt", "dez",
+     "abb", "abs", "art", "bd", "kap"}
 )  # fmt: skip
+#: German writes its ordinals with a full stop: "der 2. Weltkrieg", "am 3. Oktober".
+_BEFORE_ORDINALS = frozenset(
+    {"der", "die", "das", "dem", "den", "des", "vom", "zum", "zur", "beim", "im", "jeder", "jede"}
+)
+_AFTER_ORDINALS = re.compile(
+    r"(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+    r"|Jan|Feb|Apr|Aug|Sept?|Okt|Nov|Dez|Jahrhundert|Jh)\b"
+)
 _INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
 _LATIN_END = re.compile(r"(?<=[\u3040-\u9fff\uac00-\ud7af])[A-Za-z.]+\Z")
 #: What a figure follows that counts: "...the rice. 2. Then".
@@ -168,7 +177,7 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
         if match.end() == stop:
             break
         following = _after_space(text, match.end())
-        if _ends_sentence(text, match, text[following]):
+        if _ends_sentence(text, match, following):
             spans.append((start, match.end()))
             start = following
     return [*spans, (start, stop)] if start < stop else spans
@@ -178,9 +187,9 @@ def _after_space(text: str, position: int) -> int:
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
-def _ends_sentence(text: str, match: re.Match[str], following: str) -> bool:
-    """following: the first character of what comes after the match."""
-    mark = match.group()
+def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
+    """after: where the text goes on behind the match."""
+    mark, following = match.group(), text[after]
     if mark[0] in "。！？｡．":
         return True
     if following.islower():
@@ -203,7 +212,11 @@ def _ends_sentence(text: str, match: re.Match[str], following: str) -> bool:
     if lower in _BEFORE_FIGURES and following.isdigit():
         return False
     if word.replace(".", "").isdigit():  # "2023. 5. 1.", "1. First"; but "in 2023. The"
-        return not begins and following.isupper()
+        ordinal = len(word) < 3 and (
+            lead.rpartition(" ")[2].lower() in _BEFORE_ORDINALS
+            or _AFTER_ORDINALS.match(text, after)
+        )
+        return not begins and following.isupper() and not ordinal
     return True
 
 

@@ -156,6 +156,10 @@ def test_sentences_end_where_they_end(text, count):
         ("据Dr. Smith介绍，项目进展顺利。明年完成。", 2),
         ("ดร. สมศักดิ์ทำงาน 9.30 น. ถึง 18.00 น. ตั้งแต่ พ.ศ. 2563", 1),
         ("Temperatures fell to 3 °C. Snow followed.", 2),
+        ("Am 3. Oktober 1990 kam z. B. Dr. Müller. Er blieb bis ca. 17.30 Uhr. Dann ging er.", 3),
+        ("Im 19. Jahrhundert gab es das nicht. Nach dem 2. Weltkrieg schon.", 2),
+        ("Vom 1. Januar bis zum 31. Dez. 2020 war geschlossen. Der 5. Tag war frei.", 2),
+        ("She is 25. Der Bus kam um 8. Das war spät.", 3),
     ],
 )
 def test_figures_and_abbreviations_end_no_sentence(text, count):
