@@ -23,6 +23,8 @@ from scorekit.rowfile import RowFile
 
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _UNIT = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
+#: What no reader sees: zero-width characters, soft hyphens, marks of direction.
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 _CHARACTER = re.compile(rf"[{_NO_SPACES}]")
 #: (units of a run, the fewest units that are looked for inside of a text), of words and of
 #: characters.
@@ -74,7 +76,7 @@ class EvaluationTexts:
 
 def _units(text: str) -> tuple[list[str], int]:
     """Words, and characters of scripts without spaces; 1 where most are such characters."""
-    units: list[str] = _UNIT.findall(normalised("NFKC", text).casefold())
+    units: list[str] = _UNIT.findall(_UNSEEN.sub("", normalised("NFKC", text)).casefold())
     characters = sum(len(unit) == 1 and _CHARACTER.match(unit) is not None for unit in units)
     return units, int(2 * characters > len(units))
 

@@ -61,8 +61,8 @@ _LAST_ABBREVIATED = "\u2e80"
 #: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
 _BEFORE_FIGURES = frozenset(
     {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp",
-     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "okt", "dez",
-     "abb", "abs", "art", "bd", "kap"}
+     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec",
+     "okt", "dez", "abb", "abs", "art", "bd", "kap"}
 )  # fmt: skip
 #: German writes its ordinals with a full stop: "der 2. Weltkrieg", "am 3. Oktober".
 _BEFORE_ORDINALS = frozenset(

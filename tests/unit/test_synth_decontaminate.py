@@ -38,6 +38,8 @@ def known():
     [
         (LONG, "is set row 1"),
         (LONG.upper().replace(" ", "  ").rstrip("."), "is set row 1"),
+        ("\u200b".join(LONG), "is set row 1"),
+        (SHORT.replace("oo", "o\u00ado\ufeff"), "is set row 3"),
         (f"Last week: {LONG} It rained.", "shares 13 words with set row 1"),
         ("So " + " ".join(LONG.split()[3:16]) + " anyway", "shares 13 words with set row 1"),
         ("So " + " ".join(LONG.split()[3:15]) + " anyway", None),
