@@ -59,10 +59,15 @@ class EvaluationTexts:
 
     def find(self, text: str) -> str | None:
         """Why a text is contaminated: what it shares with which evaluation text; None if not."""
-        units, kind = _units(text)
+        units, _ = _units(text)
         place = self._whole.get(" ".join(units))
         if place is not None:
             return f"is {place}"
+        # Both kinds, whatever most of this text is: what stands in it may be of the other.
+        found = (self._find_run(units, kind) for kind, sizes in enumerate(self._sizes) if sizes)
+        return next(filter(None, found), None)
+
+    def _find_run(self, units: list[str], kind: int) -> str | None:
         least = _RUNS[kind][1]
         for start in range(len(units) - least + 1):
             if " ".join(units[start : start + least]) not in self._heads:
