@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.schemas import Priority
+
+log = logging.getLogger(__name__)
 
 #: Answers of a service that may succeed when asked again.
 _RETRY_STATUS = frozenset({429, 502, 503, 504})
@@ -178,4 +181,17 @@ def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
     def stop(state: RetryCallState) -> bool:
         return state.upcoming_sleep >= deadline.left()
 
-    return AsyncRetrying(retry=retry_if_exception(may_help), stop=stop, wait=wait, reraise=True)
+    return AsyncRetrying(
+        retry=retry_if_exception(may_help), stop=stop, wait=wait, before_sleep=_note_retry,
+        reraise=True,
+    )  # fmt: skip
+
+
+def _note_retry(state: RetryCallState) -> None:
+    """No word of the service's: it may hold what it was sent."""
+    error = state.outcome.exception() if state.outcome else None
+    what = f"{error.type}, HTTP {error.status}" if isinstance(error, RequestError) else "no answer"
+    log.info(
+        "scoring service: %s; attempt %d, again in %.1f s",
+        what, state.attempt_number, state.upcoming_sleep,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ import typer
 
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
-from synth.config import SynthConfig, pair_configs
+from synth.config import SynthConfig, answers_place, pair_configs
 from synth.context import Unfinished
 
 if TYPE_CHECKING:
@@ -233,7 +233,11 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
         lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
     except UserError:  # what is damaged has no counts, and --overwrite is what mends it
         lost = ", ".join(STAGES[first:])
-    told = f"--overwrite throws away records of {lost} (answers that were paid for are kept)"
+    place = answers_place(cfg)
+    kept = "answers that were paid for are kept"
+    if "://" not in place and not Path(place).exists():
+        kept = f"no answers are kept in {place}: all of it is paid for again"
+    told = f"--overwrite throws away records of {lost} ({kept})"
     if not sys.stdin.isatty():
         raise UserError(f"{told}: add --yes, or --resume in place of it")
     if not typer.confirm(f"{told}. Go on?", err=True):

@@ -250,11 +250,11 @@ def run_async(work: Any) -> None:
 
 
 def log_to(path: Path, level: str) -> None:
-    """One JSON object a line, appended: of the run, and what the LLM client retries."""
-    client = logging.getLogger("scorekit.llm")
-    client.handlers = [_ToStructlog()]
-    client.propagate = False
-    client.setLevel(logging.INFO)
+    """One JSON object a line, appended: of the run, and what its clients of LLM, MetricX and
+    judge ask again."""
+    clients = logging.getLogger("scorekit")
+    clients.handlers = [_ToStructlog()]
+    clients.setLevel(logging.INFO)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import structlog
 from typer.testing import CliRunner
 
 from bench.chaos_synth import write_corpus
+from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.transport import Deadline, attempts
 from synth.__main__ import app
 from synth.locks import held, holder
-from synth.run import BY_NAME, run_stage
+from synth.run import BY_NAME, log_to, run_stage
 from synth.store import ShardWriter, StageFolder, read_records, write_atomic
 from tests.integration.test_synth_driver import (  # noqa: F401
     TEXTS,
@@ -122,3 +125,23 @@ def test_what_a_server_says_is_shown_on_the_terminal_and_not_obeyed(
     done = CliRunner().invoke(app, [*command, "--resume"])
     assert done.exit_code == 0 and f"run folder: {folder}" in done.output.replace("\n", "")
     assert BY_NAME["prefilter_score"].name in done.output
+
+
+def test_what_a_scoring_service_is_asked_again_stands_in_the_log(tmp_path):
+    log_to(tmp_path / "logs.txt", "INFO")
+    faults = [
+        RequestError("unavailable", "a text of somebody's", status=503),
+        ServiceUnreachable("http://127.0.0.1:9", "a text of somebody's"),
+    ]
+
+    async def work():
+        async for attempt in attempts(Deadline(60), lambda: 0.0):
+            with attempt:
+                if faults:
+                    raise faults.pop(0)
+
+    asyncio.run(work())
+    told = (tmp_path / "logs.txt").read_text()
+    assert "scoring service: unavailable, HTTP 503; attempt 1, again in" in told
+    assert "scoring service: no answer; attempt 2, again in" in told
+    assert "somebody" not in told
