@@ -82,7 +82,8 @@ def test_nothing_is_wider_than_a_narrow_window(run: Path, tmp_path: Path) -> Non
     """A wide table scrolls within itself, and a text without spaces is broken."""
     lines = [line(n, 5.0 + n % 4) for n in range(12)]
     groups = compare_policies(lines, [one | {"metricx_score": 2.0} for one in lines], 50)
-    pages = [write_report(run), write_comparison(run, ("a" * 90, "b"), groups, lines, lines[::-1])]
+    told = ("a" * 90, "b"), groups, lines, lines[::-1]
+    pages = [write_report(run), write_comparison(run / "comparison.html", *told)]
     for page in pages:
         frame = tmp_path / "frame.html"
         frame.write_text(
