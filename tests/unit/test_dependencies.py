@@ -1,0 +1,49 @@
+"""Environments beside the main one have what they need, too."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+#: Of the trainer's extra, what its tests under transformers 5 do without: a bench compares with it.
+LEFT_OUT = {"trl"}
+
+
+def needed(texts: list[str], found: set[str]) -> set[str]:
+    """Names of what these requirements need, and what that needs, as it is installed here."""
+    for requirement in map(Requirement, texts):
+        name = canonicalize_name(requirement.name)
+        extras = {"", *requirement.extras}
+        asked = {f"{name}[{extra}]" for extra in extras} - found
+        if name in LEFT_OUT or not asked:
+            continue
+        found |= asked
+        try:
+            texts_of = requires(name) or []
+        except PackageNotFoundError:  # of another platform
+            continue
+        needed([text for text in texts_of if _applies(text, extras)], found)
+    return found
+
+
+def _applies(text: str, extras: set[str]) -> bool:
+    marker = Requirement(text).marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def test_the_environment_of_transformers_5_is_complete() -> None:
+    """It is installed without looking at dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    trainer = project["dependencies"] + project["optional-dependencies"]["trainer"]
+    listed = re.findall(
+        r"^[\w.-]+", (ROOT / "tools/tf5-requirements.txt").read_text(), re.MULTILINE
+    )
+    have = {canonicalize_name(name) for name in listed}
+    wanted = {name.partition("[")[0] for name in needed(trainer, set())}
+    assert wanted - have == set()
