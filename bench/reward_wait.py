@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -80,12 +80,13 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with closing(Rewarder(cfg.reward, caching=False)) as rewarder:
-        trainer = Trainer(cfg, rewarder, examples, [], world)
+        trainer = Trainer(cfg, rewarder, examples, {}, world)
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():
                 update += 1
-                trainer.rewarder = rewarder if way is None else Afterwards(rewarder, way)
+                collector = trainer.collector
+                collector.rewarder = rewarder if way is None else Afterwards(rewarder, way)
                 line = trainer.step(update)
                 assert line["reward_coverage"] > 0.5, "a service failed"
                 if turn:
@@ -104,13 +105,15 @@ class Afterwards:
     def __init__(self, rewarder: Rewarder, way: Callable[[Rewarder, Texts], Scores]) -> None:
         self.rewarder, self.way = rewarder, way
 
-    def batch(self, services: Sequence[ServiceName] | None = None) -> Any:
-        """A batch that only collects."""
+    def batch(self, hurry: Callable[[], bool]) -> Any:
+        """A batch that only collects. hurry: never, in a measurement."""
         return Collected(self)
 
 
 class Collected:
     """A batch whose groups wait for its end."""
+
+    hurried = False
 
     def __init__(self, after: Afterwards) -> None:
         self.after = after

@@ -128,7 +128,7 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
     world = World(torch.device("cpu"))
-    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, [], world)
+    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, {}, world)
     _full_length(trainer.model, sizes.tokens)
     ends, lines = [time.perf_counter()], []
     for update in range(1, cfg.rl.num_updates + 1):
