@@ -128,4 +128,4 @@ def scorer_class(target: str) -> Callable[..., Any]:
         raise UserError(f"scorer {target!r} cannot be loaded: {error}") from None
     if not callable(found):
         raise UserError(f"scorer {target!r} is no class")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -80,8 +80,11 @@ class Context:
 class Stage(Protocol):
     """What all stages have. `settings`: the part of the config that its output depends on."""
 
-    name: str
-    after: str | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def after(self) -> str | None: ...
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]: ...
 

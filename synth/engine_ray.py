@@ -6,6 +6,7 @@ The tasks of a node that dies are run again on the others.
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
 
     if not ray.is_initialized():
         try:
-            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
             raise UserError(
                 "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"

@@ -35,7 +35,7 @@ class _Source(NamedTuple):
     text: str
     start: int
     end: int
-    index: int
+    place: int
     segments: int
     document: Document
 
@@ -171,7 +171,7 @@ class Ingest:
         place = {
             **self._madlad, "doc_id": f"{file.name}:{document.line}",
             "file": file.name, "line": document.line, "span": [source.start, source.end],
-            "segment_index": source.index, "segments": source.segments, "url": document.url,
+            "segment_index": source.place, "segments": source.segments, "url": document.url,
         }  # fmt: skip
         return {
             "source_id": identity, "source_text": source.text,

@@ -99,8 +99,8 @@ class StageStats:
         """Show the sums of other processes' `figures`, each with its `rejected`."""
         self.records_in = sum(each["records_in"] for each in told)
         self.records_out = sum(each["records_out"] for each in told)
-        self.rejected = Counter(_sum(each["rejected"] for each in told))  # type: ignore[arg-type]
-        self.open = Counter(_sum(each["open"] for each in told))  # type: ignore[arg-type]
+        self.rejected = Counter(_sum(each["rejected"] for each in told))
+        self.open = Counter(_sum(each["open"] for each in told))
         self.teacher = _sum(each["teacher"] for each in told)
         self.metricx = CallStats(**_sum(each["metricx"] for each in told))  # type: ignore[arg-type]
         self.judge = CallStats(**_sum(each["judge"] for each in told))  # type: ignore[arg-type]

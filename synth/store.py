@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, cast
 from uuid import uuid4
 
 import zstandard
@@ -67,7 +67,7 @@ def open_lines(path: Path) -> IO[bytes]:
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a shard, one by one. Raises ValueError for a line that is no JSON."""
     with open_lines(path) as file:
-        for line in io.BufferedReader(file) if path.suffix == ".zst" else file:
+        for line in io.BufferedReader(cast(io.RawIOBase, file)) if path.suffix == ".zst" else file:
             yield json.loads(line)
 
 

@@ -67,7 +67,7 @@ def _stack_config(config: MT5Config, *, decoder: bool) -> MT5Config:
 def empty_regression(config: MT5Config) -> MT5ForRegression:
     """The network without memory for its weights (meta device)."""
     with torch.device("meta"):
-        return MT5ForRegression(config).eval()
+        return MT5ForRegression(config).train(False)
 
 
 def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> MT5ForRegression:

@@ -218,7 +218,7 @@ def _rows(path: Path, least: float | None, apart: bool) -> Iterator[np.ndarray]:
     with path.open("rb") as file:
         while len(found := np.fromfile(file, dtype=_ENTRY, count=_CHUNK)):
             rows = np.empty(len(found), dtype=_no_rows().dtype)
-            for name in found.dtype.names:
+            for name in found.dtype.names or ():
                 rows[name] = found[name]
             rows["position"] = np.arange(start, start + len(found))
             if not apart:

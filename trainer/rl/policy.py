@@ -104,7 +104,7 @@ def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
 
     told = LoraConfig(
         r=cfg.lora.r,
-        lora_alpha=cfg.lora.alpha,
+        lora_alpha=cfg.lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it
         target_modules=cfg.lora.target_modules,
         task_type="CAUSAL_LM",
     )

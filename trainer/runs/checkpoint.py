@@ -190,7 +190,7 @@ def _load_weights(folder: Path, model: Any) -> None:
     if (folder / "adapter_config.json").exists():
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        result = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+        result: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
         if result.unexpected_keys:
             raise ValueError(f"the policy has no adapter {result.unexpected_keys[0]}")
         return
@@ -221,7 +221,8 @@ def versions() -> dict[str, str]:
 
 def random_state() -> RandomState:
     """Of this process: torch on CPU and GPU, Python, numpy."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: Any = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -256,7 +257,7 @@ def model_folder(path: str, revision: str | None = None) -> Path:
     """Where a model's files lie: its folder, or the hub's local copy. Raises UserError."""
     if Path(path).is_dir():
         return Path(path)
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         return Path(str(cached_file(path, "config.json", revision=revision))).parent

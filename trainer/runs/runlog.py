@@ -172,7 +172,7 @@ def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
             f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); go on with it "
             "(--resume), choose another folder, or set misc.overwrite to true to replace a run"
         )
-    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):
+    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):  # type: ignore[arg-type]
         raise UserError(
             f"misc.run_dir: {folder} holds {', '.join(own)}, but neither log.jsonl nor a config of "
             "the trainer: it is no run, and is not replaced; choose another folder"
@@ -188,7 +188,7 @@ def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
 
 
 def _write_config(cfg: RunConfig, folder: Path) -> None:
-    save_config(cfg, folder / ".config.yaml.partial")
+    save_config(cfg, folder / ".config.yaml.partial")  # type: ignore[arg-type]
     (folder / ".config.yaml.partial").replace(folder / "config.yaml")
 
 

@@ -329,7 +329,8 @@ class Trainer:
         rollouts, rewards = collected
         kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
         lr = learning_rate(update - 1, cfg.rl)
-        line = {"update": update, "skipped": True, "lr": lr, **rollout_figures(rollouts)}
+        line: dict[str, Any] = {"update": update, "skipped": True, "lr": lr}
+        line |= rollout_figures(rollouts)
         line |= importance_figures(rollouts, cfg.rl) | reward_figures(rewards, cfg.reward)
         advantages, stats = None, NO_UPDATE
         if kept:

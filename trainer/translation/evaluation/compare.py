@@ -125,8 +125,10 @@ def _fault(line: Line, name: str) -> float | None:
     return (line.get("guards") or {}).get(name)
 
 
-#: (title, key, value of a line or None, whether higher is better): figures that are means.
-_MEANS: tuple[tuple[str, str, Callable[[Line], float | None], bool | None], ...] = (
+#: Title, key, value of a line or None, whether higher is better.
+_Mean = tuple[str, str, Callable[[Line], float | None], bool | None]
+#: Figures that are means.
+_MEANS: tuple[_Mean, ...] = (
     ("MetricX score", "metricx_score", lambda line: line["metricx_score"], False),
     ("xCOMET score", "xcomet_score", lambda line: line["xcomet_score"], True),
     ("error spans", "spans", _spans, False),
@@ -166,8 +168,9 @@ def _compare(
 ) -> list[PairedFigure]:
     figures = []
     faults = dict.fromkeys(name for line in (*first, *second) for name in line.get("guards") or ())
-    guards = [(f"guard: {name}", f"guard_{name}", partial(_fault, name=name), False)
-              for name in faults]  # fmt: skip
+    guards: list[_Mean] = [
+        (f"guard: {name}", f"guard_{name}", partial(_fault, name=name), False) for name in faults
+    ]
     for title, key, value, higher in (*_MEANS, *guards):
         values = [(value(a), value(b)) for a, b in zip(first, second, strict=True)]
         both = [pair for pair in values if None not in pair]
@@ -208,7 +211,8 @@ def _figure(
     """stats_N2S: statistics of each source for either policy; `score` of their sums is a figure."""
     count = len(stats_N2S)
     if not count:
-        return PairedFigure(title, key, 0, left_out, *[None] * 6, higher)
+        unknown = dict.fromkeys(("first", "second", "difference", "low", "high", "worse"))
+        return PairedFigure(title, key, 0, left_out, **unknown, higher_is_better=higher)
     first, second = (score(sums) for sums in stats_N2S.sum(axis=0))
     low = high = worse = None
     if count >= FEWEST:

@@ -138,7 +138,8 @@ def evaluate_on_dataset(
         reward_cfg = reward_cfg.model_copy(update={"w_xcomet_span": 0.0})
     rewards = sample_rewards(rollouts, scores, reward_cfg)
     if sharing:
-        found = [(place, *of) for (place, _), *of in zip(mine, rollouts, rewards, strict=True)]
+        places = [place for place, _ in mine]
+        found = list(zip(places, rollouts, rewards, strict=True))
         whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
     lines = []

@@ -25,7 +25,8 @@ def corpus_metrics(pairs: Sequence[str]) -> dict[str, Any]:
     BLEU counts the words of one language, and no tokenisation fits two: of several pairs it is
     given for each, never for all together. chrF counts characters, and is given for both.
     """
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
     metrics: dict[str, Any] = {"chrf": CHRF()}
     if len(set(pairs)) == 1:

@@ -46,7 +46,7 @@ def write_report(
     evals = read_jsonl(folder / "eval.jsonl")
     if not updates and not evals:
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
-    sets = {}
+    sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
         sets.setdefault(line.get("set", THE_SET), []).append(line)
     return _write(
