@@ -15,7 +15,7 @@ import asyncio
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run
@@ -70,7 +70,7 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
     """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
     from trainer.rl.policy import prepare_torch
     from trainer.rl.world import World
-    from trainer.translation.train import Trainer
+    from trainer.translation.train import open_trainer
 
     world = World(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
@@ -79,8 +79,8 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
     )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    with closing(Rewarder(cfg.reward, caching=False)) as rewarder:
-        trainer = Trainer(cfg, rewarder, examples, {}, world)
+    with closing(Rewarder(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
+        trainer = open_trainer(cfg, rewarder, examples, {}, world, held)
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():

@@ -18,6 +18,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -103,7 +104,7 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     from trainer.translation.config import TrainerConfig
     from trainer.translation.data import load_examples
     from trainer.translation.rewards.services import Rewarder
-    from trainer.translation.train import Trainer
+    from trainer.translation.train import open_trainer
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     settings = {
@@ -128,8 +129,8 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
     world = World(torch.device("cpu"))
-    trainer = Trainer(cfg, Rewarder(cfg.reward), examples, {}, world)
-    _full_length(trainer.model, sizes.tokens)
+    trainer = open_trainer(cfg, Rewarder(cfg.reward), examples, {}, world, ExitStack())
+    _full_length(trainer.learner.model, sizes.tokens)
     ends, lines = [time.perf_counter()], []
     for update in range(1, cfg.rl.num_updates + 1):
         lines.append(trainer.step(update))

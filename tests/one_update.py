@@ -19,7 +19,7 @@ from tests.sharded_trainer import ShardedWorld
 from tests.trainer_kit import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
-from trainer.rl.engine_generate import GenerateSampler
+from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import Passes, accumulate_gradients, update_policy

@@ -16,8 +16,8 @@ from torch import nn
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.vllm_kit import KEY, ROOT, make_model, running_vllm, untie
-from trainer.rl.engine_generate import GenerateSampler
-from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.world import World
@@ -36,7 +36,7 @@ LEARNS = pytest.mark.parametrize("rank", [8, 0], ids=["adapters", "every weight"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(URL, folder of the model) of a server with the flags of trainer/rl/engine_vllm.py."""
+    """(URL, folder of the model) of a server with the flags of trainer/rl/engines/vllm.py."""
     folder = tmp_path_factory.mktemp("vllm")
     model = untie(make_model(folder / "model"))
     with running_vllm(
@@ -111,7 +111,7 @@ def gap(sampler: VLLMSampler, model: nn.Module, prompts: list[list[int]], cfg: A
 def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: TrainerConfig) -> None:
     sampler, model, tokenizer = engine
     greedy = cfg.eval_generation()
-    prompts = [ids for _, ids in check_prompts(examples(32), model, tokenizer, greedy)]
+    prompts = [p.ids.tolist() for p in check_prompts(examples(32), model, tokenizer, greedy)]
     outputs = []
     for update in (0, 1):
         theirs = dict(sampler.sample(prompts, greedy, with_logprobs=False))

@@ -19,8 +19,8 @@ from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
+from trainer.translation.rewards.screening import bad_sources
 from trainer.translation.rewards.services import Rewarder
-from trainer.translation.screening import bad_sources
 from trainer.translation.train import run_toy_rl
 
 NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."

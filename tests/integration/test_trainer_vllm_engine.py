@@ -17,8 +17,8 @@ from scorekit.server.fake import FakeBackend
 from tests.servers import free_port, running_app, running_service
 from tests.trainer_kit import example, letter_tokenizer, save_policy
 from tests.vllm_stub import KEY, NAME, VLLMStub
-from trainer.rl.engine_generate import GenerateSampler
-from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import Sampled

@@ -15,7 +15,7 @@ from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import letter_tokenizer
 from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
-from trainer.rl.engine_generate import GenerateSampler
+from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import freeze_unread, load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs

@@ -147,10 +147,10 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
 def test_prompts_that_do_not_fit_are_left_out_and_counted() -> None:
     model = tiny_llama(TOKENIZER, max_position_embeddings=13)
     named = replace(example("a" * 99, "3"), where="train.jsonl line 9")
-    kept, prompts, told = fitting_prompts(
+    prompts, told = fitting_prompts(
         "data.train", [named, *EXAMPLES], model, TOKENIZER, SETTINGS, refuse=False
     )
-    assert "2" not in [one.id for one in kept] and len(kept) == len(prompts) == len(EXAMPLES) - 1
+    assert [prompt.example for prompt in prompts] == [one for one in EXAMPLES if one.id != "2"]
     assert told.startswith(f"data.train: 2 of {len(EXAMPLES) + 1} prompts are too long; train.json")
     assert "line 9: example 3: a prompt of 100 tokens" in told
     for examples, refuse in (([named, *EXAMPLES], True), ([named], False)):

@@ -232,7 +232,8 @@ def _load_model(
     if cfg.load_in_4bit:
         options |= _in_4bit(device)
     try:
-        config, auto = load_config(path, revision), AutoModelForCausalLM
+        config = load_config(path, revision)
+        auto: Any = AutoModelForCausalLM
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         if sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # Qwen2.5-VL
             auto = AutoModelForImageTextToText

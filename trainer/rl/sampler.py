@@ -1,7 +1,7 @@
 """Who draws completions.
 
-Two engines stand behind one protocol, `Sampler`: trainer/rl/engine_generate.py samples in this
-process, trainer/rl/engine_vllm.py asks a vLLM server. A prompt is ids, whatever they mean: an
+Two engines stand behind one protocol, `Sampler`: trainer/rl/engines/generate.py samples in this
+process, trainer/rl/engines/vllm.py asks a vLLM server. A prompt is ids, whatever they mean: an
 episode goes on from all its ids so far.
 """
 

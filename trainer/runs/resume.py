@@ -98,14 +98,12 @@ def weight_origin(cfg: PolicyConfig) -> Origin:
 
 
 def prompt_origin(
-    key: str,
-    path: str | None,
-    texts: Sequence[str],
-    prompts: Sequence[Sequence[int]],
+    key: str, path: str | None, prompts: Iterable[tuple[str, Sequence[int]]]
 ) -> Origin:
-    """The prompts as token ids, and the texts that are scored: data, template and tokenizer."""
+    """prompts: the texts that are scored, with the prompts as token ids: data, template and
+    tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    for text, ids in zip(texts, prompts, strict=True):
+    for text, ids in prompts:
         digest.update(json.dumps([text, list(ids)]).encode())
     return {key: {"path": path, "digest": digest.hexdigest()}}
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
 from trainer.rl.config import PolicyConfig
-from trainer.rl.engine_vllm import probe_server
+from trainer.rl.engines.vllm import probe_server
 from trainer.rl.policy import (
     check_4bit,
     check_tokenizer,
@@ -39,8 +39,8 @@ from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.score_batch import ServiceName
+from trainer.translation.rewards.screening import check_sources
 from trainer.translation.rewards.services import SERVICES, Rewarder
-from trainer.translation.screening import check_sources
 from trainer.translation.train import check_trainable
 
 T = TypeVar("T")
@@ -185,11 +185,11 @@ def _prompts(
     tokenizer: Any,
     gen_cfg: GenerationConfig,
 ) -> tuple[int, str]:
-    _, prompts, told = fitting_prompts(
+    prompts, told = fitting_prompts(
         key, examples, model, tokenizer, gen_cfg,
         refuse=cfg.data.overlong_prompts == "refuse",
     )  # fmt: skip
-    lengths = sorted(len(ids) for _, ids in prompts)
+    lengths = sorted(len(prompt.ids) for prompt in prompts)
     return lengths[-1], (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "
         f"{gen_cfg.max_new_tokens} for the translation{'; ' + told if told else ''}"

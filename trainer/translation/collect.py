@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
-from trainer.rl.policy import Reference, autocast
+from trainer.rl.policy import autocast
 from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 from trainer.runs.leaving import Leaving
 from trainer.runs.runlog import Clock
 from trainer.translation.config import TrainerConfig
-from trainer.translation.data import Example, batch_indices
+from trainer.translation.data import batch_indices
+from trainer.translation.learner import Learner
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
 from trainer.translation.rewards.score_batch import Batch, Group
 from trainer.translation.rewards.services import Rewarder
@@ -36,22 +36,18 @@ class Collector:
         cfg: TrainerConfig,
         world: World,
         rewarder: Rewarder,
-        model: nn.Module,
-        tokenizer: Any,
-        pad_id: int,
-        reference: Reference | None,
+        learner: Learner,
         leaving: Leaving,
     ) -> None:
         self.cfg, self.world, self.rewarder = cfg, world, rewarder
-        self.model, self.tokenizer, self.pad_id = model, tokenizer, pad_id
-        self.reference, self.leaving = reference, leaving
+        self.learner, self.leaving = learner, leaving
         #: Why the last batch has no rewards, in one line; None: it has, or the run is to end.
         self.fault: str | None = None
         #: How often the services were asked for it.
         self.attempts = 0
 
     def collect(
-        self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
+        self, sampler: Sampler, update: int, clock: Clock
     ) -> tuple[list[TranslationRollout], list[SampleReward]] | None:
         """The whole batch. None where the services gave it no score at all, in
         `stop.skipped_updates` attempts, or until the run was asked to end: then the update has not
@@ -61,7 +57,7 @@ class Collector:
         generated; and while the last of them are scored, the forward passes are made. `reward_s`
         is what is left to wait for then.
         """
-        batch, groups, asked = self._sample(train, sampler, update, clock)
+        batch, groups, asked = self._sample(sampler, update, clock)
         self.attempts, self.fault = 1, None
         while True:
             self.world.at(f"update {update}, rewards")
@@ -105,18 +101,18 @@ class Collector:
         return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
 
     def _sample(
-        self, train: Sequence[Example], sampler: Sampler, update: int, clock: Clock
+        self, sampler: Sampler, update: int, clock: Clock
     ) -> tuple[Batch, list[list[TranslationRollout]], list[Group]]:
         """This process's groups, put to the services."""
-        cfg, rl = self.cfg, self.cfg.rl
+        cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
-        mine = self.world.share(batch_indices(len(train), prompts, update, cfg.misc.seed))
+        mine = self.world.share(batch_indices(len(learner.train), prompts, update, cfg.misc.seed))
         groups: list[list[TranslationRollout]] = []
         batch, asked = self._batch(), []
         self.world.at(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
             for group in stream_rollouts(
-                sampler, [train[i] for _, i in mine], self.model, self.tokenizer,
+                sampler, [learner.train[i] for _, i in mine], learner.model, learner.tokenizer,
                 cfg.generation, seed=self._seed(update), groups=[place for place, _ in mine],
             ):  # fmt: skip
                 groups.append(group)
@@ -129,20 +125,20 @@ class Collector:
 
     def _add_logprobs(self, rollouts: list[TranslationRollout]) -> None:
         """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
-        cfg = self.cfg
+        cfg, learner = self.cfg, self.learner
 
         def rows(model: nn.Module) -> list[list[float]]:
             return rollout_logprobs(
-                rollouts, model, cfg.generation.temperature, self.pad_id,
+                rollouts, model, cfg.generation.temperature, learner.pad_id,
                 cfg.rl.micro_batch_tokens, self.world,
             )  # fmt: skip
 
-        if self.reference is not None:
-            with self.reference.active() as reference:
+        if learner.reference is not None:
+            with learner.reference.active() as reference:
                 for rollout, row in zip(rollouts, rows(reference), strict=True):
                     rollout.ref_logprobs = row
         if cfg.corrects_importance:
-            for rollout, row in zip(rollouts, rows(self.model), strict=True):
+            for rollout, row in zip(rollouts, rows(learner.model), strict=True):
                 rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, row
 
     def _seed(self, update: int) -> int:

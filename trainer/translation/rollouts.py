@@ -15,7 +15,7 @@ from trainer.rl.sampler import Sampled, Sampler, check_uncut
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.offsets import DecodeConfig, align_completion
-from trainer.translation.prompting import check_prompts
+from trainer.translation.prompting import Prompt, check_prompts, prompt_text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TranslationRollout(Rollout):
 
 def stream_rollouts(
     sampler: Sampler,
-    examples: Sequence[Example],
+    prompts: Sequence[Prompt],
     policy_model: nn.Module,
     tokenizer: Any,
     gen_cfg: GenerationConfig,
@@ -54,18 +54,17 @@ def stream_rollouts(
 ) -> Iterator[list[TranslationRollout]]:
     """The samples of one prompt after another, each as soon as it is generated.
 
-    groups: `group` of each example; default: its place.
+    groups: `group` of each prompt; default: its place.
     postprocess: default: the config's.
-    Raises UserError on a prompt that cannot be.
     """
-    prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
     stops = stop_token_ids(unwrapped(policy_model), tokenizer)
     decode_cfg = DecodeConfig(postprocess or load_postprocess(gen_cfg.postprocess))
-    ids = [prompt_ids for _, prompt_ids in prompts]
-    group_of = range(len(examples)) if groups is None else groups
+    ids = [prompt.ids.tolist() for prompt in prompts]
+    group_of = range(len(prompts)) if groups is None else groups
     for i, completions in sampler.sample(ids, gen_cfg, seed=seed, with_logprobs=with_logprobs):
+        text = prompt_text(prompts[i].example, tokenizer, gen_cfg.prompt_template)
         yield [
-            _rollout(examples[i], group_of[i], prompts[i], done, tokenizer, decode_cfg, stops)
+            _rollout(prompts[i], text, group_of[i], done, tokenizer, decode_cfg, stops)
             for done in completions
         ]
 
@@ -76,6 +75,7 @@ def generate_rollouts(
     tokenizer: Any,
     gen_cfg: GenerationConfig,
     *,
+    prompts: Sequence[Prompt] | None = None,
     sampler: Sampler | None = None,
     seed: int | None = None,
     reference_model: nn.Module | None = None,
@@ -87,17 +87,19 @@ def generate_rollouts(
 
     `old_logprobs` are those of the distribution that the sampler drew from, noted while it drew;
     `ref_logprobs` come from a forward pass at the same temperature.
-    sampler: default: this process. with_logprobs: off for an evaluation. postprocess: default: the
-    config's.
+    prompts: of these examples, where they have been made. sampler: default: this process.
+    with_logprobs: off for an evaluation. postprocess: default: the config's.
     Raises UserError on settings or a prompt that cannot be.
     """
-    from trainer.rl.engine_generate import GenerateSampler
+    from trainer.rl.engines.generate import GenerateSampler
 
     if with_logprobs:
         check_uncut(gen_cfg)
+    if prompts is None:
+        prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
     groups = stream_rollouts(
         sampler or GenerateSampler(policy_model, tokenizer),
-        examples, policy_model, tokenizer, gen_cfg,
+        prompts, policy_model, tokenizer, gen_cfg,
         seed=seed, with_logprobs=with_logprobs, postprocess=postprocess,
     )  # fmt: skip
     rollouts = [rollout for group in sorted(groups, key=lambda g: g[0].group) for rollout in group]
@@ -112,21 +114,22 @@ def generate_rollouts(
 
 
 def _rollout(
-    example: Example,
+    prompt: Prompt,
+    text: str,
     group: int,
-    prompt: tuple[str, list[int]],
     completion: Sampled,
     tokenizer: Any,
     decode_cfg: DecodeConfig,
     stops: Sequence[int],
 ) -> TranslationRollout:
+    example = prompt.example
     alignment = align_completion(tokenizer, completion.token_ids, decode_cfg, stops)
     return TranslationRollout(
         example_id=example.id,
         group=group,
         src_text=example.src_text,
-        prompt_text=prompt[0],
-        prompt_input_ids=prompt[1],
+        prompt_text=text,
+        prompt_input_ids=prompt.ids.tolist(),
         completion_text=alignment.text,
         completion_token_ids=completion.token_ids,
         token_char_offsets=alignment.offsets,

@@ -5,28 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
-from trainer.rl.engine_generate import GenerateSampler
-from trainer.rl.engine_vllm import VLLMSampler, probe_server
-from trainer.rl.forward import check_head
-from trainer.rl.policy import (
-    Reference,
-    autocast,
-    load_policy,
-    pad_token_id,
-    prepare_torch,
-    stop_token_ids,
-)
+from trainer.rl.engines.choice import open_sampler, probe_engine
+from trainer.rl.policy import autocast, prepare_torch
 from trainer.rl.sampler import Sampler, check_uncut
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
 from trainer.rl.world import World
@@ -34,13 +22,7 @@ from trainer.runs.config import THE_SET
 from trainer.runs.console import Console
 from trainer.runs.leaving import Leaving
 from trainer.runs.messages import Messages, messages
-from trainer.runs.resume import (
-    Origin,
-    checkpoint_to_resume,
-    prompt_origin,
-    service_origin,
-    weight_origin,
-)
+from trainer.runs.resume import checkpoint_to_resume
 from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.saver import Saver
 from trainer.runs.stops import StopRules
@@ -57,14 +39,14 @@ from trainer.translation.evaluation.figures import (
     reward_figures,
     rollout_figures,
 )
+from trainer.translation.learner import Learner, load_learner
 from trainer.translation.outcome import Artifacts, Reports, ended_before
-from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.formula import SampleReward
 from trainer.translation.rewards.guards import check_guards
+from trainer.translation.rewards.screening import screen
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rollouts import TranslationRollout
-from trainer.translation.screening import screen
 from trainer.translation.tables import COLUMNS, FEW, evaluation_line
 
 log = logging.getLogger(__name__)
@@ -91,8 +73,8 @@ def run_toy_rl(
         prepare_torch(cfg.misc.device, cfg.misc.threads), cfg.misc.trackers,
         Path(cfg.misc.run_dir) / "trackers", patience_s=cfg.misc.patience_s,
     )  # fmt: skip
-    with messages() as heard, world.together():
-        return _run(train_examples, eval_examples, cfg, world, heard, resume)
+    with messages() as heard, world.together(), ExitStack() as held:
+        return _run(train_examples, eval_examples, cfg, world, heard, held, resume)
 
 
 def _run(
@@ -101,9 +83,10 @@ def _run(
     cfg: TrainerConfig,
     world: World,
     heard: Messages,
+    held: ExitStack,
     resume: bool,
 ) -> Artifacts:
-    """`run_toy_rl` in this world."""
+    """`run_toy_rl` in this world; what is opened is held until its end."""
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
@@ -112,22 +95,23 @@ def _run(
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg))
-    with closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)) as rewarder:
-        if not isinstance(eval_examples, Mapping):
-            eval_examples = {cfg.best_by: eval_examples}
-        sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
-        train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
-        for name, held_out in sets.items() if world.is_main else ():
-            if told := in_both(set_key(name), train_examples, held_out):
-                log.warning("%s", told)
-        trainer = Trainer(
-            cfg, rewarder, train_examples, sets, world,
-            checkpoint=checkpoint, overwrite=resume or None,
-        )  # fmt: skip
-        if world.is_main:
-            heard.write_to(trainer.log.folder)
-        with closing(trainer.sampler):
-            return trainer.run()
+    rewarder = held.enter_context(
+        closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
+    )
+    if not isinstance(eval_examples, Mapping):
+        eval_examples = {cfg.best_by: eval_examples}
+    sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
+    train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
+    for name, held_out in sets.items() if world.is_main else ():
+        if told := in_both(set_key(name), train_examples, held_out):
+            log.warning("%s", told)
+    trainer = open_trainer(
+        cfg, rewarder, train_examples, sets, world, held,
+        checkpoint=checkpoint, overwrite=resume or None,
+    )  # fmt: skip
+    if world.is_main:
+        heard.write_to(trainer.log.folder)
+    return trainer.run()
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
@@ -143,99 +127,71 @@ def check_trainable(cfg: TrainerConfig) -> None:
     check_trackers(cfg.misc.trackers)
 
 
+def open_trainer(
+    cfg: TrainerConfig,
+    rewarder: Rewarder,
+    train: Sequence[Example],
+    sets: Mapping[str, Sequence[Example]],
+    world: World,
+    held: ExitStack,
+    *,
+    checkpoint: Path | None = None,
+    overwrite: bool | None = None,
+) -> Trainer:
+    """Load what learns, then open the folder of the run: what fails before leaves an earlier run as
+    it is. The sampler is closed with `held`.
+
+    checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's.
+    """
+    adapters = cfg.policy.lora.r > 0
+    served = probe_engine(cfg.generation, adapters=adapters)
+    learner = load_learner(cfg, train, sets, rewarder.infos, world)
+    saver = Saver(cfg, world, learner.origin)
+    done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
+    learner.share(world)
+    sampler = open_sampler(
+        cfg.generation, served, learner.model, learner.tokenizer, world,
+        adapters=adapters, run_dir=cfg.misc.run_dir,
+    )  # fmt: skip
+    held.enter_context(closing(sampler))
+    runlog: RunLog = SilentLog(cfg)
+    if world.is_main:
+        runlog = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=done)
+    world.wait()  # nobody reads the folder while it is made
+    if checkpoint is not None:
+        saver.load_rest(checkpoint, learner.model, learner.optimizer)
+    return Trainer(cfg, rewarder, learner, sampler, world, saver, runlog, checkpoint, done)
+
+
 class Trainer:
-    """Models, optimiser, prompts and log of a run."""
+    """The loop of a run, over what `open_trainer` has loaded and opened."""
 
     def __init__(
         self,
         cfg: TrainerConfig,
         rewarder: Rewarder,
-        train: Sequence[Example],
-        sets: Mapping[str, Sequence[Example]],
+        learner: Learner,
+        sampler: Sampler,
         world: World,
-        *,
-        checkpoint: Path | None = None,
-        overwrite: bool | None = None,
+        saver: Saver,
+        runlog: RunLog,
+        checkpoint: Path | None,
+        done: int | None,
     ) -> None:
-        """checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's."""
-        self.cfg, self.rewarder = cfg, rewarder
-        self.world, self.device = world, world.device
-        torch.manual_seed(cfg.misc.seed)  # of fresh adapters
-        adapters, served = cfg.policy.lora.r > 0, None
-        if cfg.generation.engine == "vllm":
-            served = probe_server(cfg.generation.vllm, adapters=adapters)
-        # Weights that are shared go to their device in parts, so that none has to hold them all.
-        in_parts = world.is_sharded and not cfg.policy.load_in_4bit
-        place = torch.device("cpu") if in_parts else self.device
-        model, self.tokenizer = load_policy(cfg.policy, place)
-        self.reference: Reference | None = None
-        if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
-            shard = world.shard if world.is_sharded else None
-            self.reference = Reference(cfg.policy, model, place, shard)
-        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
-        check_head(model)
-        origin = weight_origin(cfg.policy) | service_origin(rewarder.infos)
-        origin |= self._fit(train, sets, model)
-        self.pad_id = pad_token_id(model, self.tokenizer)
-        self.saver = Saver(cfg, self.world, origin)
-        self.done = None if checkpoint is None else self.saver.load_weights(checkpoint, model)
-        self.model, self.optimizer = self.world.prepare(model, optimizer)
-        self.sampler: Sampler
-        if served is None:
-            self.sampler = GenerateSampler(self.model, self.tokenizer, self.world)
-        else:
-            self.sampler = VLLMSampler(
-                cfg.generation.vllm, served, stop_token_ids(model, self.tokenizer), self.world,
-                adapters=adapters, run_dir=cfg.misc.run_dir,
-            )  # fmt: skip
-        if world.is_main:
-            self.log = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=self.done)
-        else:
-            self.log = SilentLog(cfg)
-        world.wait()  # nobody reads the folder while it is made
-        self.updates = read_jsonl(self.log.folder / "log.jsonl")
+        """done: updates behind the checkpoint that the run goes on from; None: it begins."""
+        self.cfg, self.rewarder, self.learner, self.sampler = cfg, rewarder, learner, sampler
+        self.world, self.saver, self.log = world, saver, runlog
+        self.checkpoint, self.done, self.saved = checkpoint, done, done
+        self.updates = read_jsonl(runlog.folder / "log.jsonl")
         self.stops = StopRules(cfg.stop, self.updates)
-        self.reports = {name: Reports() for name in self.sets} | read_reports(self.log.folder)
+        self.reports = {name: Reports() for name in learner.sets} | read_reports(runlog.folder)
         self.leaving = Leaving(quiet=not world.is_main)
-        self.collector = Collector(
-            cfg, world, rewarder, self.model, self.tokenizer, self.pad_id, self.reference,
-            self.leaving,
-        )  # fmt: skip
-        self.checkpoint, self.saved = checkpoint, self.done
-        if checkpoint is not None:
-            self.saver.load_rest(checkpoint, self.model, self.optimizer)
-
-    def _fit(
-        self, train: Sequence[Example], sets: Mapping[str, Sequence[Example]], model: nn.Module
-    ) -> Origin:
-        """Take the examples whose prompts fit; says of the others. Raises UserError."""
-        cfg, origin = self.cfg, Origin()
-        fit: dict[str, list[Example]] = {}
-        paths = {name: of.path for name, of in cfg.data.held_out.items()}
-        for key, path, examples, gen_cfg in (
-            ("data.train", cfg.data.train, train, cfg.generation),
-            *(
-                (set_key(name), paths.get(name), of, cfg.eval_generation())
-                for name, of in sets.items()
-            ),
-        ):
-            fit[key], prompts, told = fitting_prompts(
-                key, examples, model, self.tokenizer, gen_cfg,
-                refuse=cfg.data.overlong_prompts == "refuse",
-            )  # fmt: skip
-            if told and self.world.is_main:
-                log.warning("%s", told)
-            texts = [example.src_text for example in fit[key]]
-            origin |= prompt_origin(key, path, texts, [ids for _, ids in prompts])
-        self.train = fit["data.train"]
-        self.sets = {name: fit[set_key(name)] for name in sets}
-        return origin
+        self.collector = Collector(cfg, world, rewarder, learner, self.leaving)
 
     def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
         rl, start = self.cfg.rl, self.done or 0
-        self.sampler.sync(self.model, start)
+        self.sampler.sync(self.learner.model, start)
         config = self.cfg.model_dump(mode="json")
         quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
         leaves = 0
@@ -283,15 +239,17 @@ class Trainer:
         """Those that belong here, and that an earlier process has not evaluated."""
         every = self.cfg.eval.eval_every_n_updates
         due = update == 0 or last or (every > 0 and update % every == 0)
-        return [name for name in self.sets if due and update not in dict(self.reports[name])]
+        return [
+            name for name in self.learner.sets if due and update not in dict(self.reports[name])
+        ]
 
     def save(self, update: int) -> None:
         """A checkpoint; every process has to call it."""
         self.log.sync()
         self.world.at(f"update {update}, checkpoint")
-        report = dict(self.deciding).get(update)
+        report, learner = dict(self.deciding).get(update), self.learner
         self.checkpoint = self.saver.save(
-            update, report, self.model, self.tokenizer, self.optimizer
+            update, report, learner.model, learner.tokenizer, learner.optimizer
         )
         self.saved = update
 
@@ -316,14 +274,14 @@ class Trainer:
     def finished(self) -> bool:
         """Whether all updates are done, and the evaluations behind the last one."""
         last = self.cfg.rl.num_updates
-        evaluated = all(last in dict(self.reports[name]) for name in self.sets)
+        evaluated = all(last in dict(self.reports[name]) for name in self.learner.sets)
         return self.saved == last and evaluated
 
     def step(self, update: int) -> dict[str, Any] | None:
         """One update (from 1); returns its line of the log. None where it has no rewards, and has
         not begun."""
         cfg, clock = self.cfg, Clock()
-        collected = self.collector.collect(self.train, self.sampler, update, clock)
+        collected = self.collector.collect(self.sampler, update, clock)
         if collected is None:
             return None
         rollouts, rewards = collected
@@ -341,7 +299,7 @@ class Trainer:
         if stats.steps == 0 and self.world.is_main:
             why = "no optimiser step could be taken" if kept else "no sample was scored"
             log.warning("update %d is skipped: %s", update, why)
-        self.sampler.sync(self.model, update)
+        self.sampler.sync(self.learner.model, update)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             dump = training_lines(rollouts, rewards, kept, advantages)
@@ -360,26 +318,27 @@ class Trainer:
         lr: float,
     ) -> tuple[TokenAdvantages, TrainStats]:
         """Advantages and the update of the policy."""
-        rl = self.cfg.rl
+        rl, learner = self.cfg.rl, self.learner
         self.world.at(f"update {update}, learning")
         advantages = rollout_advantages(rollouts, rewards, rl)
-        set_learning_rate(self.optimizer, lr)
+        set_learning_rate(learner.optimizer, lr)
         stats = update_policy(
-            rollouts, advantages, self.optimizer, rl,
-            policy_model=self.model, temperature=self.cfg.generation.temperature,
-            pad_id=self.pad_id, dtype=self.cfg.misc.dtype,
+            rollouts, advantages, learner.optimizer, rl,
+            policy_model=learner.model, temperature=self.cfg.generation.temperature,
+            pad_id=learner.pad_id, dtype=self.cfg.misc.dtype,
             seed=self.cfg.misc.seed * 1_000_003 + update, world=self.world,
         )  # fmt: skip
         return advantages, stats
 
     def evaluate(self, update: int, name: str) -> Report:
         """An evaluation of a set, logged and dumped."""
-        cfg = self.cfg
+        cfg, learner = self.cfg, self.learner
+        prompts = learner.sets[name]
         self.world.at(f"update {update}, evaluation")
-        with autocast(self.device, cfg.misc.dtype):
+        with autocast(self.world.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
-                self.sets[name], self.model, self.tokenizer, cfg.eval_generation(), self.rewarder,
-                cfg.reward, self.sampler, self.world,
+                [prompt.example for prompt in prompts], learner.model, learner.tokenizer,
+                cfg.eval_generation(), self.rewarder, cfg.reward, self.sampler, self.world, prompts,
             )  # fmt: skip
         of = {"update": update, "set": name, "decides": name == cfg.best_by}
         self.log.write_evaluation(of | report.figures(), report.examples)

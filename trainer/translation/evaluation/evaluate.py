@@ -29,6 +29,7 @@ from trainer.translation.evaluation.figures import (
     service_figures,
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
+from trainer.translation.prompting import Prompt
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
 from trainer.translation.rewards.score_batch import Scores
 from trainer.translation.rewards.services import Rewarder
@@ -113,6 +114,7 @@ def evaluate_on_dataset(
     reward_cfg: RewardConfig,
     sampler: Sampler | None = None,
     world: World | None = None,
+    prompts: Sequence[Prompt] | None = None,
 ) -> Report:
     """Translate each example once and score it by every service that can be asked.
 
@@ -122,6 +124,7 @@ def evaluate_on_dataset(
     sampler: default: this process. Requests carry no reference.
     world: the processes that share the examples, each of which gets the whole report. Where they
     share the weights instead, each translates everything, since all have to go side by side.
+    prompts: of these examples, where they have been made.
     Raises what `generate_rollouts` and `Rewarder.score` raise.
     """
     started = time.monotonic()
@@ -130,6 +133,7 @@ def evaluate_on_dataset(
     with _undisturbed(policy_model):
         rollouts = generate_rollouts(
             [example for _, example in mine], policy_model, tokenizer, gen_cfg,
+            prompts=None if prompts is None else [prompts[place] for place, _ in mine],
             sampler=sampler, with_logprobs=False,
         )  # fmt: skip
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
@@ -142,12 +146,6 @@ def evaluate_on_dataset(
         found = list(zip(places, rollouts, rewards, strict=True))
         whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
-    lines = []
-    for example, rollout, reward in zip(examples, rollouts, rewards, strict=True):
-        line = completion_line(rollout, reward)
-        line["ref"] = example.ref_text
-        line["chrf"] = sentence_chrf(rollout.completion_text, example.ref_text)
-        lines.append(line)
     several = len({rollout.pair for rollout in rollouts}) > 1
     pairs = {}
     for pair in dict.fromkeys(rollout.pair for rollout in rollouts) if several else ():
@@ -162,8 +160,14 @@ def evaluate_on_dataset(
         **_figures(examples, rollouts, rewards, reward_cfg),
         pairs=pairs,
         seconds=time.monotonic() - started,
-        examples=lines,
+        examples=[_line(*of) for of in zip(examples, rollouts, rewards, strict=True)],
     )
+
+
+def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:
+    """Of the completions dump."""
+    chrf = sentence_chrf(rollout.completion_text, example.ref_text)
+    return completion_line(rollout, reward) | {"ref": example.ref_text, "chrf": chrf}
 
 
 def _gives_spans(scores: Scores) -> bool:

@@ -24,11 +24,9 @@ import yaml
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
-from trainer.rl.engine_generate import GenerateSampler
-from trainer.rl.engine_vllm import VLLMSampler, probe_server
+from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
-from trainer.rl.policy import autocast, prepare_torch, stop_token_ids, without_wrappers
-from trainer.rl.sampler import Sampler
+from trainer.rl.policy import autocast, prepare_torch, without_wrappers
 from trainer.rl.world import World
 from trainer.runs.adapted import load_on_base, on_its_base
 from trainer.runs.config import THE_SET
@@ -150,8 +148,7 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candid
     """Raises UserError where its base is not there, or the vLLM server that is to sample is not
     (or cannot)."""
     candidate = Candidate(str(policy.path), *on_its_base(policy), folder)
-    if cfg.generation.engine == "vllm":
-        probe_server(cfg.generation.vllm, adapters=candidate.base.lora.r > 0)
+    probe_engine(cfg.generation, adapters=candidate.base.lora.r > 0)
     return candidate
 
 
@@ -174,18 +171,13 @@ def _evaluate(
     cfg = cfg.model_copy(update={"policy": candidate.base})
     model, tokenizer = load_on_base(candidate.base, candidate.adapters, world.device)
     check_head(model)
-    stops = stop_token_ids(model, tokenizer)
     if world.is_sharded:
         world.shard(without_wrappers(model))  # it is what generates
-    sampler: Sampler
-    if cfg.generation.engine == "vllm":
-        server, adapters = cfg.generation.vllm, cfg.policy.lora.r > 0
-        sampler = VLLMSampler(
-            server, probe_server(server, adapters=adapters), stops, world, adapters=adapters,
-            run_dir=cfg.misc.run_dir, role="evaluate",
-        )  # fmt: skip
-    else:
-        sampler = GenerateSampler(model, tokenizer, world)
+    adapters = cfg.policy.lora.r > 0
+    sampler = open_sampler(
+        cfg.generation, probe_engine(cfg.generation, adapters=adapters), model, tokenizer, world,
+        adapters=adapters, run_dir=cfg.misc.run_dir, role="evaluate",
+    )  # fmt: skip
     found = {}
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
         sampler.sync(model, 0)

@@ -142,7 +142,7 @@ def _message(response: httpx.Response) -> str:
 
 async def check_server(server: VLLMServer, wanted: str | None, *, adapters: bool) -> str:
     """The name of the model to sample from. Raises UserError where the server is not one that can
-    sample for a training run: see the flags in trainer/rl/engine_vllm.py.
+    sample for a training run: see the flags in trainer/rl/engines/vllm.py.
 
     wanted: `vllm.model`. adapters: whether the policy learns through them.
     """

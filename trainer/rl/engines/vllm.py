@@ -40,10 +40,17 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig, VLLMConfig
+from trainer.rl.engines.vllm_http import (
+    Refused,
+    VLLMServer,
+    check_server,
+    is_away,
+    mendable,
+    patiently,
+)
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import embedding_rows, unwrapped
 from trainer.rl.sampler import Sampled
-from trainer.rl.vllm_http import Refused, VLLMServer, check_server, is_away, mendable, patiently
 from trainer.rl.world import World
 
 log = logging.getLogger(__name__)

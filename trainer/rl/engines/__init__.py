@@ -1,0 +1,1 @@
+"""Samplers: in this process, and on a vLLM server."""
