@@ -74,7 +74,8 @@ class ServiceUnreachable(ScorekitError):
         self.retryable = retryable
 
     def __str__(self) -> str:
-        return f"{self.url} cannot be reached: {self.reason}"
+        state = "cannot be reached" if self.retryable else "is not what is wanted"
+        return f"{self.url} {state}: {self.reason}"
 
 
 class AnswerLost(ServiceUnreachable):

@@ -40,9 +40,11 @@ class RowFile:
     bytes. `-` is stdin, which is kept in a temporary file, so that it can be read again.
     """
 
-    def __init__(self, path: Path, format: Format | None = None) -> None:
-        """format: default by the file's ending, of stdin JSON lines. Raises UserError where the
-        ending says nothing."""
+    def __init__(
+        self, path: Path, format: Format | None = None, *, remedy: str = "rename it"
+    ) -> None:
+        """format: default by the file's ending, of stdin JSON lines. Raises UserError, with what
+        can be done about it, where the ending says nothing."""
         self._spool: BinaryIO | None = None
         self.is_stdin = str(path) == "-"
         self.path = Path("stdin") if self.is_stdin else path
@@ -52,7 +54,7 @@ class RowFile:
         found = "jsonl" if self.is_stdin else endings[-1] if endings else ""
         if format is None and found not in get_args(Format):
             known = ", ".join(f".{name}" for name in get_args(Format))
-            raise UserError(f"{path}: its ending is none of {known}: say --format")
+            raise UserError(f"{path}: its ending is none of {known}: {remedy}")
         self.format = format or found
 
     def digest(self) -> str:

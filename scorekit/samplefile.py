@@ -94,7 +94,7 @@ class SampleFile:
         self, path: Path, format: Format | None = None, fields: Fields | JudgeFields | None = None
     ) -> None:
         """Raises UserError where nothing says which format it is."""
-        self.file = RowFile(path, format)
+        self.file = RowFile(path, format, remedy="say --format")
         self.path = self.file.path
         self.fields = fields or Fields()
 
