@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import httpx
@@ -28,6 +29,9 @@ structlog.configure(
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell that starts a job in the background has it ignore SIGINT, and so would every child here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # httpx gives up after 5 s by default; a busy machine may take longer to answer a test.
 for _name in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)

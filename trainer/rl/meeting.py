@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: Seconds after which a process that waits says so for the first time.
 _TOLD_AFTER_S = 60.0
 _POLL_S = (0.0005, 0.05)
-_GLOO_WAITED = re.compile(r"gloo.*Timed out waiting (\d+)ms")
+_TIMED_OUT = re.compile(r"Timed out waiting (\d{1,12})ms")
 
 
 class Stalled(ScorekitError):
@@ -93,7 +93,8 @@ class Meeting:
         try:
             yield
         except RuntimeError as error:
-            if not (waited := _GLOO_WAITED.search(str(error))):
+            waited = _TIMED_OUT.search(str(error))
+            if waited is None or "gloo" not in str(error):
                 raise
             raise Stalled(self._line(int(waited[1]) / 1000)) from error
 
