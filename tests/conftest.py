@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,7 @@ structlog.configure(
         ),
     ]
 )
+_LOG = structlog.get_config()
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -48,6 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """A command that a test runs in this process logs to its own folder; the next test does not."""
+    yield
+    structlog.configure(**_LOG)
+    logging.getLogger("scorekit").handlers = []
 
 
 @pytest.fixture(scope="session", autouse=True)
