@@ -37,11 +37,20 @@ T = TypeVar("T")
 _INHERITED: list[Any] = []
 
 
+def _task(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    """A task whose error counts as seen: its caller gets it from the future that is chained to it.
+    To one who gives up while it fails, asyncio would print it as an error nobody asked for."""
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **kwargs)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
 class _LoopThread:
     """An event loop in a thread, so that a running loop (a notebook's) is no obstacle."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(_task)
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="scorekit-client", daemon=True
         )

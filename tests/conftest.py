@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -59,6 +60,13 @@ def same_log() -> Iterator[None]:
     yield
     structlog.configure(**_LOG)
     logging.getLogger("scorekit").handlers = []
+
+
+@pytest.fixture
+def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of this process waits so long before it asks again that no deadline allows it: what
+    a test shows of failures needs no deadline that a machine at a standstill might miss."""
+    monkeypatch.setattr("scorekit.transport._backoff", lambda state: math.inf)
 
 
 @pytest.fixture(scope="session", autouse=True)

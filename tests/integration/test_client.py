@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import subprocess
 import sys
@@ -230,6 +231,26 @@ def test_a_closed_client_says_so_and_closing_twice_does_nothing():
             client.close()
         with pytest.raises(RuntimeError, match="the client is closed"):
             client.score(SAMPLES)
+
+
+def test_who_gives_up_while_it_fails_is_not_shown_the_failure(caplog):
+    """A call that is cancelled while it fails may end in its failure, which nobody asks for."""
+    reached = threading.Event()
+
+    async def failing():
+        reached.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            raise ServiceUnreachable("http://x", "gone")
+
+    with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as client:
+        future = client._thread.submit(failing())
+        assert reached.wait(PATIENCE_S)
+        assert future.cancel()
+        del future
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_a_key_is_sent():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections import Counter
@@ -175,17 +176,19 @@ def test_a_sample_that_failed_for_the_moment_is_asked_again_alone(stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(stream):
+def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(stream, monkeypatch):
+    pauses = itertools.chain([0.0, 0.0], itertools.repeat(math.inf))  # which no deadline allows
+    monkeypatch.setattr("scorekit.transport._backoff", lambda state: next(pauses))
     recorder = _recorder(Hesitant(times=10**6))
     with running_app(recorder) as url:
         if stream:
-            results = dict(_stream(url, HESITANT, deadline_s=1.0))
+            results = dict(_stream(url, HESITANT))
         else:
-            with SyncScoringClient(url, deadline_s=1.0) as client:
+            with SyncScoringClient(url) as client:
                 results = dict(enumerate(client.score(HESITANT)))
     assert [i for i, r in results.items() if not r.ok] == [20] and len(results) == 41
     assert (results[20].id, results[20].error.type) == ("l", "upstream")
-    assert len(recorder.requests) > 1
+    assert [len(request["samples"]) for request in recorder.requests] == [41, 1, 1]
 
 
 def test_a_caller_who_asks_again_himself_is_told_at_once():

@@ -232,7 +232,7 @@ def test_two_processes_do_not_write_one_output(tmp_path):
 
 def test_a_service_that_leaves_in_mid_run_is_a_fault_of_its_own(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
-    flags = ("--batch-size", "20", "--max-in-flight", "1", "--deadline", "1")
+    flags = ("--batch-size", "20", "--max-in-flight", "1", "--deadline", "6")
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
         child = subprocess.Popen(_command(url, source, out, *flags), stderr=subprocess.PIPE,
                                  text=True)  # fmt: skip

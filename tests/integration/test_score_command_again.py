@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 from scorekit.__main__ import app
@@ -39,7 +40,7 @@ class Moody(FakeBackend):
 
 
 def _run(url, *arguments):
-    return CliRunner().invoke(app, ["score", "--url", url, "--deadline", "1", *arguments])
+    return CliRunner().invoke(app, ["score", "--url", url, *arguments])
 
 
 def _input(path):
@@ -51,6 +52,7 @@ def _read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     moody = Moody()
@@ -79,6 +81,7 @@ def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     moody = Moody()
@@ -124,6 +127,7 @@ def test_a_refused_key_is_told_at_once_and_asked_for_again_when_it_is_mended(tmp
     assert [result["ok"] for result in _read(out)] == [True] * 20
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_an_output_that_is_begun_anew_forgets_what_was_asked_again(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     stale = tmp_path / "out.jsonl.again"

@@ -23,7 +23,7 @@ from trainer.translation.train import Artifacts, run_toy_rl
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:
-    return RewardConfig(**({"metricx_urls": [url], "w_xcomet_span": 0, "deadline_s": 3} | changes))
+    return RewardConfig(**({"metricx_urls": [url], "w_xcomet_span": 0} | changes))
 
 
 def pairs(group: int, count: int = 2) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def test_both_services_are_asked_at_once() -> None:
 def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixture) -> None:
     """Of 64 groups only those that are under way when it is given up have been waited for."""
     with running_service(FakeBackend("metricx")) as url:
-        rewarder = Rewarder(only_metricx(url))
+        rewarder = Rewarder(only_metricx(url, deadline_s=3))
     with closing(rewarder):
         batch = rewarder.batch()
         groups = [batch.submit(pairs(n)) for n in range(64)]
@@ -82,7 +82,10 @@ def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixt
 
 def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
     """All groups are submitted before that answer, as the pieces of an evaluation are."""
-    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+    with (
+        switched_service() as (switch, url),
+        closing(Rewarder(only_metricx(url, deadline_s=6))) as rewarder,
+    ):
         switch.down = lambda body: '"source 0"' not in body
         batch = rewarder.batch()
         groups = [batch.submit(pairs(n)) for n in range(64)]
@@ -93,6 +96,7 @@ def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
     assert sum(told) >= 2 * (64 - 32)  # two rounds of 8 at once, and some that followed
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_the_next_batch_asks_again() -> None:
     with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
         switch.down = lambda body: True
@@ -103,6 +107,7 @@ def test_the_next_batch_asks_again() -> None:
         assert outcomes([batch.submit(pairs(n)) for n in range(3)]) == [[True] * 2] * 3
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_a_service_that_answers_others_is_not_given_up() -> None:
     with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
         switch.down = lambda body: "source 0" in body
@@ -115,6 +120,7 @@ def test_a_service_that_answers_others_is_not_given_up() -> None:
         assert outcomes([answered, batch.submit(pairs(2))]) == [[True] * 2] * 2
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_what_was_scored_before_a_service_died_is_kept() -> None:
     with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
         batch = rewarder.batch()
@@ -135,6 +141,7 @@ def test_a_slow_service_is_waited_for_until_the_deadline() -> None:
     assert found == [[False] * 2] * 12
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_on_failure_fail_is_raised_by_the_group() -> None:
     with running_service(FakeBackend("metricx")) as url:
         rewarder = Rewarder(only_metricx(url, on_failure="fail"))
@@ -171,9 +178,9 @@ def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
 
 
 def small_run(
-    folder: Path, url: str, name: str, *, resume: bool = False, deadline_s: int = 10, **rules: int
+    folder: Path, url: str, name: str, *, resume: bool = False, **rules: int
 ) -> Artifacts:
-    """Four updates on a tiny policy. deadline_s: long enough for a machine that is busy."""
+    """Four updates on a tiny policy."""
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     cfg = load_config(TrainerConfig, None, [
@@ -181,7 +188,6 @@ def small_run(
         "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
         "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
         "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0",
-        f"reward.deadline_s={deadline_s}",
         f"reward.metricx_urls={url}", "misc.save_every_n_updates=0",
         *(f"stop.{key}={value}" for key, value in rules.items()),
     ])  # fmt: skip
@@ -194,6 +200,7 @@ def without_seconds(run: Artifacts) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in left_out} for line in run.updates]
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_a_dead_service_uses_up_no_prompts_and_ends_the_run(tmp_path: Path) -> None:
     """With the checkpoint of the update before, a code, and a line in the log; and when the
     service is back the run goes on as if it had not been away."""
@@ -216,6 +223,7 @@ def test_a_dead_service_uses_up_no_prompts_and_ends_the_run(tmp_path: Path) -> N
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path) -> None:
     with switched_service() as (switch, url):
         whole = small_run(tmp_path, url, "whole")
@@ -229,8 +237,9 @@ def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path)
     assert without_seconds(done) == without_seconds(whole)
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_a_run_without_any_reward_ends_before_its_first_update(tmp_path: Path) -> None:
     with switched_service() as (switch, url):
         switch.down = lambda body: '"mt"' in body
-        ended = small_run(tmp_path, url, "run", deadline_s=1, skipped_updates=1)
+        ended = small_run(tmp_path, url, "run", skipped_updates=1)
     assert ended.exit_code == 3 and ended.checkpoint is None and ended.updates == []

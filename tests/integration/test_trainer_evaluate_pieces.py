@@ -25,6 +25,8 @@ from trainer.translation.rewards.services import Rewarder
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import run_toy_rl
 
+pytestmark = pytest.mark.usefixtures("no_second_try")
+
 TOKENIZER = letter_tokenizer()
 MODEL = tiny_llama(TOKENIZER)
 GENERATION = GenerationConfig(
@@ -41,9 +43,7 @@ def metricx() -> Iterator[str]:
 
 
 def shown_xcomet(metricx: str, xcomet: str) -> RewardConfig:
-    return RewardConfig(
-        metricx_urls=[metricx], xcomet_urls=[xcomet], w_xcomet_span=0, timeout_s=2.0
-    )
+    return RewardConfig(metricx_urls=[metricx], xcomet_urls=[xcomet], w_xcomet_span=0)
 
 
 def evaluated(rewarder: Rewarder) -> Report:
@@ -97,7 +97,7 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
             "generation": {
                 "prompt_template": "source", "max_new_tokens": 4, "num_samples_per_prompt": 2,
             },
-            "reward": {"metricx_urls": metricx, "xcomet_urls": url, "deadline_s": 2.0},
+            "reward": {"metricx_urls": metricx, "xcomet_urls": url},
             "rl": {"num_updates": 3, "batch_size": 2, "lr": 0.01},
             "eval": {"eval_every_n_updates": 1},
             "misc": {

@@ -369,11 +369,12 @@ def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(
     }
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_a_batch_without_a_score_is_skipped(
     tmp_path: Path, letter_urls: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_service(LetterBackend("metricx", failing=True)) as url:
-        done = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1", "reward.deadline_s=1")
+        done = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1")
     (line,) = done.updates
     assert line["skipped"] is True
     assert line["metricx_coverage"] == 0
