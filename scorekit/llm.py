@@ -11,7 +11,7 @@ proxies are read, never OPENAI_API_KEY and its like.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -165,7 +165,7 @@ class LLMClient:
         size = min(self._budget.sequences, _PART) if self._several.in_use else 1
         parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
         try:
-            found = await _merged(call, (self._candidates(call, part) for part in parts))
+            found = await self._merged(call, parts)
         except (LLMError, UserError):
             self.counts.failures += 1
             raise
@@ -195,7 +195,24 @@ class LLMClient:
         if was_asked:  # the first one alone shows whether n was at fault
             found |= await self._request(call, missing.pop(0)) or {}
             self._note_short(call.prompt.part_id(part), len(part), len(part) - len(missing) - 1)
-        return found | await _merged(call, (self._candidates(call, one) for one in missing))
+        return found | await self._merged(call, missing)
+
+    async def _merged(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
+        """Ask for all at once; the first failure is raised when those that were sent have ended."""
+
+        async def asked(part: range) -> dict[int, Choice]:
+            try:
+                return await self._candidates(call, part)
+            except BaseException:
+                call.failed = True
+                raise
+
+        found: dict[int, Choice] = {}
+        for result in await asyncio.gather(*map(asked, parts), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            found |= result
+        return found
 
     def _note_short(self, part_id: str, asked: int, came: int) -> None:
         self.counts.fallbacks += 1
@@ -290,23 +307,3 @@ def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | 
         log.warning("request %s: %s; attempt %d was the last", request_id, what, attempt)
     else:
         log.info("request %s: %s; attempt %d, again in %.1f s", request_id, what, attempt, pause)
-
-
-async def _merged(
-    call: _Call, works: Iterable[Coroutine[Any, Any, dict[int, Choice]]]
-) -> dict[int, Choice]:
-    """Await all at once; the first failure is raised when those that were sent have ended."""
-
-    async def noted(work: Coroutine[Any, Any, dict[int, Choice]]) -> dict[int, Choice]:
-        try:
-            return await work
-        except BaseException:
-            call.failed = True
-            raise
-
-    found: dict[int, Choice] = {}
-    for result in await asyncio.gather(*map(noted, works), return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        found |= result
-    return found
