@@ -41,6 +41,7 @@ class VLLMStub:
         self.release = threading.Event()
         self.bodies: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
+        self._changing = threading.Lock()  # a request sees a server before its restart, or after
         self.restart()
         self.app = FastAPI()
         self.app.middleware("http")(self._guard)
@@ -54,11 +55,14 @@ class VLLMStub:
             self.app.post("/update_weight_version")(self.name_version)
             self.app.post("/collective_rpc")(self.reload)
 
-    def restart(self) -> None:
-        """Lose everything but the model that it was started with."""
-        self.model: nn.Module = _load(self.policy)
-        self.adapters: dict[str, nn.Module] = {}
-        self.version = "default"
+    def restart(self, *failures: int) -> None:
+        """Lose everything but the model that it was started with; then come these `failures`."""
+        model = _load(self.policy)
+        with self._changing:
+            self.model: nn.Module = model
+            self.adapters: dict[str, nn.Module] = {}
+            self.version = "default"
+            self.failures += failures
 
     async def _guard(self, request: Request, call_next: Any) -> Response:
         path = request.url.path
@@ -97,12 +101,13 @@ class VLLMStub:
         self.bodies.append(body)
         if body["prompt"][0] in self.held:
             self.release.wait(PATIENCE_S)
-        if self.failures:
-            status = self.failures.pop(0)
-            if status == 0:
-                return StreamingResponse(iter([b"{"]), headers={"content-length": "1000"})
+        with self._changing:
+            status = self.failures.pop(0) if self.failures else None
+            model = self.model if body["model"] == NAME else self.adapters.get(body["model"])
+        if status == 0:
+            return StreamingResponse(iter([b"{"]), headers={"content-length": "1000"})
+        if status is not None:
             return _refusal(status, "not now")
-        model = self.model if body["model"] == NAME else self.adapters.get(body["model"])
         if model is None:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
         if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
