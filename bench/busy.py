@@ -34,6 +34,6 @@ def burn(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    from scorekit.server.run import main
+    from scorekit.server.http.run import main
 
     main(FakeSettings, BusyBackend)

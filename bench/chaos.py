@@ -33,7 +33,7 @@ from bench.load import (
 from bench.supervised import Supervised, pair_of_services
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from tests.servers import running_service
 
 FAKE = "scorekit.server.fake"

@@ -29,7 +29,7 @@ from demo.processes import exit_on_sigterm, free_port, running
 from scorekit.schemas import TranslationSample
 from scorekit.server.cache import Cache
 from scorekit.server.fake import fake_score
-from scorekit.server.metrics import Metrics
+from scorekit.server.http.metrics import Metrics
 from scorekit.server.tiers import open_tier
 
 CALLERS = 16

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
-from scorekit.numbers import asked_numbers
+from scorekit.text.numbers import asked_numbers
 from services.judge.rules import judge_translation
 from synth.filters import RULES, Pair, RuleConfig, check_rules
 

@@ -20,7 +20,7 @@ from pydantic_settings import SettingsConfigDict
 
 from bench.common import ROOT, WORK
 from scorekit.server.backend import Backend, Description
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
 from services.xcomet.model import XCometBackend
@@ -188,6 +188,6 @@ def make_backend(settings: RandomSettings) -> Backend:
 
 
 if __name__ == "__main__":
-    from scorekit.server.run import main
+    from scorekit.server.http.run import main
 
     main(RandomSettings, make_backend)

@@ -22,7 +22,7 @@ from bench.common import ROOT, WORK, Figure, quiet_logs, run
 from scorekit.config import load_config
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from tests.servers import running_app, wait_ready
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples

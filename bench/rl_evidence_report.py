@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 from bench.common import ROOT
 from bench.rl_evidence_arms import ARMS
 from scorekit.errors import UserError
-from scorekit.page import picture
+from scorekit.report.page import picture
 
 PAGE = ROOT / "docs/evidence.md"
 PICTURES = ROOT / "docs/evidence"

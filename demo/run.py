@@ -16,7 +16,7 @@ from rich.text import Text
 from demo.processes import child_environment, end, exit_on_sigterm, running_service
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
-from scorekit.render import STYLES, as_rich_text, visible
+from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.evaluation.report import write_report

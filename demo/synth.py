@@ -33,7 +33,7 @@ from demo.processes import (
     running_service,
 )
 from scorekit.errors import UserError
-from scorekit.render import visible
+from scorekit.report.render import visible
 from synth.report import write_report
 
 ROOT = Path(__file__).parents[1]

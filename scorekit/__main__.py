@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from scorekit.client.scorecommand import score
 from scorekit.errors import UserError
-from scorekit.scorecommand import score
 
 #: What the services load: the variable that tells them, and where it is not set.
 DEFAULT_MODELS = {

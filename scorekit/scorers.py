@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -92,40 +90,3 @@ def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
                 retryable=error.retryable,
             )
     return [result for result in results if not isinstance(result, Failed)]
-
-
-def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
-    """A scorer by URL (`http://...`: the service there) or by `module:Class`.
-
-    This is the only bridge between the trainer and a model in its own process: a name that is
-    looked up at run time, so that no package imports another's.
-    Raises UserError for what cannot be loaded, is no scorer, or does not take these arguments.
-    """
-    if target.startswith(("http://", "https://")):
-        from scorekit.client import RemoteScorer
-
-        return RemoteScorer(target, **kwargs)
-    scorer_type = scorer_class(target)
-    try:
-        inspect.signature(scorer_type).bind(**kwargs)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(scorer_type).parameters) or "none"
-        raise UserError(f"scorer {target!r}: {error}; its arguments: {known}") from None
-    scorer = scorer_type(**kwargs)
-    if not isinstance(scorer, Scorer):
-        raise UserError(f"scorer {target!r} is no scorer: it has no score_batch(samples, cfg)")
-    return scorer
-
-
-def scorer_class(target: str) -> Callable[..., Any]:
-    """What stands behind `module:Class`. Raises UserError."""
-    module_name, colon, class_name = target.partition(":")
-    if not colon:
-        raise UserError(f"scorer {target!r}: give a URL or module:Class")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"scorer {target!r} cannot be loaded: {error}") from None
-    if not callable(found):
-        raise UserError(f"scorer {target!r} is no class")
-    return found

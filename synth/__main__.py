@@ -273,7 +273,7 @@ def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
 
 def _say(line: str) -> None:
     """To the terminal: what a service said in it is shown, never obeyed."""
-    from scorekit.render import visible
+    from scorekit.report.render import visible
 
     typer.echo(visible(line), err=True)
 

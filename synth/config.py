@@ -19,7 +19,7 @@ from synth.filters import RuleConfig
 
 
 def _service(urls: str | list[str]) -> str | list[str]:
-    from scorekit.transport import checked_url
+    from scorekit.client.transport import checked_url
 
     for url in [urls] if isinstance(urls, str) else urls:
         try:

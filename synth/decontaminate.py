@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.markup import normalised
 from scorekit.rowfile import RowFile
+from scorekit.text.markup import normalised
 
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _UNIT = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")

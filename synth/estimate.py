@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scorekit.languages import find_language
-from scorekit.llm_pacing import read_timeout_s
+from scorekit.llm.pacing import read_timeout_s
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.rates import DRIVER_S, TOKENS_PER_S, UNKNOWN, Rates

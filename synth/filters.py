@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from scorekit import chatmarks, chatter, textchecks
 from scorekit.config import Config
-from scorekit.markup import mask, placeholder_difference
-from scorekit.numbers import asked_numbers, missing_numbers
-from scorekit.variants import other_variant
+from scorekit.text import chatmarks, chatter, checks
+from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text.numbers import asked_numbers, missing_numbers
+from scorekit.text.variants import other_variant
 
 Code = Literal[
     "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "refusal",
@@ -155,7 +155,7 @@ def _too_long(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _truncated(pair: Pair, cfg: RuleConfig) -> str | None:
-    sign = textchecks.truncation_sign(pair.src, pair.mt)
+    sign = checks.truncation_sign(pair.src, pair.mt)
     if sign is None or sign == "no end mark":
         return sign if cfg.require_end_mark else None
     return f"{sign} is not closed"
@@ -178,22 +178,22 @@ def _added_note(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _added_quotes(pair: Pair, cfg: RuleConfig) -> str | None:
-    return textchecks.added_quotes(pair.src, pair.mt)
+    return checks.added_quotes(pair.src, pair.mt)
 
 
 def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
-    return textchecks.marker(pair.src, pair.mt, cfg.allowed_tags)
+    return checks.marker(pair.src, pair.mt, cfg.allowed_tags)
 
 
 def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
     if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
         return None
-    theirs = textchecks.copied_share(pair.src, pair.mt)
+    theirs = checks.copied_share(pair.src, pair.mt)
     if theirs > cfg.max_copied_share:
         return f"{theirs:.2f} of it is the source's"
     if _letters(pair.src) < cfg.min_letters:
         return None
-    whole = textchecks.copied_share(pair.mt, pair.src)
+    whole = checks.copied_share(pair.mt, pair.src)
     if whole > cfg.max_copied_share:
         return f"holds {whole:.2f} of the source"
     return None
@@ -202,7 +202,7 @@ def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
 def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
     if _letters(pair.mt) < cfg.min_letters:
         return None
-    share = textchecks.script_share(pair.mt, pair.target_lang, pair.src)
+    share = checks.script_share(pair.mt, pair.target_lang, pair.src)
     if share is None or share >= cfg.min_script_share:
         return None
     return f"{share:.2f} of the letters in the script of {pair.target_lang}"
@@ -218,24 +218,24 @@ def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
 def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
     if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
         return None
-    found = textchecks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
+    found = checks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
     if found and found[0] != pair.target_lang and found[1] > cfg.language_confidence:
         return f"{found[0]} ({found[1]:.2f})"
     if cfg.language_margin is None:
         return None
-    bare = textchecks.without_names(pair.mt, pair.src)
+    bare = checks.without_names(pair.mt, pair.src)
     if sum(char.isalpha() for char in bare) < cfg.min_letters:
         return None
-    others = textchecks.likely_others(pair.target_lang)
-    probability = textchecks.language_probability(bare, pair.target_lang, others)
+    others = checks.likely_others(pair.target_lang)
+    probability = checks.language_probability(bare, pair.target_lang, others)
     if probability is None or probability >= math.exp(-cfg.language_margin):
         return None
     return f"not {pair.target_lang} ({probability:.0e})"
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:
-    ratio = textchecks.length_ratio(pair.src, pair.mt)
-    least, most = textchecks.length_band(
+    ratio = checks.length_ratio(pair.src, pair.mt)
+    least, most = checks.length_band(
         pair.src, pair.source_lang, pair.target_lang,
         slack=cfg.length_slack, floor=cfg.length_floor,
     )  # fmt: skip
@@ -243,7 +243,7 @@ def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
-    more = textchecks.repetition(pair.src, pair.mt)
+    more = checks.repetition(pair.src, pair.mt)
     return f"{more:.2f} of it loops" if more > cfg.max_repetition else None
 
 

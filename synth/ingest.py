@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from scorekit.languages import find_language
-from scorekit.markup import normalised
+from scorekit.text.markup import normalised
 from synth.config import SynthConfig
 from synth.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.measure import make_measure

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scorekit.markup import normalised
+from scorekit.text.markup import normalised
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from scorekit.markup import normalised
+from scorekit.text.markup import normalised
 from synth.store import Record
 
 

@@ -17,8 +17,8 @@ from markupsafe import Markup
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.languages import find_language
-from scorekit.page import STYLE, picture
-from scorekit.render import visible
+from scorekit.report.page import STYLE, picture
+from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.examples import pick_examples
 from synth.reasons import explain

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scorekit.languages import find_language
-from scorekit.scripts import LETTERS, scripts_of
-from scorekit.textchecks import identifier_codes, likely_others, whole_identifier
-from scorekit.variants import other_variant
+from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
+from scorekit.text.scripts import LETTERS, scripts_of
+from scorekit.text.variants import other_variant
 from synth.measure import category_weights, char_sums
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from scorekit.chatmarks import neutral, restored
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
 from scorekit.languages import language_name
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
+from scorekit.text.chatmarks import neutral, restored
 from synth.answers import Answers, open_answers
 from synth.clients import check_judge, check_metricx, note_service, open_teacher, service_info
 from synth.config import SynthConfig, answers_place, languages

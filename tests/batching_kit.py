@@ -9,11 +9,11 @@ import time
 from pydantic_core import from_json
 
 from scorekit.schemas import MetricXOptions, TranslationSample
-from scorekit.server.batching import Batcher, Wanted
 from scorekit.server.fake import FakeBackend
-from scorekit.server.job import Job
-from scorekit.server.metrics import Metrics
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.queue.batching import Batcher, Wanted
+from scorekit.server.queue.work import Job
 from tests.servers import PATIENCE_S
 
 

@@ -12,7 +12,7 @@ import httpx
 from pydantic import SecretStr
 
 from scorekit.server.app import create_app
-from scorekit.server.settings import Secrets
+from scorekit.server.http.settings import Secrets
 from services.judge.model import OpenAIBackend, RulesBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings

@@ -7,7 +7,7 @@ import os
 import signal
 
 from scorekit.server.fake import FakeBackend, FakeSettings
-from scorekit.server.run import main
+from scorekit.server.http.run import main
 
 #: Texts in `mt`: one that ends the process when it is scored, and one that does if two are.
 DEADLY, HEAVY = "deadly", "heavy"

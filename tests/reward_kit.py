@@ -11,7 +11,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.backend import Description, Encoded
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from tests.servers import running_app, running_service, wait_ready
 from tests.trainer_kit import rollout
 from trainer.translation.config_reward import RewardConfig

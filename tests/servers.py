@@ -17,8 +17,8 @@ from demo.processes import free_port as free_port
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
-from scorekit.server.run import server_config
-from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.http.run import server_config
+from scorekit.server.http.settings import Secrets, ServiceSettings
 
 #: Against a hang only: on the busiest machine nothing that a test waits for takes so long.
 PATIENCE_S = 180.0

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from services.judge.__main__ import make_backend
 from services.judge.settings import JudgeSettings
 

@@ -1,4 +1,4 @@
-"""Make scorekit/han_variants.txt: characters that only one standard of Chinese writes.
+"""Make scorekit/text/han_variants.txt: characters that only one standard of Chinese writes.
 
 From the dictionaries of OpenCC (Apache-2.0), as the package opencc-python-reimplemented carries
 them: a character tells where OpenCC always turns it into another one, and neither Taiwan nor Hong
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "scorekit/han_variants.txt"
+OUT = Path(__file__).parents[1] / "scorekit/text/han_variants.txt"
 NOTICE = """\
 # Characters of Chinese that only Simplified (first line) or Traditional text (second line) has.
 # Made by tools/han_variants.py of dictionary data developed by OpenCC, which is under the Apache

@@ -12,8 +12,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from scorekit.client import resolve_scorer
 from scorekit.errors import UserError
-from scorekit.scorers import SampleForScoring, Scorer, resolve_scorer
+from scorekit.scorers import SampleForScoring, Scorer
 
 TOLERANCE = 1e-4
 SRC = "これはテストです"

@@ -29,7 +29,7 @@ from scorekit.adapters.rewards import (
     reward_of,
     reward_settings,
 )
-from scorekit.async_client import ScoringClient
+from scorekit.client.asynchronous import ScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info, JudgeScored, Scored

@@ -27,13 +27,13 @@ from scorekit.schemas import (
     score_request,
     score_response,
 )
-from scorekit.server.answers import answer_bytes, body_parts, line_json
 from scorekit.server.backend import Backend
-from scorekit.server.body import read_request
-from scorekit.server.gate import Gate
-from scorekit.server.job import Job
+from scorekit.server.http.answers import answer_bytes, body_parts, line_json
+from scorekit.server.http.body import read_request
+from scorekit.server.http.gate import Gate
+from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
+from scorekit.server.queue.work import Job
 from scorekit.server.service import LARGE, MANY, ScoringService
-from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
 
 
 def create_app(

@@ -21,7 +21,7 @@ from typing import Literal
 import structlog
 from pydantic import SecretStr
 
-from scorekit.server.metrics import Metrics
+from scorekit.server.http.metrics import Metrics
 from scorekit.server.stored import read_value
 from scorekit.server.tiers import Tier
 

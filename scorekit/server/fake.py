@@ -23,7 +23,7 @@ from scorekit.schemas import (
     XCometOptions,
 )
 from scorekit.server.backend import Description, Encoded, Outcome, translation_probe
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -157,6 +157,6 @@ def make_backend(settings: FakeSettings) -> FakeBackend:
 
 
 if __name__ == "__main__":
-    from scorekit.server.run import main
+    from scorekit.server.http.run import main
 
     main(FakeSettings, make_backend)

@@ -10,8 +10,8 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.batch import cut_batches, default_batch_tokens, run_batch
-from scorekit.server.checks import resolve_options, text_fault
+from scorekit.server.http.checks import resolve_options, text_fault
+from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
 
 
 class LocalScorer:

@@ -18,13 +18,13 @@ from pydantic_core import to_json
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef, Wire
 from scorekit.server.backend import Backend
-from scorekit.server.batching import Batcher, Wanted
-from scorekit.server.budget import Budget
 from scorekit.server.cache import Cache
-from scorekit.server.checks import resolve_options, text_fault
-from scorekit.server.job import Job
-from scorekit.server.metrics import Metrics
-from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.http.checks import resolve_options, text_fault
+from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.queue.batching import Batcher, Wanted
+from scorekit.server.queue.budget import Budget
+from scorekit.server.queue.work import Job
 from scorekit.server.stored import could_be_answer
 from scorekit.server.tiers import open_tier
 

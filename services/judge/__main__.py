@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from scorekit.config import refuse_password
-from scorekit.server.run import main
+from scorekit.server.http.run import main
 from services.judge.model import OpenAIBackend, RulesBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings, UpstreamSecrets

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pydantic_core import to_json
 
-from scorekit.chatmarks import neutral
+from scorekit.text.chatmarks import neutral
 
 #: Stands before the rubric's own system text.
 RULE = (

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from scorekit import chatmarks, chatter, languages, markup, scripts, textchecks, variants
+from scorekit import languages
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
+from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
@@ -100,10 +101,10 @@ class RulesBackend(_Judge):
     def load(self) -> Description:
         """Load the language identifier. Raises UserError where it is not installed."""
         try:
-            textchecks.language_id("안녕하세요", ["ko", "en"])
+            checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        modules = (rules, textchecks, chatmarks, chatter, markup, scripts, languages, variants)
+        modules = (rules, checks, chatmarks, chatter, markup, scripts, languages, variants)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(
             model="rules",

@@ -15,11 +15,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
-from scorekit.chatmarks import CLOSES, OPENS
 from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language, language_name
-from scorekit.llm_errors import LLMError
+from scorekit.llm.errors import LLMError
+from scorekit.text.chatmarks import CLOSES, OPENS
 from services.judge.fence import END, RULE, code_of, fenced
 
 BUILT_IN = Path(__file__).parent / "rubrics"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scorekit import chatmarks, chatter, textchecks
 from scorekit.errors import SampleError
 from scorekit.languages import Language, find_language, language_name
-from scorekit.markup import mask
-from scorekit.variants import other_variant
+from scorekit.text import chatmarks, chatter, checks
+from scorekit.text.markup import mask
+from scorekit.text.variants import other_variant
 
 #: Least share of letters in the target's script, asked from so many letters on; from few letters
 #: on at least one.
@@ -53,7 +53,7 @@ def _found(check: Callable[[str, str], str | None]) -> Callable[..., str | None]
 
 
 def _wrong_script(src: str, mt: str, source: Language, target: Language) -> str | None:
-    share = textchecks.script_share(mt, target.tag, src)
+    share = checks.script_share(mt, target.tag, src)
     letters = _letters(mt)
     if share is None or share >= MIN_SCRIPT_SHARE or letters < FEW_LETTERS:
         return None
@@ -72,7 +72,7 @@ def _wrong_variant(src: str, mt: str, source: Language, target: Language) -> str
 def _wrong_language(src: str, mt: str, source: Language, target: Language) -> str | None:
     if source.iso639_3 == target.iso639_3 or _letters(mt) < LANGUAGE_LETTERS:
         return None
-    found = textchecks.language_id(mt, [source.tag, target.tag])
+    found = checks.language_id(mt, [source.tag, target.tag])
     if found is None or found[0] == target.tag or found[1] < LANGUAGE_PROBABILITY:
         return None
     return f"it reads as {source.name}"
@@ -81,18 +81,18 @@ def _wrong_language(src: str, mt: str, source: Language, target: Language) -> st
 def _copied(src: str, mt: str, source: Language, target: Language) -> str | None:
     if source.iso639_3 == target.iso639_3 or _letters(mt) < COPY_LETTERS:
         return None
-    share = textchecks.copied_share(src, mt)
+    share = checks.copied_share(src, mt)
     return f"{share:.0%} stands in the source" if share >= MAX_COPIED else None
 
 
 def _repetition(src: str, mt: str, source: Language, target: Language) -> str | None:
-    more = textchecks.repetition(src, mt)
+    more = checks.repetition(src, mt)
     return f"{more:.0%} more in loops than the source" if more > MAX_REPETITION else None
 
 
 def _length(src: str, mt: str, source: Language, target: Language) -> str | None:
-    ratio = textchecks.length_ratio(src, mt)
-    least, most = textchecks.length_band(src, source.tag, target.tag)
+    ratio = checks.length_ratio(src, mt)
+    least, most = checks.length_band(src, source.tag, target.tag)
     if not src.strip() or least <= ratio <= most:
         return None
     return f"{ratio:.2f} bytes for each of the source, usual are {least:.2f} to {most:.2f}"
@@ -108,9 +108,9 @@ _RULES: dict[str, Callable[[str, str, Language, Language], str | None]] = {
     "meta_phrase": _found(chatter.meta_phrase),
     "refusal": _found(chatter.refusal),
     "added_note": _found(chatter.added_note),
-    "added_quotes": _found(textchecks.added_quotes),
+    "added_quotes": _found(checks.added_quotes),
     "role_token": _found(chatmarks.role_token),
-    "marker": _found(textchecks.marker),
+    "marker": _found(checks.marker),
     "copied": _copied,
     "wrong_script": _wrong_script,
     "wrong_variant": _wrong_variant,

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict
 
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 
 #: Seconds before the second, third, ... attempt at the upstream server; the last one repeats.
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)

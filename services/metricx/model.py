@@ -31,7 +31,7 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.tokeniser import Tokeniser
+from scorekit.server.queue.tokeniser import Tokeniser
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scorekit.server.run import main
+from scorekit.server.http.run import main
 from services.xcomet.model import XCometBackend
 from services.xcomet.settings import XCometSettings
 

@@ -37,7 +37,7 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.tokeniser import Read, Tokeniser
+from scorekit.server.queue.tokeniser import Read, Tokeniser
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans

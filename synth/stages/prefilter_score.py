@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scorekit import textchecks
+from scorekit.text import checks
 from synth.config import SynthConfig
 from synth.record import Kept, Rejected, teacher_seed
 from synth.stages.settings import metricx_settings, teacher_settings
@@ -75,7 +75,7 @@ class PrefilterScore:
 def broken_output(src: str, choice: dict[str, Any]) -> str | None:
     """Why a translation is no translation, as a code of synth/reasons.py; None if it may be one.
 
-    A choice that the server broke off ("abort", "error") never comes here: scorekit/llm_wire.py has
+    A choice that the server broke off ("abort", "error") never comes here: scorekit/llm/wire.py has
     it asked for again.
     """
     reason = choice["finish_reason"]
@@ -94,4 +94,4 @@ def _loops(src: str, text: str) -> bool:
     pieces = len(text) - 9
     if pieces > 20 and len({text[i : i + 10] for i in range(pieces)}) > 0.7 * pieces:
         return False
-    return textchecks.repetition(src, text) > MAX_LOOP
+    return checks.repetition(src, text) > MAX_LOOP

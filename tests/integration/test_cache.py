@@ -17,8 +17,8 @@ from scorekit.errors import UserError
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache, Seal
 from scorekit.server.fake import FakeBackend
-from scorekit.server.metrics import Metrics
-from scorekit.server.settings import Secrets
+from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.settings import Secrets
 from scorekit.server.tiers import SQLiteTier, open_tier
 from tests.servers import running_service, wait_until
 

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from scorekit.errors import UserError
 from scorekit.server.cache import Cache
-from scorekit.server.metrics import Metrics
+from scorekit.server.http.metrics import Metrics
 from scorekit.server.tiers import open_tier
 
 

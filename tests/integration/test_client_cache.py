@@ -13,7 +13,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from tests.recording import Recorder
 from tests.servers import running_app, running_service
 
@@ -140,7 +140,7 @@ def test_a_value_that_stands_under_another_key_is_a_miss(path):
 
 
 def test_a_file_that_another_process_holds_fails_no_request(path, caplog, monkeypatch):
-    monkeypatch.setattr("scorekit.clientcache._BUSY_S", 0.05)
+    monkeypatch.setattr("scorekit.client.cache._BUSY_S", 0.05)
     recorder = _recorder()
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
         holder = sqlite3.connect(path, isolation_level=None)
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
 def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monkeypatch):
-    monkeypatch.setattr("scorekit.clientcache._REST_S", 0.0)
+    monkeypatch.setattr("scorekit.client.cache._REST_S", 0.0)
     samples = [sample | {"mt": sample["mt"] * 400} for sample in SAMPLES]  # beyond SQLite's memory
     recorder = _recorder()
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
@@ -210,8 +210,8 @@ def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monk
 
 
 def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monkeypatch):
-    monkeypatch.setattr("scorekit.clientcache._BUSY_S", 0.05)
-    monkeypatch.setattr("scorekit.clientcache._REST_S", 0.0)
+    monkeypatch.setattr("scorekit.client.cache._BUSY_S", 0.05)
+    monkeypatch.setattr("scorekit.client.cache._REST_S", 0.0)
     path.parent.mkdir()
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")

@@ -14,12 +14,12 @@ import pytest
 from tenacity import wait_random
 
 from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.client.transport import Deadline
 from scorekit.errors import ServiceUnreachable
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.settings import ServiceSettings
-from scorekit.transport import Deadline
+from scorekit.server.http.settings import ServiceSettings
 from tests.mortal import DEADLY, HEAVY
 from tests.recording import Recorder
 from tests.servers import free_port, running_app, wait_ready, wait_until
@@ -30,7 +30,7 @@ FLAGS = ("--cache", "memory")
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch):
     """What is tested is how often a client asks, not how long it waits in between."""
-    monkeypatch.setattr("scorekit.transport._backoff", wait_random(0.01, 0.1))
+    monkeypatch.setattr("scorekit.client.transport._backoff", wait_random(0.01, 0.1))
 
 
 class Replica:

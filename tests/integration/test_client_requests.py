@@ -14,12 +14,12 @@ import pytest
 from pydantic_core import to_json
 
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
-from scorekit.endpoints import Endpoints
+from scorekit.client.endpoints import Endpoints
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.settings import ServiceSettings
 from tests.recording import Recorder
 from tests.servers import free_port, running_app, running_service, wait_ready
 

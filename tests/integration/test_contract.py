@@ -12,7 +12,7 @@ import pytest
 
 from scorekit.schemas import ScoreResponse
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import Secrets
+from scorekit.server.http.settings import Secrets
 from tests.contract_kit import PAIR, _expected, _score
 from tests.servers import Held, running_service, wait_until
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from scorekit.server.connection import MAX_HEAD_BYTES
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import Secrets
+from scorekit.server.http.connection import MAX_HEAD_BYTES
+from scorekit.server.http.settings import Secrets
 from tests.servers import running_app, running_service, wait_until
 
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
@@ -195,8 +195,8 @@ def test_a_service_that_loads_refuses_before_the_body_is_sent():
             return super().load()
 
     from scorekit.server.app import create_app
-    from scorekit.server.run import server_config
-    from scorekit.server.settings import ServiceSettings
+    from scorekit.server.http.run import server_config
+    from scorekit.server.http.settings import ServiceSettings
 
     settings = ServiceSettings(cache="memory")
     app = create_app(Loading(), settings)

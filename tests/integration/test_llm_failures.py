@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
-from scorekit.llm_errors import _retry_after
-from scorekit.llm_pacing import Patience, read_timeout_s
+from scorekit.llm.errors import _retry_after
+from scorekit.llm.pacing import Patience, read_timeout_s
 from tests.llm_kit import MESSAGES, SAMPLED, VERDICT, ask, client, until
 from tests.openai_server import FakeOpenAI
 from tests.servers import free_port, running_app

@@ -13,7 +13,7 @@ import pytest
 from scorekit.client import SyncScoringClient
 from scorekit.config import load_config
 from scorekit.errors import UserError
-from scorekit.render import OTHER_COLOUR, as_html, as_rich_text
+from scorekit.report.render import OTHER_COLOUR, as_html, as_rich_text
 from scorekit.schemas import ErrorSpan, Scored
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend

@@ -22,8 +22,8 @@ from scorekit.schemas import TranslationSample
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.metrics import Metrics
-from scorekit.server.settings import Secrets
+from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.settings import Secrets
 from scorekit.server.tiers import RedisTier, open_tier
 from tests.servers import PATIENCE_S, free_port, running_service, wait_ready, wait_until
 

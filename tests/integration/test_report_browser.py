@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scorekit.page import STYLE
+from scorekit.report.page import STYLE
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.report import write_comparison, write_report
 

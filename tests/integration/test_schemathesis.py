@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import Secrets
+from scorekit.server.http.settings import Secrets
 from tests.servers import running_service
 
 CONFIG = """

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.settings import Secrets
+from scorekit.server.http.settings import Secrets
 from tests.judge_kit import GOOD, running_judge
 from tests.servers import free_port, running_service
 

@@ -12,14 +12,14 @@ import pytest
 
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
-from scorekit.server.body import VALUES_A_SAMPLE
-from scorekit.server.budget import SAMPLE_BYTES, Budget
-from scorekit.server.connection import Connection
 from scorekit.server.fake import FakeBackend
-from scorekit.server.lanes import Flight
-from scorekit.server.pieces import PIECE, PIECE_BYTES, cut_pieces
-from scorekit.server.run import server_config
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.http.body import VALUES_A_SAMPLE
+from scorekit.server.http.connection import Connection
+from scorekit.server.http.run import server_config
+from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.queue.budget import SAMPLE_BYTES, Budget
+from scorekit.server.queue.pieces import PIECE, PIECE_BYTES, cut_pieces
+from scorekit.server.queue.work import Flight
 from tests.servers import running_app, running_service, wait_ready, wait_until
 
 MIB = 2**20

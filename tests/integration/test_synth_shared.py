@@ -13,8 +13,8 @@ import structlog
 from typer.testing import CliRunner
 
 from bench.chaos_synth import write_corpus
+from scorekit.client.transport import Deadline, attempts
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.transport import Deadline, attempts
 from synth.__main__ import app
 from synth.locks import held, holder
 from synth.run import BY_NAME, log_to, run_stage

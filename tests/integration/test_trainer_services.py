@@ -14,7 +14,7 @@ from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Description
 from scorekit.server.fake import FakeBackend
-from scorekit.server.settings import Secrets
+from scorekit.server.http.settings import Secrets
 from tests.reward_kit import TEXTS, Recorder, Services, reward_services, rewards_of
 from tests.servers import running_service
 from trainer.translation.config_reward import RewardConfig

@@ -14,8 +14,8 @@ from pydantic_core import from_json
 from scorekit.errors import RequestError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded
-from scorekit.server.batch import cut_batches
 from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.queue.batch import cut_batches
 from tests.batching_kit import Gate, _run, _until
 from tests.servers import PATIENCE_S
 

@@ -9,8 +9,8 @@ import pytest
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
-from scorekit.server.batch import padded_tokens, run_batch
 from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.queue.batch import padded_tokens, run_batch
 from tests.batching_kit import Gate, _run, _until
 from tests.servers import PATIENCE_S
 
@@ -108,8 +108,8 @@ def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
         critical = error
 
     async def test(batcher, submit):
-        monkeypatch.setattr("scorekit.server.batch.log", Full())
-        monkeypatch.setattr("scorekit.server.batching.log", Full())
+        monkeypatch.setattr("scorekit.server.queue.batch.log", Full())
+        monkeypatch.setattr("scorekit.server.queue.batching.log", Full())
         (answer,) = await submit("poison").answers()
         assert answer.type == "model_failure"
         await _until(lambda: batcher.dead)
@@ -250,7 +250,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
 
 
 def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("scorekit.server.batching.TOKENISE_STALL_S", 0.05)
+    monkeypatch.setattr("scorekit.server.queue.batching.TOKENISE_STALL_S", 0.05)
     go = threading.Event()
 
     class Stuck(FakeBackend):

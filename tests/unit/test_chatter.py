@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.chatmarks import CLOSES, OPENS, neutral, restored, role_token
-from scorekit.chatter import added_note, meta_phrase, refusal
-from scorekit.textchecks import added_quotes
+from scorekit.text.chatmarks import CLOSES, OPENS, neutral, restored, role_token
+from scorekit.text.chatter import added_note, meta_phrase, refusal
+from scorekit.text.checks import added_quotes
 
 ROOT = Path(__file__).parents[2]
 EN = "The weather was so fine that we walked along the river until the evening."

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scorekit.server.settings import Secrets, load_api_keys, parse_settings
+from scorekit.server.http.settings import Secrets, load_api_keys, parse_settings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from scorekit.server import metrics
 from scorekit.server.app import create_app
-from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.http.settings import Secrets, ServiceSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.server.backend import Encoded
-from scorekit.server.batch import cut_finely
-from scorekit.server.lanes import WINDOW, Flight, Lanes
+from scorekit.server.queue.batch import cut_finely
+from scorekit.server.queue.lanes import WINDOW, Lanes
+from scorekit.server.queue.work import Flight
 
 
 def flight(length, born=0.0, priority="interactive"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -30,6 +31,8 @@ TRAINER = {
 }  # fmt: skip
 #: Files of its own that a folder has at most.
 FULLEST = 16
+#: Where that is held, and that no files import one another in a circle.
+ROOMY = ("scorekit", "services", "trainer")
 
 
 def _room(path: Path) -> str:
@@ -75,12 +78,14 @@ def test_arrows_point_one_way(path):
     assert not wrong, f"{path} must not import {wrong}"
 
 
-def test_no_circle_of_files_in_the_trainer():
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("package", ROOMY)
+def test_no_circle_of_files(package):
     """Nor under TYPE_CHECKING, or within a function."""
-    files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for path in (ROOT / "trainer").rglob("*.py")
-    }
+    files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
     imports = {
         name: {
             found
@@ -94,17 +99,16 @@ def test_no_circle_of_files_in_the_trainer():
     order.prepare()  # CycleError names the circle
 
 
-@pytest.mark.parametrize("folder", ["trainer", *(room.replace(".", "/") for room in TRAINER)])
-def test_a_room_of_the_trainer_has_room(folder):
-    rooms = [ROOT / folder, *(path for path in (ROOT / folder).iterdir() if path.is_dir())]
-    assert all(len(list(room.glob("*.py"))) <= FULLEST for room in rooms)
+@pytest.mark.parametrize("package", ROOMY)
+def test_no_folder_is_too_full(package):
+    rooms = {path.parent for path in (ROOT / package).rglob("*.py")}
+    assert {room: n for room in rooms if (n := len(list(room.glob("*.py")))) > FULLEST} == {}
 
 
 LIGHT_MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in ("scorekit", "scorekit/adapters")
-    for path in (ROOT / folder).glob("*.py")
-    if path.stem != "__init__"
+    _module(path)
+    for path in (ROOT / "scorekit").rglob("*.py")
+    if not path.is_relative_to(ROOT / "scorekit/server")
 )
 
 
@@ -114,6 +118,22 @@ def test_the_contract_half_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("face", "names"),
+    [
+        (
+            "scorekit.client",
+            "RemoteScorer Sample ScoringClient SyncScoringClient raise_for_failures resolve_scorer",
+        ),
+        ("scorekit.llm", "Choice LLMClient LLMCounts LLMError Sampling parse_json"),
+    ],
+)
+def test_users_import_these_names(face, names):
+    found = importlib.import_module(face)
+    assert sorted(found.__all__) == names.split()
+    assert all(hasattr(found, name) for name in found.__all__)
 
 
 @pytest.mark.parametrize(

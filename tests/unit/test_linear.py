@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit import markup, numbers, textchecks
 from scorekit.adapters.rewards import template_pattern
-from scorekit.chatmarks import neutral, restored
 from scorekit.prompts import TEMPLATES
+from scorekit.text import checks, markup, numbers
+from scorekit.text.chatmarks import neutral, restored
 from tests.hostile_texts import LONG, ROOT, calls_of_re, patterns, pumps, run, searching, sources
 
 #: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
 MADE = {
-    ("scorekit.markup", "_many_marks"): lambda: [markup._many_marks()],
+    ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
     ],
@@ -72,7 +72,7 @@ def run_functions() -> None:
     works = {
         "candidate": lambda text: judged("The house is red.", text),
         "source": lambda text: judged(text, "집은 빨간색이다. 그리고 아주 크고 오래된 집이다."),
-        "loops": lambda text: textchecks.looped_share("abcabcabc" + text),
+        "loops": lambda text: checks.looped_share("abcabcabc" + text),
         **{
             f"numbers, {language}": lambda text, lang=language: (
                 numbers.missing_numbers(text, text, lang, lang),
@@ -125,7 +125,7 @@ def test_every_pattern_of_a_module_is_found():
 
 def test_texts_are_normalised_in_one_place_alone():
     users = {module for module, tree in sources() if "unicodedata.normalize(" in ast.unparse(tree)}
-    assert users == {"scorekit.markup"}
+    assert users == {"scorekit.text.markup"}
 
 
 def test_a_quadratic_pattern_is_found_out():
@@ -168,15 +168,15 @@ def test_masking_is_as_it_was_with_unbounded_patterns(text):
 @given(st.lists(st.sampled_from(["abc", "abd", "ab", "x", " ", "가나다"]), max_size=2000))
 def test_loops_are_found_in_pieces_as_in_one(parts):
     text = "".join(parts)
-    spans = [match.span() for match in textchecks._loops(text)]
-    assert spans == [match.span() for match in textchecks._LOOP.finditer(text)]
+    spans = [match.span() for match in checks._loops(text)]
+    assert spans == [match.span() for match in checks._LOOP.finditer(text)]
 
 
 def test_loops_are_found_across_the_border_of_pieces():
-    for lead in range(textchecks._LOOP_PIECE - 320, textchecks._LOOP_PIECE + 20):
+    for lead in range(checks._LOOP_PIECE - 320, checks._LOOP_PIECE + 20):
         unit = "".join(map(chr, range(0xAC00, 0xAC00 + 100)))
         text = "".join(map(chr, range(0x4E00, 0x4E00 + lead))) + unit * 4 + "z"
-        assert [match.span() for match in textchecks._loops(text)] == [(lead, lead + 400)]
+        assert [match.span() for match in checks._loops(text)] == [(lead, lead + 400)]
 
 
 @given(st.text(), st.sampled_from(["NFC", "NFKC"]))

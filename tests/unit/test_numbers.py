@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.numbers import asked_numbers, missing_numbers, said_numbers
+from scorekit.text.numbers import asked_numbers, missing_numbers, said_numbers
 
 # -- words of a value, each language's own way -----------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.server import pace as module
-from scorekit.server.pace import Pace
+from scorekit.server.queue.pace import Pace
 
 
 def learned(line, sizes):

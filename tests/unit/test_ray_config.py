@@ -68,7 +68,7 @@ def test_replicas_do_not_share_a_file_as_their_cache(monkeypatch):
 @pytest.fixture
 def replica(monkeypatch):
     """Makes a replica of the fake in this process, whose logs and collector stay as they are."""
-    monkeypatch.setattr("scorekit.server.run.prepare_process", lambda log_level: None)
+    monkeypatch.setattr("scorekit.server.http.run.prepare_process", lambda log_level: None)
     written = apps.Scorer.func_or_class.__mro__[1]  # without what Ray puts around it
 
     async def make(**args):

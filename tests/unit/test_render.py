@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from scorekit.render import as_html, as_rich_text, cut_segments, visible
+from scorekit.report.render import as_html, as_rich_text, cut_segments, visible
 from scorekit.schemas import ErrorSpan
 
 

@@ -11,15 +11,15 @@ from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
-from scorekit.server.checks import text_fault
 from scorekit.server.device import prepare_device
-from scorekit.server.job import Job
-from scorekit.server.settings import (
+from scorekit.server.http.checks import text_fault
+from scorekit.server.http.settings import (
     Secrets,
     ServiceSettings,
     load_api_keys,
     parse_settings,
 )
+from scorekit.server.queue.work import Job
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import SAMPLE_ERROR_TYPES
-from scorekit.llm_errors import LLM_ERROR_TYPES
+from scorekit.llm.errors import LLM_ERROR_TYPES
 from services.judge.rubrics import load_rubrics
 from services.judge.rules import _RULES
 from synth.filters import RULES

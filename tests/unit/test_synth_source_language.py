@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scorekit.textchecks import whole_identifier
+from scorekit.text.checks import whole_identifier
 from synth.config import SegmentationConfig, SynthConfig
 from synth.ingest import Ingest
 from synth.madlad import Document

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit import textchecks
-from scorekit.chatmarks import role_token
-from scorekit.chatter import meta_phrase
 from scorekit.languages import MADLAD_IDS
-from scorekit.markup import mask, placeholder_difference
-from scorekit.numbers import missing_numbers
-from scorekit.textchecks import (
+from scorekit.text import checks
+from scorekit.text.chatmarks import role_token
+from scorekit.text.chatter import meta_phrase
+from scorekit.text.checks import (
     copied_share,
     language_id,
     language_probability,
@@ -28,6 +26,8 @@ from scorekit.textchecks import (
     scripts_of,
     truncation_sign,
 )
+from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text.numbers import missing_numbers
 
 DATA = Path(__file__).parents[2] / "demo/data"
 EN = "The weather was so fine that we walked along the river until the evening."
@@ -182,7 +182,7 @@ def test_a_translation_is_no_copy_though_code_links_and_numbers_are():
 @given(st.text("ab가", max_size=12), st.integers(1, 5), st.text("abc", max_size=30))
 def test_the_quick_look_for_a_loop_misses_none(unit, times, around):
     text = around + unit * times + around
-    loops = [m for m in textchecks._LOOP.finditer(text) if any(c.isalnum() for c in m[1])]
+    loops = [m for m in checks._LOOP.finditer(text) if any(c.isalnum() for c in m[1])]
     assert looped_share(text) == sum(len(m[0]) for m in loops) / max(1, len(text))
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
 from scorekit.server import tokeniser
-from scorekit.server.tokeniser import Tokeniser, slices, splits_at_spaces
+from scorekit.server.queue.tokeniser import Tokeniser, slices, splits_at_spaces
 from services.metricx.model import MetricXBackend
 from tests.real_tokenizers import real_tokenizer
 from tests.xcomet_checkpoints import loaded

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from scorekit.textchecks import length_band, length_ratio
+from scorekit.text.checks import length_band, length_ratio
 from tests.trainer_kit import rollout
 from trainer.translation.config_reward import GuardConfig, RewardConfig
 from trainer.translation.evaluation.figures import reward_figures

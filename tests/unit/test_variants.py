@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.variants import other_variant
+from scorekit.text.variants import other_variant
 
 #: Sentences as Taiwan and Hong Kong write them, with characters that Simplified text has, too
 #: (群, 峰, 台, 着, 里, 温), and the same in Simplified.

@@ -13,8 +13,8 @@ import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_random_exponential
 
+from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
-from scorekit.transport import checked_url
 from trainer.rl.config import VLLMConfig
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from scorekit.page import picture
+from scorekit.report.page import picture
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
 

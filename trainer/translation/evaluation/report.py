@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
-from scorekit.page import STYLE
-from scorekit.render import COLOURS, cut_segments, hint, visible
+from scorekit.report.page import STYLE
+from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl, write_text

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from scorekit.errors import UserError
-from scorekit.scripts import scripts_of
-from scorekit.textchecks import (
+from scorekit.text.checks import (
     copied_share,
     language_probability,
     length_band,
@@ -20,6 +19,7 @@ from scorekit.textchecks import (
     script_share,
     without_names,
 )
+from scorekit.text.scripts import scripts_of
 from trainer.translation.config_reward import GuardConfig
 
 #: What a policy may slip into, beside source and target. Few near relatives stand here: the
@@ -66,7 +66,7 @@ def check_guards(pairs: Iterable[tuple[str, str]], cfg: GuardConfig) -> None:
     """
     for src_lang, tgt_lang in sorted(set(pairs)):
         if cfg.w_script and not scripts_of(tgt_lang):
-            raise UserError(_unknown("script", tgt_lang, "scorekit/scripts.py"))
+            raise UserError(_unknown("script", tgt_lang, "scorekit/text/scripts.py"))
         sample = language_probability("abc", tgt_lang, (src_lang, *_OTHER_LANGUAGES))
         if cfg.w_language and sample is None:
             raise UserError(_unknown("language", tgt_lang, "the identifier"))

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from scorekit.client.remote import resolve_scorer, scorer_class
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Failed, Scored
 from scorekit.scorers import (
@@ -17,9 +18,7 @@ from scorekit.scorers import (
     SampleForScoring,
     Scorer,
     ScoringConfig,
-    resolve_scorer,
     reward_output,
-    scorer_class,
 )
 
 #: Scores that are remembered; the ones used longest ago make room.

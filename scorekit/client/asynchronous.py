@@ -1,0 +1,216 @@
+"""The client of every scoring service, for code that is async. sync.py has it without.
+
+async with ScoringClient("http://127.0.0.1:8001") as client:
+    results = await client.score([{"src": "Hello.", "mt": "안녕하세요."}])
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from scorekit.client.cache import ClientCache, score_keys
+from scorekit.client.distinct import Distinct, Placed, Sample, cut, room
+from scorekit.client.endpoints import Endpoints
+from scorekit.client.exchange import Call, Exchange
+from scorekit.client.transport import Deadline, attempts, understood
+from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.schemas import Info, Priority, Result, Scored
+
+#: Seconds between two looks at a service that is not ready.
+_POLL_S = 0.1
+
+
+class _Environment(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SCOREKIT_", extra="ignore")
+    api_key: str | None = None
+
+
+class ScoringClient:
+    """Talks to one service at one or more URLs.
+
+    api_key: default from SCOREKIT_API_KEY.
+    timeout_s: seconds the service may take for one request.
+    deadline_s: seconds for one request including its retries of connection errors, 429, 502-504
+    and of samples that failed for the moment, and the pauses between them. Waiting for other
+    requests of this client does not count.
+    max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
+    cache_db: file of a client-side cache of good scores (clientcache.py); None: none.
+    pin_model: an answer of another model or revision than the one met first is an error (one of
+    another service always is).
+    retry_samples: samples of a good answer that failed for the moment (`timeout`, `cancelled`,
+    `upstream`) are asked again until the deadline; False: they are the caller's to ask again.
+
+    A request under which a server may have died is cut until the culprit is alone, which has then
+    failed with type `model_failure`: exchange.py.
+
+    Raises UserError for what is no http URL, and for a cache file that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        deadline_s: float = 900.0,
+        max_in_flight: int = 8,
+        batch_size: int = 256,
+        cache_db: str | Path | None = None,
+        pin_model: bool = True,
+        retry_samples: bool = True,
+    ) -> None:
+        self._endpoints = Endpoints(urls)
+        self.deadline_s = deadline_s
+        self.batch_size = batch_size
+        self._cache = None if cache_db is None else ClientCache(cache_db)
+        self._exchange = Exchange(
+            self._endpoints,
+            api_key or _Environment().api_key,
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            max_in_flight=max_in_flight,
+            pin_model=pin_model,
+            retry_samples=retry_samples,
+        )
+        self._known: Info | None = None
+
+    async def __aenter__(self) -> ScoringClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections and the cache."""
+        await self._exchange.close()
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    async def info(self) -> Info:
+        """`GET /v1/info`, asked once, without retries. Raises ServiceUnreachable, RequestError."""
+        return await self._ask_info(Deadline(self.deadline_s))
+
+    async def limits(self) -> Info:
+        """`/v1/info`, asked with retries, then remembered. Raises as `score`."""
+        if self._known is None or self._exchange.model_changed:
+            deadline = Deadline(self.deadline_s)
+            async for attempt in attempts(deadline, self._endpoints.pause):
+                with attempt:
+                    await self._ask_info(deadline)
+        assert self._known is not None
+        return self._known
+
+    async def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """Return when every URL is ready. Raises ServiceUnreachable after `timeout_s`."""
+        deadline = Deadline(timeout_s)
+        for endpoint in self._endpoints.all:
+            while True:
+                try:
+                    await self._exchange.get(endpoint, "/health/ready", deadline)
+                    break
+                except (ServiceUnreachable, RequestError) as error:
+                    if deadline.left() <= _POLL_S:
+                        reason = getattr(error, "reason", error)
+                        raise ServiceUnreachable(endpoint.url, f"not ready: {reason}") from None
+                await asyncio.sleep(_POLL_S)
+
+    async def score(
+        self,
+        samples: Sequence[Sample],
+        options: Mapping[str, Any] | None = None,
+        *,
+        priority: Priority = "interactive",
+        batch_size: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[Result]:
+        """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
+
+        Equal samples are sent once. `on_progress` is told how many samples were answered since it
+        was told before.
+
+        Raises RequestError where a request was refused for good, ServiceUnreachable where no URL
+        answered within the deadline.
+        """
+        if not samples:
+            return []
+        info = await self.limits()
+        asked = Distinct(samples, room(info))
+        results: dict[int, Result] = dict(asked.failed)
+        call = Call(info, dict(options or {}), priority, asked)
+        cached = await self._cached(call)
+
+        def deliver(answers: Iterable[tuple[int, Result]]) -> None:
+            before = len(results)
+            for place, result in answers:
+                results.update(asked.spread(place, result))
+            if on_progress is not None:
+                on_progress(len(results) - before)
+
+        if on_progress is not None and results:
+            on_progress(len(results))
+        deliver(cached.items())
+        missing = [p for p in enumerate(asked.bodies) if p[0] not in cached]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in cut(missing, info, batch_size or self.batch_size):
+                    group.create_task(self._score_part(part, call, deliver))
+        except ExceptionGroup as failed:  # the first one ended the others
+            raise failed.exceptions[0] from None
+        return [results[index] for index in range(len(samples))]
+
+    async def stream(
+        self,
+        samples: Sequence[Sample],
+        options: Mapping[str, Any] | None = None,
+        *,
+        priority: Priority = "interactive",
+    ) -> AsyncIterator[tuple[int, Result]]:
+        """(index, result) in order of completion; a stream that breaks off is asked again for
+        what is missing. The client-side cache takes no part."""
+        if not samples:
+            return
+        info = await self.limits()
+        asked = Distinct(samples, room(info))
+        for failure in asked.failed:
+            yield failure
+        call = Call(info, dict(options or {}), priority, asked)
+        for part in cut(list(enumerate(asked.bodies)), info, self.batch_size):
+            async with self._exchange.slots:
+                async for place, result in self._exchange.answers(part, call, stream=True):
+                    for pair in asked.spread(place, result):
+                        yield pair
+
+    async def _score_part(
+        self,
+        part: list[Placed],
+        call: Call,
+        deliver: Callable[[Iterable[tuple[int, Result]]], None],
+    ) -> None:
+        async with self._exchange.slots:  # the wait for it does not count against the deadline
+            answers = [pair async for pair in self._exchange.answers(part, call)]
+        if call.keys and self._cache is not None:
+            good = {call.keys[place]: r for place, r in answers if isinstance(r, Scored)}
+            await self._cache.set(good)
+        deliver(answers)
+
+    async def _ask_info(self, deadline: Deadline) -> Info:
+        async with self._endpoints.pick() as endpoint:
+            answer = await self._exchange.get(endpoint, "/v1/info", deadline)
+            with understood(endpoint.url):
+                self._known = Info.model_validate(answer)
+        self._exchange.model_changed = False
+        return self._known
+
+    async def _cached(self, call: Call) -> dict[int, Result]:
+        """Results by place that the client-side cache has."""
+        if self._cache is None or call.options.get("cache") is False:
+            return {}
+        call.keys = score_keys(call.info, call.options, call.asked.bodies)
+        found = await self._cache.get(call.keys)
+        return {place: found[key] for place, key in enumerate(call.keys) if key in found}

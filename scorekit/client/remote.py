@@ -1,0 +1,87 @@
+"""Scorers by name: a service behind a URL, or a class in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from scorekit.client.asynchronous import ScoringClient
+from scorekit.client.sync import SyncScoringClient
+from scorekit.errors import UserError
+from scorekit.scorers import (
+    RewardOutput,
+    SampleForScoring,
+    Scorer,
+    ScoringConfig,
+    reward_output,
+)
+
+
+class RemoteScorer(SyncScoringClient):
+    """A scoring service behind the scorer protocol of scorekit/scorers.py."""
+
+    def score_batch(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> RewardOutput:
+        """Score in order; a failed sample has None in its place."""
+        thread, client = self._own()
+        return thread.run(_scored(client, samples, cfg or ScoringConfig()))
+
+    def submit_batch(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> Future[RewardOutput]:
+        """The same, begun and not waited for; to cancel the future ends its requests."""
+        thread, client = self._own()
+        return thread.submit(_scored(client, samples, cfg or ScoringConfig()))
+
+    async def score_batch_async(
+        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+    ) -> RewardOutput:
+        """The same, awaited on any event loop."""
+        return await asyncio.wrap_future(self.submit_batch(samples, cfg))
+
+
+async def _scored(
+    client: ScoringClient, samples: Sequence[SampleForScoring], cfg: ScoringConfig
+) -> RewardOutput:
+    results = await client.score(samples, cfg.options(), batch_size=cfg.batch_size)
+    return reward_output(results)
+
+
+def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
+    """A scorer by URL (`http://...`: the service there) or by `module:Class`.
+
+    This is the only bridge between the trainer and a model in its own process: a name that is
+    looked up at run time, so that no package imports another's.
+    Raises UserError for what cannot be loaded, is no scorer, or does not take these arguments.
+    """
+    if target.startswith(("http://", "https://")):
+        return RemoteScorer(target, **kwargs)
+    scorer_type = scorer_class(target)
+    try:
+        inspect.signature(scorer_type).bind(**kwargs)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(scorer_type).parameters) or "none"
+        raise UserError(f"scorer {target!r}: {error}; its arguments: {known}") from None
+    scorer = scorer_type(**kwargs)
+    if not isinstance(scorer, Scorer):
+        raise UserError(f"scorer {target!r} is no scorer: it has no score_batch(samples, cfg)")
+    return scorer
+
+
+def scorer_class(target: str) -> Callable[..., Any]:
+    """What stands behind `module:Class`. Raises UserError."""
+    module_name, colon, class_name = target.partition(":")
+    if not colon:
+        raise UserError(f"scorer {target!r}: give a URL or module:Class")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"scorer {target!r} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise UserError(f"scorer {target!r} is no class")
+    return found

@@ -1,0 +1,343 @@
+"""`python -m scorekit score`: a file of samples -> a file of results, resumable.
+
+The output has one JSON line for each sample, in order. Beside it, OUT.meta.json says what it was
+made from: only the same job may go on with it. Lines are appended whole; after a crash the last
+one may be torn, and is cut. Samples that failed for the moment are asked for again by the next run,
+which writes OUT.again with the new results in their place, and then puts it where OUT is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from scorekit.client.asynchronous import ScoringClient
+from scorekit.client.samplefile import Contents, JudgeFields, Line, SampleFile
+from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
+from scorekit.schemas import Info, Priority, Result, Scored
+
+#: Endings of an output that would promise what it is not.
+_OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
+#: A batch holds so many times its size of lines that have their result already.
+_MOST_ITEMS = 16
+#: A result's fields that depend on what was scored before, not on the sample.
+_PASSING = {"id", "cached"}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an output holds so far.
+
+    retryable: how many another run asks for again. passed: of a judge's verdicts. last_line: the
+    number of the input line it ends with.
+    """
+
+    ok: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    retryable: int = 0
+    passed: int = 0
+    score_sum: float = 0.0
+    last_line: int = 0
+
+    @property
+    def done(self) -> int:
+        """Samples with a result, good or not."""
+        return self.ok + self.failed.total()
+
+    @property
+    def mean(self) -> float:
+        """Mean score of the good ones; NaN where there is none."""
+        return self.score_sum / self.ok if self.ok else math.nan
+
+    def add(self, result: Mapping[str, Any], times: int = 1) -> None:
+        """Count one line of the output; `times` -1 takes it back."""
+        if result["ok"]:
+            self.ok += times
+            self.score_sum += times * result["score"]
+            self.passed += times * result.get("verdict", {}).get("pass", False)
+        else:
+            self.failed[result["error"]["type"]] += times
+            self.retryable += times * _may_pass(result)
+        self.last_line = max(self.last_line, result["line"])
+
+
+class _Item(NamedTuple):
+    """A line of the input; before: the result that stands for it, and raw: as it stands there."""
+
+    line: Line
+    before: dict[str, Any] | None = None
+    raw: bytes = b""
+
+    @property
+    def is_asked(self) -> bool:
+        return self.before is None or _may_pass(self.before)
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """A file to score, and how. out: None for stdout, which cannot be gone on with."""
+
+    samples: SampleFile
+    out: Path | None
+    options: dict[str, Any]
+    priority: Priority = "bulk"
+    batch_size: int = 256
+    max_in_flight: int = 8
+    overwrite: bool = False
+
+    def check(self) -> Contents:
+        """Read the whole input. Raises UserError for a fault in it, and for an ending of the output
+        that promises another format."""
+        if self.out is not None:
+            if self.out.suffix.lower() in _OTHER_ENDINGS:
+                raise UserError(f"{self.out}: results are JSON lines: name it .jsonl")
+            paths = self.out, self.samples.path
+            if all(path.exists() for path in paths) and self.out.samefile(self.samples.path):
+                raise UserError(f"{self.out}: the input cannot be the output")
+        return self.samples.check()
+
+    async def run(
+        self,
+        client: ScoringClient,
+        info: Info,
+        contents: Contents,
+        on_start: Callable[[Tally], Callable[[int], None]],
+    ) -> Tally:
+        """Score what is missing of the checked `contents`, and what failed for the moment in an
+        earlier run. `on_start` gets what is there already, and gives the function that is told of
+        progress.
+
+        Raises UserError for an output of another job, and what the client raises.
+        """
+        self._check_kind(info)
+        if self.out is None:
+            tally = Tally()
+            try:
+                await self._score_rest(client, sys.stdout.buffer, tally, on_start(tally))
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end
+                raise UserError("stdout: its reader has left") from None
+            return tally
+        try:
+            with ExitStack() as files:
+                out = _opened(files, self.out)
+                tally = self._resume(out, self.out, self._about(contents.digest, info))
+                advance = on_start(tally)
+                if tally.retryable:
+                    again = _opened(files, _beside(self.out, "again"))
+                    await self._ask_again(client, out, again, tally, advance)
+                    os.replace(_beside(self.out, "again"), self.out)
+                    out = again
+                await self._score_rest(client, out, tally, advance)
+        except OSError as error:
+            raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
+        return tally
+
+    def _check_kind(self, info: Info) -> None:
+        judged = isinstance(self.samples.fields, JudgeFields)
+        if judged != (info.service == "judge"):
+            what = "no judge: leave out --task" if judged else "a judge: name its rubric by --task"
+            raise UserError(f"the service is {what}")
+
+    def _about(self, digest: str, info: Info) -> dict[str, Any]:
+        """Everything that the output is a function of."""
+        return {
+            "input": digest,
+            "format": self.samples.file.format,
+            "fields": asdict(self.samples.fields),
+            "options": self.options,
+            "model": info.model_dump(include={"service", "model", "revision", "dtype"}),
+        }
+
+    def _resume(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> Tally:
+        """What the output holds already; it ends with a whole line then."""
+        meta = _beside(path, "meta.json")
+        if self.overwrite:
+            out.truncate(0)
+        out.seek(0)
+        if out.read(1) == b"":
+            _beside(path, "again").unlink(missing_ok=True)
+            _write_whole(meta, json.dumps(about, indent=1, ensure_ascii=False))
+            return Tally()
+        try:
+            before = json.loads(meta.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise UserError(
+                f"{path} is there, and no {meta.name} says what it was made from: "
+                "name another file, or say --overwrite"
+            ) from None
+        changed = [name for name in about if before.get(name) != about[name]]
+        if changed:
+            raise UserError(
+                f"{path} was made from something else ({', '.join(changed)}): "
+                "name another file, or say --overwrite"
+            )
+        tally = Tally()
+        for _, result in _results(out, path):
+            tally.add(result)
+        return tally
+
+    async def _ask_again(
+        self,
+        client: ScoringClient,
+        out: BinaryIO,
+        again: BinaryIO,
+        tally: Tally,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Write into `again` what stands in `out`, with new results for what failed for the moment.
+        An earlier run that was interrupted may have begun with it."""
+        standing = _results(out, Path(out.name))
+        last = 0
+        for (_, new), (_, old) in zip(_results(again, Path(again.name)), standing, strict=False):
+            tally.add(old, -1)
+            tally.add(new)
+            last = new["line"]
+        items = (
+            _Item(line, old, raw)
+            for (raw, old), line in zip(standing, self.samples.lines(last), strict=False)
+        )
+        await self._score_items(client, items, again, tally, advance)
+
+    async def _score_rest(
+        self, client: ScoringClient, out: BinaryIO, tally: Tally, advance: Callable[[int], None]
+    ) -> None:
+        items = map(_Item, self.samples.lines(after=tally.last_line))
+        await self._score_items(client, items, out, tally, advance)
+
+    async def _score_items(
+        self,
+        client: ScoringClient,
+        items: Iterator[_Item],
+        out: BinaryIO,
+        tally: Tally,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Keep `max_in_flight` requests going; write their results in order. At most twice as
+        many batches are in memory."""
+        batches = _batches(items, self.batch_size)
+        waiting: deque[tuple[list[_Item], asyncio.Task[list[Result]]]] = deque()
+        try:
+            while True:
+                for batch in islice(batches, 2 * self.max_in_flight - len(waiting)):
+                    waiting.append((batch, asyncio.create_task(self._score(client, batch))))
+                if not waiting:
+                    return
+                batch, task = waiting.popleft()
+                _append(out, batch, await task, tally)
+                advance(sum(item.is_asked for item in batch))
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+    async def _score(self, client: ScoringClient, batch: list[_Item]) -> list[Result]:
+        samples = [item.line.sample for item in batch if item.is_asked]
+        return await client.score(
+            samples, self.options, priority=self.priority, batch_size=self.batch_size
+        )
+
+
+async def first_info(client: ScoringClient, urls: int) -> Info:
+    """`/v1/info`. Where nothing listens at any URL, that is told at once, not after the deadline;
+    a service that is loading is waited for. Raises ServiceUnreachable, RequestError."""
+    for left in reversed(range(urls)):
+        try:
+            return await client.info()
+        except ServiceUnreachable:
+            if not left:
+                raise
+        except RequestError as error:
+            if not error.retryable:
+                raise
+            break
+    return await client.limits()
+
+
+def _batches(items: Iterator[_Item], size: int) -> Iterator[list[_Item]]:
+    """Lists with `size` items that are asked for, and not many more that are not."""
+    batch: list[_Item] = []
+    asked = 0
+    for item in items:
+        batch.append(item)
+        asked += item.is_asked
+        if asked == size or len(batch) == _MOST_ITEMS * size:
+            yield batch
+            batch, asked = [], 0
+    if batch:
+        yield batch
+
+
+def _append(out: BinaryIO, batch: list[_Item], results: list[Result], tally: Tally) -> None:
+    written = []
+    answers = iter(results)
+    for item in batch:
+        if not item.is_asked:
+            written.append(item.raw)
+            continue
+        result = next(answers)
+        record = {"line": item.line.number, "id": item.line.id}
+        record |= result.model_dump(exclude=_PASSING)
+        if isinstance(result, Scored) and result.error_spans is None:
+            del record["error_spans"]
+        written.append(to_json(record) + b"\n")
+        if item.before is not None:
+            tally.add(item.before, -1)
+        tally.add(record)
+    out.write(b"".join(written))
+    out.flush()
+
+
+def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """(line, result) of each whole line; a torn last one is cut. Raises UserError."""
+    file.seek(0)
+    whole = 0
+    for number, raw in enumerate(file, 1):
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            result = from_json(raw)
+            Tally().add(result)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}: line {number} is no result: say --overwrite") from None
+        whole += len(raw)
+        yield raw, result
+    file.truncate(whole)
+
+
+def _may_pass(result: Mapping[str, Any]) -> bool:
+    return not result["ok"] and may_pass_later(result["error"])
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _opened(files: ExitStack, path: Path) -> BinaryIO:
+    """The file, to read and append; only this process has it."""
+    file = files.enter_context(path.open("ab+"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another process writes it") from None
+    return file
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Under another name first: a crash leaves either the old file or the new one."""
+    new = _beside(path, "new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)

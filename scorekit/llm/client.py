@@ -1,0 +1,307 @@
+"""A client of OpenAI-compatible chat servers (vLLM): teacher, judge, generator.
+
+async with LLMClient("http://localhost:8000/v1", "teacher", api_key=SecretStr(key)) as client:
+    await client.check()
+    choices = await client.chat(messages, Sampling(max_tokens=512, seed=7), n=128, request_id="a1")
+
+The wire is spoken directly (`http.py`), as the OpenAI SDK speaks it; of the environment only the
+proxies are read, never OPENAI_API_KEY and its like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import SecretStr
+from pydantic_core import from_json
+
+from scorekit.client.transport import checked_url
+from scorekit.errors import UserError
+from scorekit.llm.errors import LLMError, explained, wrong_model
+from scorekit.llm.http import ChatServer, Reply
+from scorekit.llm.pacing import Budget, Pace, Patience, SeveralChoices, log, read_timeout_s
+from scorekit.llm.wire import Choice, Prompt, Sampling, read_answer
+
+Strategy = Literal["auto", "n_parameter", "per_call"]
+#: Choices of one request, at most: what a time-out or a broken connection loses.
+_PART = 32
+
+
+@dataclass(slots=True)
+class LLMCounts:
+    """Since the client was made. requests: sent over HTTP, of which `retries` were sent again;
+    fallbacks: requests for several choices that were refused or answered short, so that what was
+    missing was asked for one by one; failures: calls of `chat` that raised; tokens: as the server's
+    `usage` says."""
+
+    requests: int = 0
+    retries: int = 0
+    fallbacks: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    choices: int = 0
+
+
+@dataclass(slots=True)
+class _Call:
+    """What the requests of one call of `chat` share. failed: one of them did for good, so that
+    those which still wait are not sent."""
+
+    prompt: Prompt
+    keep: Callable[[list[Choice]], Awaitable[None]] | None
+    failed: bool = False
+
+
+class LLMClient:
+    """One server, one model.
+
+    base_url: as the OpenAI SDK takes it, with /v1; the attribute is without user name and password.
+    api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the least time that an
+    answer may take; more where the work needs it (`llm_pacing.read_timeout_s`).
+    max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
+    default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
+    that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
+    `llm_pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
+    for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
+    for one, for a minute (`llm_pacing.SeveralChoices`).
+
+    Use it in one event loop. Raises UserError for what is no http URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: SecretStr | None = None,
+        request_timeout_s: float = 120.0,
+        connect_timeout_s: float = 5.0,
+        max_concurrency: int = 32,
+        max_sequences: int | None = None,
+        max_attempts: int = 6,
+        backoff_s: Sequence[float] = (1, 2, 4, 8, 16, 32),
+        requests_per_minute: float | None = None,
+        strategy: Strategy = "auto",
+        wait_for_server_s: float = 0.0,
+    ) -> None:
+        sequences = max_concurrency * _PART if max_sequences is None else max_sequences
+        if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
+            raise ValueError("max_concurrency, max_sequences, max_attempts, backoff_s: at least 1")
+        self._server = ChatServer(checked_url(base_url), api_key, connect_timeout_s)
+        self.base_url = self._server.url
+        self.model = model
+        self.counts = LLMCounts()
+        self._key = api_key
+        self._request_timeout_s = request_timeout_s
+        self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
+        self._strategy = strategy
+        self._several = SeveralChoices(strategy == "auto", strategy != "per_call")
+        self._budget = Budget(max_concurrency, sequences)
+        self._pace = Pace(requests_per_minute)
+
+    async def __aenter__(self) -> LLMClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    async def check(self) -> None:
+        """Return if the server is there, takes the key and knows the model.
+
+        Raises UserError that says what to do; a server that is away is waited for
+        `wait_for_server_s` before.
+        """
+        patience = Patience(1, *self._patience[1:])
+        while True:
+            try:
+                served = await self._served_models()
+                break
+            except LLMError as error:
+                pause = patience.pause_after(error)
+                if pause is None:
+                    raise UserError(
+                        f"no LLM server answers at {self.base_url}: start it, "
+                        f"or mend base_url ({error})"
+                    ) from None
+                await asyncio.sleep(pause)
+        if self.model not in served:
+            names = ", ".join(map(repr, served)) or "nothing"
+            raise wrong_model(self.base_url, self.model, f"it serves {names}")
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        request_id: str,
+        json_schema: Mapping[str, Any] | None = None,
+        keep: Callable[[list[Choice]], Awaitable[None]] | None = None,
+    ) -> list[Choice]:
+        """n choices in order of index. `request_id` names the request in every attempt's
+        X-Request-Id (a part of it: `ID.0-31`, a single candidate: `ID.7`).
+
+        json_schema: what the texts shall be; check them with `parse_json`.
+        keep: awaited with the choices of each answer as it comes, so that none is lost where
+        another request of the call fails: those under way are waited for before that is raised.
+        Raises LLMError after the attempts, UserError for what the operator must mend, ValueError
+        for several greedy choices (they would be equal, and vLLM refuses them).
+        """
+        if n < 1 or (n > 1 and sampling.temperature <= 0):
+            raise ValueError(f"n={n} at temperature {sampling.temperature}: greedy has one answer")
+        if not (request_id.isascii() and request_id.isprintable()):
+            raise ValueError(f"request id {request_id!r} does not fit a header")
+        call = _Call(Prompt(messages, sampling, n, request_id, json_schema), keep)
+        size = min(self._budget.sequences, _PART) if self._several.in_use else 1
+        parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
+        try:
+            found = await self._merged(call, parts)
+        except (LLMError, UserError):
+            self.counts.failures += 1
+            raise
+        self.counts.choices += n
+        return [found[index] for index in range(n)]
+
+    # -- parts of a logical request ---------------------------------------------------------------
+
+    async def _candidates(self, call: _Call, part: range) -> dict[int, Choice]:
+        """Candidates by index: in one request if the server can, what is missing one by one."""
+        if len(part) == 1:
+            return await self._request(call, part) or {}
+        found: dict[int, Choice] | None = {}
+        try:
+            found = await self._request(call, part)
+        except LLMError as error:
+            if error.type != "refused" or self._strategy == "n_parameter":
+                raise
+        was_asked, found = found is not None, found or {}
+        missing = [range(i, i + 1) for i in part if i not in found]
+        if not missing:
+            self._several.note_full()
+            return found
+        if self._strategy == "n_parameter":
+            said = f"{len(found)} of {len(part)} choices: use strategy auto or per_call"
+            raise LLMError("incomplete", said, request_id=call.prompt.request_id)
+        if was_asked:  # the first one alone shows whether n was at fault
+            found |= await self._request(call, missing.pop(0)) or {}
+            self._note_short(call.prompt.part_id(part), len(part), len(part) - len(missing) - 1)
+        return found | await self._merged(call, missing)
+
+    async def _merged(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
+        """Ask for all at once; the first failure is raised when those that were sent have ended."""
+
+        async def asked(part: range) -> dict[int, Choice]:
+            try:
+                return await self._candidates(call, part)
+            except BaseException:
+                call.failed = True
+                raise
+
+        found: dict[int, Choice] = {}
+        for result in await asyncio.gather(*map(asked, parts), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            found |= result
+        return found
+
+    def _note_short(self, part_id: str, asked: int, came: int) -> None:
+        self.counts.fallbacks += 1
+        log.warning(
+            "request %s: %d of %d choices came: the others are asked for one by one",
+            part_id, came, asked,
+        )  # fmt: skip
+        self._several.note_short()
+
+    async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
+        """One request with its attempts; None where, while it waited, n fell out of use or another
+        request of the call failed."""
+        async with self._budget.hold(len(part)):
+            if call.failed or (len(part) > 1 and not self._several.in_use):
+                return None
+            found = await self._attempts(call, part)
+            if call.keep is not None:
+                await call.keep(list(found.values()))
+            return found
+
+    async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
+        patience = Patience(*self._patience)
+        while True:
+            try:
+                return await self._attempt(call.prompt, part, patience.attempts)
+            except LLMError as error:
+                pause = patience.pause_after(error)
+                _log_failure(call.prompt.part_id(part), error, patience.attempts, pause)
+                if pause is None or call.failed:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
+        await self._pace.turn()
+        self.counts.requests += 1
+        self.counts.retries += earlier > 0
+        read_s = read_timeout_s(
+            self._request_timeout_s, prompt.sampling.max_tokens, self._budget.sequences_in_flight
+        )
+        part_id = prompt.part_id(part)
+        headers = {
+            "X-Request-Id": part_id,
+            "X-Stainless-Retry-Count": str(earlier),  # as the SDK names them
+            "X-Stainless-Read-Timeout": str(read_s),
+        }
+        try:
+            body = prompt.body(self.model, part)
+        except ValueError:
+            raise LLMError(
+                "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
+            ) from None
+        answer = await self._server.ask(
+            "/chat/completions", body,
+            read_timeout_s=read_s, headers=headers, request_id=part_id,
+        )  # fmt: skip
+        self._raise_refusal(answer, part_id)
+        return self._read(answer.body, part, part_id)
+
+    def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
+        try:
+            found, usage = read_answer(body, part)
+        except LLMError as error:
+            error.request_id = part_id
+            raise
+        self.counts.prompt_tokens += usage.prompt_tokens
+        self.counts.completion_tokens += usage.completion_tokens
+        return found
+
+    async def _served_models(self) -> list[str]:
+        answer = await self._server.ask("/models", read_timeout_s=self._request_timeout_s)
+        self._raise_refusal(answer)
+        try:
+            return [str(model["id"]) for model in from_json(answer.body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{self.base_url} is no OpenAI-compatible API: base_url usually ends in /v1"
+            ) from None
+
+    def _raise_refusal(self, answer: Reply, request_id: str = "") -> None:
+        if not 200 <= answer.status < 300:
+            raise explained(
+                answer.status, answer.headers, answer.body,
+                url=self.base_url, model=self.model,
+                key=self._key.get_secret_value() if self._key else None, request_id=request_id,
+            )  # fmt: skip
+
+
+def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | None) -> None:
+    """No word of the server's: it may hold what it was sent."""
+    what = error.type if error.status is None else f"{error.type}, HTTP {error.status}"
+    if pause is None:
+        log.warning("request %s: %s; attempt %d was the last", request_id, what, attempt)
+    else:
+        log.info("request %s: %s; attempt %d, again in %.1f s", request_id, what, attempt, pause)

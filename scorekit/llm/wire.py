@@ -1,0 +1,181 @@
+"""What goes over the wire to an OpenAI-compatible chat server, and what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
+
+from scorekit.llm.errors import LLMError
+
+#: What ends a model's thinking: `</think>`, `</seed:think>`.
+_THOUGHT_END = re.compile(r"</(?:\w{1,16}:)?think(?:ing)?>", re.I)
+#: Finish reasons of a choice that the server itself gave up.
+_BROKEN_OFF = frozenset({"abort", "error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Every field is sent, always: a field left out would be filled in from the
+    model's generation_config.json, which commonly holds a top_k of 20."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One text. Candidate `index` has the seed `seed + index`, whichever strategy fetched it.
+
+    finish_reason: "stop", "length" (cut by max_tokens), or another word of the server; "unknown"
+    where it gave none. text: empty where the server gave none. completion_tokens: None where
+    several choices came in one answer, which counts them together.
+    """
+
+    index: int
+    text: str
+    finish_reason: str
+    completion_tokens: int | None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _AnswerChoice(BaseModel):
+    index: int = 0
+    message: _Message
+    finish_reason: str | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(BaseModel):
+    choices: list[_AnswerChoice]
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A logical request: what all its parts share."""
+
+    messages: Sequence[Mapping[str, str]]
+    sampling: Sampling
+    n: int
+    request_id: str
+    json_schema: Mapping[str, Any] | None
+
+    def part_id(self, part: range) -> str:
+        """The same for every attempt, another one for every part."""
+        if len(part) == self.n:
+            return self.request_id
+        last = f"-{part[-1]}" if len(part) > 1 else ""
+        return f"{self.request_id}.{part[0]}{last}"
+
+    def body(self, model: str, part: range) -> bytes:
+        """The body of a request for some of the candidates. Raises ValueError for what is not
+        Unicode text."""
+        s = self.sampling
+        fields: dict[str, Any] = {
+            "model": model,
+            "messages": self.messages,
+            "n": len(part),
+            "seed": None if s.seed is None else s.seed + part[0],
+            "max_tokens": s.max_tokens,
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            "presence_penalty": s.presence_penalty,
+            "frequency_penalty": s.frequency_penalty,
+            "stop": list(s.stop) or None,
+            "top_k": s.top_k,
+            "min_p": s.min_p,
+            "repetition_penalty": s.repetition_penalty,
+        }
+        if self.json_schema is not None:
+            answer = {"name": "answer", "schema": self.json_schema, "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": answer}
+        return to_json(fields)
+
+
+def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
+    """Choices by index of the candidate, and tokens. Fewer than asked for are left to the caller.
+
+    Raises LLMError (retryable) for what is no chat completion, holds no choice where one was
+    asked for, or was broken off by the server.
+    """
+    try:
+        answer = _Answer.model_validate_json(body)
+    except ValidationError:
+        shown = body[:80].decode(errors="replace")
+        raise LLMError("malformed", f"no chat completion: {shown!r}", retryable=True) from None
+    choices = answer.choices[: len(part)]
+    if not choices and len(part) == 1:
+        raise LLMError("malformed", "an answer without a choice", retryable=True)
+    if any(choice.finish_reason in _BROKEN_OFF for choice in choices):
+        raise LLMError("server_error", "the server broke a choice off", retryable=True)
+    offsets = [choice.index for choice in choices]
+    if len(set(offsets)) < len(offsets) or not set(offsets) <= set(range(len(part))):
+        offsets = list(range(len(choices)))  # a server that does not number its choices
+    tokens = answer.usage.completion_tokens if answer.usage and len(part) == 1 else None
+    found = {}
+    for offset, choice in zip(offsets, choices, strict=True):
+        text, reason = choice.message.content or "", choice.finish_reason or "unknown"
+        found[part[offset]] = Choice(part[offset], text, reason, tokens)
+    return found, answer.usage or Usage()
+
+
+def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The object in a choice's text, checked against its JSON schema. It may stand behind the
+    model's thinking (`<think>...</think>`) and in a code fence; nothing else may stand beside it.
+
+    Raises LLMError: `length` where max_tokens cut the text, `refused` where a content filter kept
+    it back, `malformed` where it is not JSON, no object, or not as the schema says.
+    """
+    from jsonschema import Draft202012Validator
+
+    if choice.finish_reason == "length":
+        raise LLMError("length", "the answer was cut by max_tokens")
+    if choice.finish_reason == "content_filter":
+        raise LLMError("refused", "the server's content filter kept the answer back")
+    try:
+        value = _json_in(choice.text)
+    except ValueError as error:
+        raise LLMError("malformed", f"not JSON: {error}", retryable=True) from None
+    if not isinstance(value, dict):
+        raise LLMError("malformed", "JSON, but no object", retryable=True)
+    for fault in Draft202012Validator(schema).iter_errors(value):
+        raise LLMError("malformed", f"{fault.json_path}: {fault.message[:200]}", retryable=True)
+    return value
+
+
+def _json_in(text: str) -> Any:
+    """The JSON of a text, without what models put around it. Raises ValueError."""
+    thought = _THOUGHT_END.search(text)  # some templates put the opening mark into the prompt
+    answer = text[thought.end() :] if thought else text
+    for bare in (text, _unfenced(text), answer):
+        with contextlib.suppress(ValueError):
+            return from_json(bare, allow_inf_nan=False)
+    return from_json(_unfenced(answer), allow_inf_nan=False)
+
+
+def _unfenced(text: str) -> str:
+    bare = text.strip()
+    if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
+        return bare[3:-3].strip().removeprefix("json").removeprefix("JSON")
+    return text

@@ -1,0 +1,1 @@
+"""What people look at: HTML pages of one look, errors in colour, progress bars."""

@@ -1,0 +1,1 @@
+"""From the socket to the queue and back: connections, limits, bodies, settings, metrics."""

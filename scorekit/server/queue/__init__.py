@@ -1,0 +1,1 @@
+"""From a request to the model and back: admission, tokenising, batches, the model thread."""

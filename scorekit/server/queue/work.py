@@ -1,0 +1,127 @@
+"""What is in work: a request (on the event loop), and a sample (the queue's, under its lock)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from scorekit.errors import SampleError
+from scorekit.schemas import Priority
+from scorekit.server.backend import Encoded, Outcome
+
+log = structlog.get_logger()
+
+#: A good result's fields as JSON (`{"score": ...}`), or why there is none.
+Answer = bytes | SampleError
+
+
+class Job:
+    """A request in work.
+
+    answers: by index, None while a sample is awaited. done: set when nothing is awaited any more,
+    when the time is up, or when the client has left (then it holds an exception).
+    tokenise_s, queue_s, model_s: seconds in the tokeniser; until the model took the first sample;
+    of the batches that held any of its samples.
+    """
+
+    __slots__ = (
+        "_last_batch",
+        "answers",
+        "cached",
+        "done",
+        "flights",
+        "ids",
+        "missing",
+        "model_s",
+        "on_answer",
+        "queue_s",
+        "started",
+        "tokenise_s",
+    )  # fmt: skip
+
+    def __init__(self, ids: list[str | None], started: float) -> None:
+        self.ids = ids
+        self.started = started  # monotonic seconds
+        self.answers: list[Answer | None] = [None] * len(ids)
+        self.cached: set[int] = set()
+        self.missing = 0
+        self.flights: list[Flight] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_answer: Callable[[int], None] | None = None
+        self.tokenise_s = self.queue_s = self.model_s = 0.0
+        self._last_batch: object = None
+
+    def receive(self, index: int, answer: Answer) -> None:
+        """One awaited sample is done."""
+        self.answers[index] = answer
+        self.missing -= 1
+        if self.on_answer is not None:
+            self.on_answer(index)
+        if not self.missing:
+            self.finish()
+
+    def note_batch(self, batch: object, started: float, seconds: float) -> None:
+        """A batch that held samples of this request is done; harmless when said again."""
+        if batch is not self._last_batch:
+            if self._last_batch is None:
+                self.queue_s = max(0.0, started - self.started)
+            self._last_batch = batch
+            self.model_s += seconds
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its time was up with samples awaited; not: its client left, or its task ended."""
+        over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
+        return over and self.missing > 0
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Wake who waits; a second call does nothing."""
+        if not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
+
+
+def answer_of(outcome: Outcome) -> Answer:
+    """An outcome as it is cached and answered: written once."""
+    if isinstance(outcome, SampleError):
+        return outcome
+    try:
+        answer = to_json(outcome)
+        if b"NaN" in answer or b"Infinity" in answer:  # in a text, or as a number
+            from_json(answer, allow_inf_nan=False)
+        return answer
+    except PydanticSerializationError:  # a backend's bug must not leave its waiters hanging
+        log.error("model_failure", exc_info=True)
+        return SampleError("model_failure", "the model's answer cannot be written as JSON")
+    except ValueError:
+        return SampleError("non_finite", "the model gave a number that is not finite")
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One sample on its way through the model, and which requests wait for it.
+
+    sample: None once it is tokenised, or given up. room: tokens of the queue's bound that it
+    takes. size: bytes of its texts. born: monotonic seconds. lane: where it was put last; lifted
+    from bulk, it stands in both, and is skipped in one once it is taken.
+    """
+
+    key: bytes
+    sample: Any
+    priority: Priority
+    room: int
+    born: float
+    size: int = 0
+    store: bool = False  # whether somebody wants the result in the cache
+    waiters: list[tuple[Job, int]] = field(default_factory=list)  # request, index in it
+    encoded: Encoded | None = None
+    lane: Priority | None = None
+    taken: bool = False  # the model has it
+    gone: bool = False  # nobody waits for it any more

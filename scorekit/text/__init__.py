@@ -1,0 +1,1 @@
+"""What every program here does with texts: checks by rules, scripts, numbers, marks of chats."""

@@ -1,0 +1,228 @@
+"""What a source asks for, and what a translation says: the forms that one number may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise
+
+from scorekit.text.numbers.read import Number, Table, numbers
+
+#: Any one of these sets of values, whole, says a number.
+Ways = list[frozenset[Fraction]]
+
+_PERCENT = re.compile(r"\s?(?:[%٪]|percent|per cent|prozent|퍼센트|프로(?![가-힣]))", re.I)
+_RANGE = re.compile(r"\s?(?:[-–—~〜]|to|bis|or|oder|到|至|或|에서|또는|내지)\s?", re.I)
+_NAME_BEFORE = re.compile(r".*(?:[A-Za-z]|[A-Z][-‐]|코로나[- ]?)", re.S)
+_ROMAN = re.compile(r"\b[IVXL]{2,7}\b")
+_ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
+#: "6·25", "9·11": days that history remembers are often told otherwise.
+_DOT = re.compile("[·ㆍ‧・\u119e]")
+_APOSTROPHES = ("'", "’", "‘")
+#: Characters between two numbers that may belong together.
+_NEAR = 20
+#: A unit, and what joins its number to one of a smaller unit: "7시간 30분", "zehn Stunden und 30".
+_UNIT = re.compile(
+    r"(?:e[nrms]?(?= ))?[ -]?(?:hours?|hrs?|h|minutes?|min|years?|met(?:er|re)s?|m|dollars?|euros?"
+    r"|pounds?|stunden?|std|minuten?|jahre?n?|metern?|시간|분|초|년|해|미터|원|달러|유로|파운드"
+    r"|小时|小時|分钟?|分鐘|秒|年|米|公尺|元|美元|欧元|歐元|块|塊)\.?(?:,? (?:and|und))?[ -]?",
+    re.I,
+)
+#: How many of a smaller unit make a larger one: months, minutes and seconds, hundredths.
+_SMALLER = (12, 60, 100)
+#: "2조 원" is money and no article of a law.
+_MONEY = re.compile(r" ?\d{0,4}[천백]? ?[억만]? ?(?:여 ?)?(?:원|달러|엔|유로|위안|파운드)")
+_HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
+_PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
+_PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
+
+
+# -- asked for -------------------------------------------------------------------------------------
+
+
+def asked(text: str, table: Table) -> dict[str, Ways]:
+    """The numbers of a `prepared` source that its translation has to have, with their ways."""
+    found = list(numbers(text, table))
+    asked: dict[str, Ways] = {}
+    for place, number in enumerate(found):
+        if _is_free(text, number, table):
+            continue
+        ways = [frozenset({value}) for value in _forms(text, number, table)]
+        ways += _ways_of_parts(number) if number.parts else []
+        if number.values and table.months.match(text, number.end):
+            years, months = divmod(number.values[0], 12)
+            ways.append(frozenset({Fraction(years), months} - {0}))
+        for one, two in pairwise(found[max(0, place - 1) : place + 2]):
+            ways += _ways_of_two(text, one, two, number, table)
+        asked.setdefault(text[number.start : number.end], []).extend(ways)
+    return asked
+
+
+def _is_free(text: str, number: Number, table: Table) -> bool:
+    """Whether nothing is said by leaving the number out: words that need be no number, parts of
+    names, a lone 1, a hundred per cent."""
+    start, end = number.start, number.end
+    before, after = text[max(0, start - 4) : start], text[end : end + 1]
+    if not number.digits:
+        is_sure = number.plain and max(number.values) >= 11
+        return not is_sure or table.unsure.match(text, start) is not None
+    if _NAME_BEFORE.fullmatch(before) or _DOT.search(before[-1:] + after):
+        return True
+    if number.values[:1] == (Fraction(1),):
+        return table.month.match(text, end) is None
+    return number.values[:1] == (Fraction(100),) and _PERCENT.match(text, end) is not None
+
+
+def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
+    """Values that say the number by themselves."""
+    yield from _readings(text, number)
+    if not number.values:
+        return
+    value, end = number.values[0], number.end
+    if value and not number.digits:
+        yield 1 / value  # "a twelfth"
+    if number.scale != 1:
+        return
+    if table.half.match(text, end):
+        yield value + _HALF
+    if _PERCENT.match(text, end):
+        yield value / 100
+    if table.tenths.match(text, end):
+        yield from (value * 10, value / 10, 100 - value * 10)
+    if value.denominator > 1:
+        return
+    if table.clock.match(text, end) and value <= 24:
+        yield from (value + 12, value - 12, (value + 12) % 24)
+    is_year = table.year.match(text, end) or text[number.start - 1 : number.start] in _APOSTROPHES
+    if table.decade.match(text, end) or (is_year and value < 100):
+        yield from (value + 1900, value + 2000, value + 1800, value % 100)
+    if 1900 <= value < 2100:
+        yield value % 100
+    if table.minutes.match(text, end):
+        yield from _parts(_PARTS_OF_AN_HOUR, value)
+    if table.months.match(text, end):
+        yield from _parts(_PARTS_OF_A_YEAR, value)
+
+
+def _readings(text: str, number: Number) -> Iterator[Fraction]:
+    yield from number.values
+    if text[number.end - 1] == "조" and number.values and not _MONEY.match(text, number.end):
+        yield number.values[0] / number.scale  # an article of a law, not a trillion
+
+
+def _parts(table: dict[int, Fraction], value: Fraction) -> list[Fraction]:
+    return [table[int(value)]] if value in table else []
+
+
+def _ways_of_parts(number: Number) -> Ways:
+    """Digits that are several numbers, or may be: a date, a time of the day, a list."""
+    parts = number.parts
+    ways = [frozenset(parts)]
+    if len(parts) == 3:  # a date with a short year
+        one, two, three = parts
+        ways += [frozenset({one + c, two, three}) for c in (1900, 2000)]
+        ways += [frozenset({one, two, three + c}) for c in (1900, 2000)]
+    if len(parts) == 2:
+        hour, minute = parts
+        hours = {hour, hour + 12, hour - 12}
+        ways += [frozenset({one + minute / 60}) for one in hours]
+        if minute == 0:
+            ways += [frozenset({one}) for one in hours]
+        part = _PARTS_OF_AN_HOUR.get(int(minute)) if minute < 60 else None
+        said = [{minute}] + ([{part}, {_QUARTER}] if part else [])
+        ways += [frozenset({one, *of}) for one in hours for of in said]
+        ways += [frozenset({one + 1, part}) for one in hours if part]  # "halb vier"
+    return ways
+
+
+def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Table) -> Ways:
+    """Ways of `number`, which is one of two neighbours, that the other one brings."""
+    if two.start - one.end > _NEAR or not one.values or not two.values:
+        return []
+    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
+    if between == "/" and b:
+        joined = Fraction(f"{a}{b}") if a.denominator == b.denominator == 1 else a
+        return [frozenset({a / b}), frozenset({joined})]
+    if _is_year(between, one, two):
+        return [frozenset({a * 100 + b})]
+    if number is one and one.scale == 1 and two.scale != 1 and _RANGE.fullmatch(between):
+        return [frozenset({a * two.scale})]
+    if number is two and 1000 <= a < 2100 and b < 100 and _RANGE.fullmatch(between):
+        return [frozenset({a - a % 100 + b})]  # "1994–98"
+    if table.century.match(text, one.end) and table.decade.match(text, two.end):
+        return [frozenset({(a - 1) * 100 + b})]
+    if between == " " and one.scale > b:  # "3 Millionen 500.000"
+        return [frozenset({a + b})]
+    return [frozenset({value}) for value in _of_two_units(between, a, b)]
+
+
+# -- said ------------------------------------------------------------------------------------------
+
+
+def said(text: str, table: Table) -> set[Fraction]:
+    """Every value that a `prepared` translation may say."""
+    found = list(numbers(text, table))
+    values = {value for number in found for value in _said_alone(text, number, table)}
+    for one, two in pairwise(found):
+        values.update(_said_by_two(text, one, two, table))
+    for match in table.hint.finditer(text):
+        values.update(table.hints[match.group().casefold()])
+    values.update(Fraction(_roman(match.group())) for match in _ROMAN.finditer(text))
+    return values
+
+
+def _said_alone(text: str, number: Number, table: Table) -> Iterator[Fraction]:
+    yield from _readings(text, number)
+    yield from number.parts
+    if not number.values:
+        return
+    value = number.values[0]
+    if _PERCENT.match(text, number.end):
+        yield value / 100
+    if table.tenths.match(text, number.end):
+        yield from (value * 10, value / 10, 100 - value * 10)
+    if table.half.match(text, number.end):
+        yield from (value + _HALF, _HALF)
+
+
+def _said_by_two(text: str, one: Number, two: Number, table: Table) -> Iterator[Fraction]:
+    if two.start - one.end > _NEAR or not one.values or not two.values:
+        return
+    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
+    if between == "/" and b:
+        yield a / b
+    if one.scale == 1 and two.scale != 1 and _RANGE.fullmatch(between):
+        yield a * two.scale
+    if _is_year(between, one, two):
+        yield a * 100 + b
+    if between in ("", " ") and a > b:
+        yield a + b
+    if between in ("点", "點"):
+        yield a + b / 10
+    yield from _of_two_units(between, a, b)
+    if table.century.match(text, one.end):
+        yield (a - 1) * 100 + b
+
+
+def _of_two_units(between: str, a: Fraction, b: Fraction) -> Iterator[Fraction]:
+    """What a number with two units may be with one of them: seven and a half hours, 105 minutes,
+    1.78 metres, 3.99 dollars."""
+    if a.denominator == 1 and _UNIT.fullmatch(between):
+        for many in _SMALLER:
+            if b < many:
+                yield from (a + b / many, a * many + b)
+
+
+def _is_year(between: str, one: Number, two: Number) -> bool:
+    """Whether it is a year that is read in two parts: "nineteen ninety-five"."""
+    in_words = not (one.digits or two.digits)
+    return in_words and between in (" ", "-") and 10 < one.values[0] < 100 > two.values[0]
+
+
+def _roman(word: str) -> int:
+    digits = [_ROMAN_DIGITS[char] for char in word]
+    return sum(
+        -digit if digit < following else digit
+        for digit, following in zip(digits, [*digits[1:], 0], strict=True)
+    )
