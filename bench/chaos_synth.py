@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
-from synth.tools import EASY
+from synth.drive.clients import EASY
 from tests.openai_server import FakeOpenAI
 
 CONCURRENCY = 8

@@ -19,10 +19,11 @@ from typing import Any
 from bench.common import WORK, Figure, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.context import Context, begin
-from synth.measure import make_measure
+from synth.context import Context
+from synth.folder.begin import begin
 from synth.record import source_id
-from synth.sampling import BottomK, bucket_of, plan_quotas, prioritise
+from synth.sources.measure import make_measure
+from synth.sources.sampling import BottomK, bucket_of, plan_quotas, prioritise
 from synth.stages.sample_sources import SampleSources
 
 FOLDER = WORK / "sampling"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from synth.segment import split_sentences
+from synth.sources.segment import split_sentences
 
 ROWS = Path(__file__).parents[1] / "tests/data/sentences.jsonl"
 Split = Callable[[str, str], list[str]]

@@ -28,14 +28,15 @@ from starlette.routing import Route
 from bench.common import WORK, Figure, quiet_logs, run, service
 from demo.processes import free_port
 from synth.config import SynthConfig
-from synth.context import Context, begin
-from synth.driver import run_map_stage
-from synth.engine_processes import run_map_stage_on_processes
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.drive.processes import run_map_stage_on_processes
+from synth.folder.begin import begin
+from synth.folder.store import ShardWriter, StageFolder, digest_of
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
-from synth.store import ShardWriter, StageFolder, digest_of
 
 CANDIDATES = 128
 WORDS = 100  # a candidate; about 150 tokens

@@ -33,9 +33,9 @@ from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from demo.processes import free_port
 from scorekit.config import load_config
 from synth.config import SynthConfig
-from synth.estimate import plan
-from synth.stats import STAGES, process_figures
-from synth.store import StageFolder
+from synth.folder.stats import STAGES, process_figures
+from synth.folder.store import StageFolder
+from synth.report.estimate import plan
 
 SOURCES, QUICK = 20_000, 1000
 CANDIDATES = 128

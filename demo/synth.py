@@ -34,7 +34,7 @@ from demo.processes import (
 )
 from scorekit.errors import UserError
 from scorekit.report.render import visible
-from synth.report import write_report
+from synth.report.page import write_report
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/synth/demo.yaml"

@@ -107,7 +107,7 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
     with _clean_exit():
         from rich.console import Console
 
-        from synth.tables import status as status_table
+        from synth.report.tables import status as status_table
 
         cfg = load_config(SynthConfig, config, set_)
         for one in _begun(cfg).values():
@@ -133,8 +133,8 @@ def estimate(
     with _clean_exit():
         from rich.console import Console
 
-        from synth.rates import Rates
-        from synth.tables import estimate as estimate_table
+        from synth.report.rates import Rates
+        from synth.report.tables import estimate as estimate_table
 
         cfg = load_config(SynthConfig, config, set_)
         rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)
@@ -150,8 +150,8 @@ def show(
 ) -> None:
     """Print the records of a stage or a view, a line of JSON each."""
     with _clean_exit():
-        from synth.store import to_line
-        from synth.views import shown_records
+        from synth.folder.store import to_line
+        from synth.folder.views import shown_records
 
         cfg = load_config(SynthConfig, config, set_)
         try:
@@ -175,7 +175,7 @@ def push(
 ) -> None:
     """Upload the export to the Hugging Face hub (HF_TOKEN), in one commit."""
     with _clean_exit():
-        from synth.push import push as push_export
+        from synth.export.push import push as push_export
 
         cfg = load_config(SynthConfig, config, set_)
         typer.echo(push_export(cfg, repo_id, private=private, partial=partial))
@@ -185,7 +185,7 @@ def push(
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
     """Look through all shards for damage, and mend the file of kept answers."""
     with _clean_exit():
-        from synth.repair import repair as repair_run
+        from synth.folder.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
         for name, one in _begun(cfg).items():
@@ -222,8 +222,8 @@ def _check(options: RunOptions, stage: str) -> None:
 
 def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
     """Say what would be thrown away, and ask. Raises UserError where nobody can be asked."""
+    from synth.folder.stats import funnel
     from synth.run import run_folder
-    from synth.stats import funnel
 
     first = STAGES.index(options.stages[0])
     try:

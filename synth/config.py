@@ -10,12 +10,12 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
-from synth.answers import check_place
 from synth.config_pairs import LanguageConfig, PairConfig, check_languages
 from synth.config_pairs import answers_place as answers_place
 from synth.config_pairs import languages as languages
 from synth.config_pairs import pair_configs as pair_configs
 from synth.filters import RuleConfig
+from synth.folder.answers import check_place
 
 
 def _service(urls: str | list[str]) -> str | list[str]:

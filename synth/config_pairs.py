@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.languages import add_language, find_language, short_tag, unknown_language
 from scorekit.text.scripts import SCRIPTS
-
-if TYPE_CHECKING:
-    from synth.config import SynthConfig
 
 
 class LanguageConfig(Config):
@@ -33,7 +30,19 @@ class PairConfig(Config):
     files: list[str] | None = Field(None, description="As data.files; null: data.files itself.")
 
 
-def check_languages(cfg: SynthConfig) -> None:
+class HasPairs(Protocol):
+    """Of a run's config (`SynthConfig`): its sections `data` and `run`."""
+
+    data: Any
+    run: Any
+
+    def model_copy(self, *, deep: bool = False) -> Self: ...
+
+
+C = TypeVar("C", bound=HasPairs)
+
+
+def check_languages(cfg: HasPairs) -> None:
     """Raises ValueError for an unknown one, and where the pair is given twice or not at all."""
     data = cfg.data
     if data.pairs is None and not (data.src_lang and data.tgt_lang):
@@ -44,14 +53,14 @@ def check_languages(cfg: SynthConfig) -> None:
         languages(one)
 
 
-def pair_configs(cfg: SynthConfig) -> dict[str, SynthConfig]:
+def pair_configs(cfg: C) -> dict[str, C]:
     """Folder name -> config of each of `data.pairs`; the config itself under "" without them.
 
     Raises ValueError for a pair that stands there twice.
     """
     if cfg.data.pairs is None:
         return {"": cfg}
-    configs: dict[str, SynthConfig] = {}
+    configs: dict[str, C] = {}
     for pair in cfg.data.pairs:
         one = cfg.model_copy(deep=True)
         one.data.pairs = None
@@ -65,12 +74,12 @@ def pair_configs(cfg: SynthConfig) -> dict[str, SynthConfig]:
     return configs
 
 
-def answers_place(cfg: SynthConfig) -> str:
+def answers_place(cfg: HasPairs) -> str:
     """Where answers are kept: of a dry run, too, in the folder of the run itself."""
     return cfg.run.answers or str(cfg.run.out_dir / "answers.sqlite")
 
 
-def languages(cfg: SynthConfig) -> tuple[str, str]:
+def languages(cfg: HasPairs) -> tuple[str, str]:
     """BCP-47 tags of source and target, such as ("ko-KR", "en-US"): the caller's own where it says
     more than the language. Lets this process know `data.languages`. Raises ValueError."""
     for own in cfg.data.languages:

@@ -14,13 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scorekit.errors import ScorekitError, UserError
 from scorekit.languages import language_name
-from synth.card import size_category
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import Unfinished
+from synth.export.card import size_category
+from synth.folder.stats import count_stage
+from synth.folder.store import StageFolder, write_atomic
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER
-from synth.stats import count_stage
-from synth.store import StageFolder, write_atomic
 
 
 class PairsUnfinished(Unfinished):
@@ -90,7 +90,7 @@ def dataset_card(pairs: list[dict[str, Any]]) -> str:
         "dataset_info": infos,
     }
     environment = Environment(
-        loader=PackageLoader("synth", "."), undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("synth.export", "."), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     return environment.get_template("dataset.md").render(

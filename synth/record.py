@@ -18,8 +18,9 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from scorekit.errors import ScorekitError
 from scorekit.text.markup import normalised
-from synth.store import Record
+from synth.folder.store import Record
 
 
 @dataclass(slots=True)
@@ -67,3 +68,19 @@ def teacher_seed(run_seed: int, source: str, purpose: str) -> int:
     """
     digest = hashlib.blake2b(f"{run_seed}|{source}|{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % (2**31 - 2**16)
+
+
+class SourceFailed(ScorekitError):
+    """The teacher can give no answer to this source, whenever it is asked."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotYet(ScorekitError):
+    """A service gave no answer, and it is not the text's fault: it may give one later."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

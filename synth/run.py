@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,32 +25,28 @@ from rich.progress import (
 from rich.text import Text
 
 from scorekit.config import save_config
-from scorekit.errors import ScorekitError, UserError
+from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.context import Context, Stage, WholeStage, begin, check_begun
-from synth.engine_processes import run_map_stage_on_processes
-from synth.locks import held
-from synth.places import claim, warnings
-from synth.reasons import explain
-from synth.report import write_report
-from synth.rows import bare_url
+from synth.context import Context, Stage
+from synth.drive.kinds import WholeStage
+from synth.drive.processes import run_map_stage_on_processes
+from synth.export.rows import bare_url
+from synth.folder.begin import begin, check_begun
+from synth.folder.locks import held
+from synth.folder.places import claim, warnings
+from synth.folder.stats import Exporter, count_stage, unreadable, write_stats
+from synth.folder.store import StageFolder
+from synth.folder.views import write_views
+from synth.log import log_to
+from synth.report.page import write_report
+from synth.report.reasons import explain
 from synth.stages.export import Export
-from synth.stages.format_filter import FormatFilter
-from synth.stages.generate_128 import Generate128
-from synth.stages.prefilter_score import PrefilterScore
-from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest, let_candidates_go
-from synth.stages.select_sources import SelectSources
-from synth.stats import Exporter, count_stage, unreadable, write_stats
-from synth.store import StageFolder
-from synth.views import write_views
+from synth.stages.table import BY_NAME, ORDER
 
 log = structlog.get_logger()
 
-ORDER = (SampleSources(), PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest(),
-         FormatFilter(), Export())  # fmt: skip
-BY_NAME: dict[str, Any] = {stage.name: stage for stage in ORDER}
 #: Reasons that are explained after a stage: the most frequent.
 _REASONS_TOLD = 3
 #: Share of the records that go on with something to be told, from which on it is a warning.
@@ -169,7 +163,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1
     try:
         if hasattr(stage, "process"):
             if engine == "ray":
-                from synth.engine_ray import run_map_stage_on_ray
+                from synth.drive.cluster import run_map_stage_on_ray
 
                 run_map_stage_on_ray(stage, manifest, ctx)
             else:
@@ -180,7 +174,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1
         else:
             run_whole_stage(stage, manifest, ctx)
     finally:
-        write_stats(ctx, name)
+        write_stats(ctx.cfg, ctx.out_dir, name, ctx.stats)
     if ctx.folder(name).done():
         write_views(ctx, name)
         if name == ScoreSelectBest.name:
@@ -235,44 +229,6 @@ def _without_credentials(cfg: SynthConfig) -> SynthConfig:
     kept.metricx.url = bare(kept.metricx.url)
     kept.filters.llm_judge.url = bare(kept.filters.llm_judge.url)
     return kept
-
-
-def run_async(work: Any) -> None:
-    """asyncio.run, with the one error that ended a group in place of the group."""
-    try:
-        asyncio.run(work)
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            known = [e for e in error.exceptions if isinstance(e, ScorekitError)]
-            error = (known or error.exceptions)[0]
-        raise error from None
-
-
-def log_to(path: Path, level: str) -> None:
-    """One JSON object a line, appended: of the run, and what its clients of LLM, MetricX and
-    judge ask again."""
-    clients = logging.getLogger("scorekit")
-    clients.handlers = [_ToStructlog()]
-    clients.setLevel(logging.INFO)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(ensure_ascii=False),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
-        logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
-    )
-
-
-class _ToStructlog(logging.Handler):
-    """Hands a library's record to our log."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log its message under its level, and the name of its logger."""
-        log.log(record.levelno, record.getMessage(), logger=record.name)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.context import Context, begin
+from synth.context import Context
+from synth.folder.begin import begin
+from synth.folder.store import digest_file
 from synth.stages.sample_sources import SampleSources
-from synth.store import digest_file
 
 MADLAD = Path(__file__).parent / "data/madlad"
 

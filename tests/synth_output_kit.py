@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 
 from synth.config import SynthConfig
-from synth.context import Context, begin
-from synth.driver import run_map_stage
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.folder.begin import begin
+from synth.folder.store import ShardWriter, StageFolder, digest_of, read_records
 from synth.record import source_id
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
-from synth.store import ShardWriter, StageFolder, digest_of, read_records
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,1 +1,1 @@
-"""The stages in their order; each is a module with a class that synth/driver.py runs."""
+"""The stages in their order; each is a module with a class that synth/drive/driver.py runs."""

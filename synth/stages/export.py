@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.export_files import Job, changed_files, is_written, plan_files, write_files
-from synth.store import StageFolder, read_json
+from synth.export.files import Job, changed_files, is_written, plan_files, write_files
+from synth.folder.store import StageFolder, read_json
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -53,8 +53,8 @@ class Export:
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Raises UserError where the filter has not looked at every shard."""
-        from synth.card import write_card
-        from synth.manifest import write_manifest
+        from synth.export.card import write_card
+        from synth.folder.manifest import write_manifest
 
         source = ctx.input_of(self)
         if not source.done():

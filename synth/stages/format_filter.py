@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from synth.config import SynthConfig
-from synth.decontaminate import digests, evaluation_texts
 from synth.filters import Pair, as_metadata, check_rules
+from synth.folder.store import Record
 from synth.record import Kept, Rejected
-from synth.store import Record
+from synth.sources.decontaminate import digests, evaluation_texts
 
 if TYPE_CHECKING:
-    from synth.tools import Tools
+    from synth.drive.clients import Tools
 
 
 class FormatFilter:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.record import Kept, Rejected, teacher_seed
+from synth.drive.clients import Tools
+from synth.folder.store import Record
+from synth.record import Kept, Rejected, SourceFailed, teacher_seed
 from synth.stages.settings import teacher_settings
-from synth.store import Record
-from synth.tools import SourceFailed, Tools
 
 
 class Generate128:

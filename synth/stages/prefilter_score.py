@@ -9,10 +9,10 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
-from synth.record import Kept, Rejected, teacher_seed
+from synth.drive.clients import Tools
+from synth.folder.store import Record
+from synth.record import Kept, Rejected, SourceFailed, teacher_seed
 from synth.stages.settings import metricx_settings, teacher_settings
-from synth.store import Record
-from synth.tools import SourceFailed, Tools
 
 #: Share of a text that one loop may fill, where the source has none such, before it is broken.
 MAX_LOOP = 0.5
@@ -73,7 +73,7 @@ class PrefilterScore:
 
 
 def broken_output(src: str, choice: dict[str, Any]) -> str | None:
-    """Why a translation is no translation, as a code of synth/reasons.py; None if it may be one.
+    """Why a translation is none, as a code of synth/report/reasons.py; None if it may be one.
 
     A choice that the server broke off ("abort", "error") never comes here: scorekit/llm/wire.py has
     it asked for again.

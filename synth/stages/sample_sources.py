@@ -18,15 +18,16 @@ import structlog
 
 from scorekit.errors import UserError
 from synth.config import DataConfig, SynthConfig
-from synth.context import Context, check_begun, own_shards
-from synth.ingest import Ingest
-from synth.locks import LOOK_AGAIN_S, Claims, held, release
-from synth.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.parts import Part, PartCounts, PartReaders
+from synth.context import Context
+from synth.folder.begin import check_begun, own_shards
+from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
+from synth.folder.store import Record, ShardWriter, StageFolder, to_line, write_atomic
 from synth.record import Rejected
-from synth.sampling import TYPES, BottomK, plan_quotas
-from synth.screen import SCREENED, is_screened, screen, screen_settings
-from synth.store import Record, ShardWriter, StageFolder, to_line, write_atomic
+from synth.sources.ingest import Ingest
+from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
+from synth.sources.parts import Part, PartCounts, PartReaders
+from synth.sources.sampling import TYPES, BottomK, plan_quotas
+from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 
 if TYPE_CHECKING:
     import numpy as np

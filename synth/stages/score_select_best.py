@@ -9,13 +9,13 @@ from typing import Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
-from synth.locks import held
+from synth.drive.clients import Tools
+from synth.folder.locks import held
+from synth.folder.store import Record, StageFolder
 from synth.record import Kept, Rejected
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
-from synth.store import Record, StageFolder
-from synth.tools import Tools
 
 
 class ScoreSelectBest:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
+from synth.folder.store import Record, ShardWriter, StageFolder
 from synth.record import Rejected
-from synth.store import Record, ShardWriter, StageFolder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
-from synth.store import StageFolder
+from synth.folder.store import StageFolder
 from tests.vllm_kit import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm
@@ -204,7 +204,7 @@ def run(url, services, tmp_path_factory):
 def test_pairs_of_100_sources_and_8_candidates_fit_the_schema(run):
     _, folder = run
     pairs = read(folder / "export/train.jsonl")
-    schema = json.loads((ROOT / "synth/export.schema.json").read_text())
+    schema = json.loads((ROOT / "synth/export/export.schema.json").read_text())
     for pair in pairs:
         jsonschema.validate(pair, schema, cls=jsonschema.Draft202012Validator)
     assert len(pairs) >= SOURCES // 2

@@ -11,10 +11,18 @@ import pytest
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
 from synth.config import DataConfig
-from synth.context import Context, begin
-from synth.madlad import REVISION, SourceFile, hub_pattern, madlad_id, read_documents, source_files
+from synth.context import Context
+from synth.folder.begin import begin
+from synth.folder.store import digest_file
+from synth.sources.madlad import (
+    REVISION,
+    SourceFile,
+    hub_pattern,
+    madlad_id,
+    read_documents,
+    source_files,
+)
 from synth.stages.sample_sources import SampleSources
-from synth.store import digest_file
 from tests.sample_sources_kit import (
     V1,
     V15,

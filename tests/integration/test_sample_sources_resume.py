@@ -8,11 +8,11 @@ import os
 import pytest
 
 from scorekit.errors import UserError
-from synth import ingest
 from synth.context import Context
-from synth.ingest import Ingest
-from synth.parts import PartWriter
-from synth.store import ShardWriter, StageFolder, read_records
+from synth.folder.store import ShardWriter, StageFolder, read_records
+from synth.sources import ingest
+from synth.sources.ingest import Ingest
+from synth.sources.parts import PartWriter
 from tests.sample_sources_kit import (
     config,
     records,

@@ -13,10 +13,11 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.context import Context, begin
+from synth.context import Context
+from synth.folder.begin import begin
+from synth.folder.stats import count_stage
+from synth.folder.store import StageFolder
 from synth.stages.format_filter import FormatFilter
-from synth.stats import count_stage
-from synth.store import StageFolder
 from tests.sample_sources_kit import config, counts, run, shards, tree
 from tests.synth_output_kit import config as output_config
 from tests.synth_output_kit import make_run, run_filter
@@ -78,7 +79,7 @@ def test_several_processes_screen_as_one(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from synth import near_duplicates
+from synth.sources import near_duplicates
 from tests.sample_sources_kit import config, run
 whole = near_duplicates.NearDuplicates.find
 def find(self, able):

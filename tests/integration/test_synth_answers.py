@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from bench.redis_process import running_redis
 from scorekit.errors import SampleError, UserError
-from synth import tools
 from synth.__main__ import app
-from synth.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
 from synth.context import Unfinished
-from synth.locks import held
-from synth.repair import repair
+from synth.drive import clients as tools
+from synth.folder.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
+from synth.folder.locks import held
+from synth.folder.repair import repair
+from synth.folder.store import ShardWriter, StageFolder, digest_of, read_records
 from synth.run import RunOptions, run_stages
-from synth.store import ShardWriter, StageFolder, digest_of, read_records
 from tests.integration.test_synth_driver import (  # noqa: F401
     NAMES,
     STAGES,
@@ -354,7 +354,7 @@ def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metric
 def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
     tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr("synth.tools.FAILURES_IN_A_ROW", 1000)
+    monkeypatch.setattr("synth.drive.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.fail(500, times=60)  # two thirds of all first tries
@@ -472,7 +472,7 @@ def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
 def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
     fault, tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr("synth.tools.FAILURES_IN_A_ROW", 1000)
+    monkeypatch.setattr("synth.drive.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:2])

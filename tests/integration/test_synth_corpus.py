@@ -15,9 +15,9 @@ from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
 from synth.context import Context
-from synth.manifest import corpus
-from synth.report import write_report
-from synth.store import StageFolder
+from synth.folder.manifest import corpus
+from synth.folder.store import StageFolder
+from synth.report.page import write_report
 
 
 def invoke(tmp_path, *arguments):

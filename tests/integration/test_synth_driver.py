@@ -11,19 +11,20 @@ import pytest
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
-from synth.card import card
 from synth.config import SynthConfig
-from synth.context import Context, begin
-from synth.driver import run_map_stage
-from synth.reasons import explain
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.export.card import card
+from synth.folder.begin import begin
+from synth.folder.stats import count_stage, funnel, write_stats
+from synth.folder.store import ShardWriter, StageFolder, digest_of
 from synth.record import source_id
-from synth.report import _told, write_report
+from synth.report.page import _told, write_report
+from synth.report.reasons import explain
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
-from synth.stats import count_stage, funnel, write_stats
-from synth.store import ShardWriter, StageFolder, digest_of
 from tests.openai_server import FakeOpenAI
 from tests.servers import PATIENCE_S, running_service, wait_until
 

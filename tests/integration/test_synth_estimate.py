@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from synth.estimate import plan
-from synth.rates import TOKENS_PER_S, Rates, measured_rates
-from synth.stats import CallStats, StageStats
-from synth.store import StageFolder
-from synth.tables import estimate
+from synth.folder.stats import CallStats, StageStats
+from synth.folder.store import StageFolder
+from synth.report.estimate import plan
+from synth.report.rates import TOKENS_PER_S, Rates, measured_rates
+from synth.report.tables import estimate
 from tests.integration import test_synth_driver as driver
 from tests.integration.test_synth_driver import metricx, teacher, undisturbed  # noqa: F401
 from tests.synth_output_kit import config, make_run, write_stage

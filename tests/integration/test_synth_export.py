@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from scorekit.errors import UserError
+from synth.export.rows import bare_url, schema
+from synth.folder.store import StageFolder, read_records
 from synth.record import source_id
-from synth.rows import bare_url, schema
 from synth.stages.export import Export
-from synth.store import StageFolder, read_records
 from tests.synth_output_kit import (
     ROOT,
     config,
@@ -248,7 +248,7 @@ def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
     code = (
         "import os, signal, sys\n"
         "from tests.integration.test_synth_output import config, run_export\n"
-        "import synth.export_files as export\n"
+        "import synth.export.files as export\n"
         "count = iter(range(100))\n"
         "make = export.row_maker\n"
         "def dying(*args):\n"

@@ -17,10 +17,10 @@ import structlog
 import yaml
 
 from scorekit.errors import UserError
-from synth.export_files import Piece, plan_files
-from synth.repair import repair
+from synth.export.files import Piece, plan_files
+from synth.folder.repair import repair
+from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
-from synth.store import StageFolder, read_records
 from tests.servers import alive, wait_until
 from tests.synth_output_kit import (
     ROOT,
@@ -105,7 +105,7 @@ def test_a_row_that_is_not_of_the_schema_is_named_by_the_process_that_found_it(f
 
 DYING = """
 import os, sys
-import synth.export_files as files
+import synth.export.files as files
 from tests.synth_output_kit import config, run_export
 left = iter(range(int(sys.argv[2])))
 make = files.row_maker

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from bench.chaos_synth import export_bytes, write_corpus
 from synth.__main__ import app
-from synth.store import StageFolder
+from synth.folder.store import StageFolder
 from tests.integration.test_synth_driver import config, metricx, teacher  # noqa: F401
 
 

@@ -14,8 +14,8 @@ from scorekit.server.fake import FakeBackend
 from services.judge.rules import judge_translation
 from synth.__main__ import STAGES
 from synth.config import SynthConfig
+from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
-from synth.store import StageFolder, read_records
 from tests.judge_kit import running_judge
 from tests.openai_server import FakeOpenAI
 from tests.servers import running_service

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import UserError
-from synth.stats import count_stage
-from synth.store import StageFolder
+from synth.folder.stats import count_stage
+from synth.folder.store import StageFolder
 from tests.integration.test_synth_driver import (  # noqa: F401
     TEXTS,
     config,

@@ -15,14 +15,14 @@ from rich.console import Console
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.context import Context
-from synth.distributions import Spread
-from synth.estimate import plan
-from synth.rates import Rates
-from synth.report import write_report
-from synth.stats import Exporter, StageStats, scorer_figures, write_stats
-from synth.store import StageFolder, read_records
-from synth.tables import estimate, status
-from synth.views import write_views
+from synth.folder.distributions import Spread
+from synth.folder.stats import Exporter, StageStats, scorer_figures, write_stats
+from synth.folder.store import StageFolder, read_records
+from synth.folder.views import write_views
+from synth.report.estimate import plan
+from synth.report.page import write_report
+from synth.report.rates import Rates
+from synth.report.tables import estimate, status
 from tests.servers import free_port, running_service
 from tests.synth_output_kit import (
     HOSTILE,

@@ -15,9 +15,9 @@ from scorekit.errors import UserError
 from synth.__main__ import STAGES, app
 from synth.config import SynthConfig, pair_configs
 from synth.context import Unfinished
+from synth.folder.store import StageFolder, read_records
 from synth.pairs import run_pairs
 from synth.run import RunOptions
-from synth.store import StageFolder, read_records
 from tests.integration import test_synth_languages as one_pair
 from tests.integration.test_synth_languages import (  # noqa: F401
     answer,

@@ -10,7 +10,7 @@ import structlog.testing
 
 from scorekit.errors import ScorekitError
 from synth.context import Unfinished
-from synth.store import StageFolder
+from synth.folder.store import StageFolder
 from tests.integration import test_synth_output as made
 from tests.integration.test_synth_driver import (  # noqa: F401
     STAGES,
@@ -106,7 +106,7 @@ def test_a_source_that_was_too_long_is_asked_for_again_where_the_stage_is(
 def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_up(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("synth.tools.FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr("synth.drive.clients.FAILURES_IN_A_ROW", 3)
 
     class Judged(FakeOpenAI):
         def _answer(self, body, record):

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from scorekit.errors import UserError
-from synth.context import Context, Unfinished, begin
-from synth.engine_processes import run_map_stage_on_processes
+from synth.context import Context, Unfinished
+from synth.drive.processes import run_map_stage_on_processes
+from synth.folder.begin import begin
+from synth.folder.stats import process_figures
 from synth.stages.prefilter_score import PrefilterScore
-from synth.stats import process_figures
 from tests.integration.test_synth_driver import (  # noqa: F401
     config,
     metricx,

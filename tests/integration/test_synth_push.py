@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from synth.config import pair_configs
+from synth.folder.store import StageFolder, read_records
 from synth.pairs import write_dataset
 from synth.run import RunOptions
-from synth.store import StageFolder, read_records
 from tests.hub_server import TOKEN, Hub
 from tests.servers import wait_until
 from tests.synth_output_kit import ROOT, config, exported_run, make_run, run_export, run_filter

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from scorekit.errors import ServiceUnreachable, UserError
-from synth.context import Context, begin
-from synth.engine_ray import run_map_stage_on_ray, shared_budget
+from synth.context import Context
+from synth.drive.cluster import run_map_stage_on_ray, shared_budget
+from synth.folder.begin import begin
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.score_select_best import ScoreSelectBest

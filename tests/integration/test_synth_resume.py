@@ -11,18 +11,19 @@ import pytest
 import structlog
 import yaml
 
-import synth.store
-import synth.tools
+import synth.drive.clients
+import synth.folder.store
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
-from synth.context import Context, Unfinished, begin, clear
-from synth.driver import run_map_stage
-from synth.locks import held, try_lock
+from synth.context import Context, Unfinished
+from synth.drive.driver import run_map_stage
+from synth.folder.begin import begin, clear
+from synth.folder.locks import held, try_lock
+from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_stages
 from synth.stages.generate_128 import Generate128
 from synth.stages.sample_sources import SampleSources
-from synth.store import StageFolder
 from tests.integration import test_synth_output as made
 from tests.integration.test_synth_driver import (  # noqa: F401
     NAMES,
@@ -140,7 +141,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(synth.store.shutil, "rmtree", die)
+        patch.setattr(synth.folder.store.shutil, "rmtree", die)
         begin(Generate128(), [], Context(hotter, tmp_path, overwrite=True))
     run(hotter, stages=STAGES[2:3], resume=True)
     fresh = tmp_path / "fresh"
@@ -263,7 +264,7 @@ def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up
 def test_a_teacher_that_fails_everybody_stops_the_run_and_uses_up_no_source(
     tmp_path, metricx, monkeypatch, status  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr(synth.tools, "FAILURES_IN_A_ROW", 5)
+    monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 5)
     fake = FakeOpenAI(respond=korean)
     with fake.running() as fake.url:
         write_sources(tmp_path, TEXTS)
@@ -325,7 +326,7 @@ def test_a_judge_whose_llm_is_away_for_a_while_rejects_nothing(judged):
 
 def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, monkeypatch):
     cfg, llm = judged
-    monkeypatch.setattr(synth.tools, "FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 3)
     cfg.teacher.retry.backoff_s = [0.01, 0.01]
     llm.fail(503, times=None)
     with pytest.raises(ExceptionGroup) as failed:

@@ -16,9 +16,11 @@ from bench.chaos_synth import write_corpus
 from scorekit.client.transport import Deadline, attempts
 from scorekit.errors import RequestError, ServiceUnreachable
 from synth.__main__ import app
-from synth.locks import held, holder
-from synth.run import BY_NAME, log_to, run_stage
-from synth.store import ShardWriter, StageFolder, read_records, write_atomic
+from synth.folder.locks import held, holder
+from synth.folder.store import ShardWriter, StageFolder, read_records, write_atomic
+from synth.log import log_to
+from synth.run import run_stage
+from synth.stages.table import BY_NAME
 from tests.integration.test_synth_driver import (  # noqa: F401
     TEXTS,
     Context,
@@ -39,7 +41,7 @@ def own_log():
 
 HOLDS = (
     "import os, pathlib, signal, sys\n"
-    "from synth.locks import try_lock\n"
+    "from synth.folder.locks import try_lock\n"
     "lock = try_lock(pathlib.Path(sys.argv[1]))\n"
     "print('held', flush=True)\n"
     "os.kill(os.getpid(), signal.SIGSTOP)"

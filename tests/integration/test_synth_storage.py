@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.context import Context
-from synth.repair import repair
+from synth.folder.repair import repair
+from synth.folder.store import ShardWriter, StageFolder, digest_file, read_records, write_atomic
+from synth.folder.views import write_views
 from synth.run import RunOptions, run_stages
-from synth.store import ShardWriter, StageFolder, digest_file, read_records, write_atomic
-from synth.views import write_views
 from tests.integration import test_synth_output as made
 from tests.integration.test_synth_driver import (  # noqa: F401
     NAMES,

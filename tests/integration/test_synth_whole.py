@@ -18,8 +18,8 @@ from demo.madlad_shard import documents, write_shard
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from synth.__main__ import app
-from synth.stats import funnel
-from synth.store import read_records
+from synth.folder.stats import funnel
+from synth.folder.store import read_records
 from tests.integration.test_synth_driver import korean
 from tests.judge_kit import running_judge
 from tests.openai_server import FakeOpenAI
@@ -77,7 +77,7 @@ def run(tmp_path_factory):
 
 def test_every_row_is_of_the_schema(run):
     folder, _ = run
-    schema = json.loads((ROOT / "synth/export.schema.json").read_bytes())
+    schema = json.loads((ROOT / "synth/export/export.schema.json").read_bytes())
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     rows = list(read_records(folder / "export/train.jsonl"))

@@ -1,4 +1,4 @@
-"""Environments beside the main one have what they need, too."""
+"""Environments beside the main one have what they need, too, and an installed package its files."""
 
 from __future__ import annotations
 
@@ -47,3 +47,23 @@ def test_the_environment_of_transformers_5_is_complete() -> None:
     have = {canonicalize_name(name) for name in listed}
     wanted = {name.partition("[")[0] for name in needed(trainer, set())}
     assert wanted - have == set()
+
+
+def test_an_installed_package_has_its_files() -> None:
+    """Templates, tables, contracts: what is not Python is installed by name."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    files = {
+        str(path.relative_to(ROOT))
+        for package in told
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != "README.md"
+    }
+    installed = {
+        str(path.relative_to(ROOT))
+        for package, patterns in told.items()
+        for pattern in patterns
+        for path in (ROOT / package).glob(pattern)
+    }
+    assert files - installed == set()

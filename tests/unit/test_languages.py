@@ -171,7 +171,7 @@ def test_a_language_of_ones_own():
 
 def test_nothing_heavy_is_loaded_for_it():
     code = (
-        "import sys, scorekit.languages, scorekit.variants\n"
+        "import sys, scorekit.languages, scorekit.text.variants\n"
         "print([m for m in ('torch', 'language_data', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -31,8 +31,6 @@ TRAINER = {
 }  # fmt: skip
 #: Files of its own that a folder has at most.
 FULLEST = 16
-#: Where that is held, and that no files import one another in a circle.
-ROOMY = ("scorekit", "services", "trainer")
 
 
 def _room(path: Path) -> str:
@@ -82,7 +80,7 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("package", ROOMY)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_circle_of_files(package):
     """Nor under TYPE_CHECKING, or within a function."""
     files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
@@ -99,7 +97,7 @@ def test_no_circle_of_files(package):
     order.prepare()  # CycleError names the circle
 
 
-@pytest.mark.parametrize("package", ROOMY)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_is_too_full(package):
     rooms = {path.parent for path in (ROOT / package).rglob("*.py")}
     assert {room: n for room in rooms if (n := len(list(room.glob("*.py")))) > FULLEST} == {}

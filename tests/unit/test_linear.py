@@ -53,7 +53,7 @@ def run_functions() -> None:
     from services.judge.rules import judge_translation
     from synth.config import SegmentationConfig
     from synth.filters import Pair, RuleConfig, check_rules
-    from synth.segment import find_blobs, find_segments, split_sentences
+    from synth.sources.segment import find_blobs, find_segments, split_sentences
     from trainer.translation.rewards.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:

@@ -19,19 +19,20 @@ from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
-from synth.context import Context, begin
-from synth.madlad import hub_pattern
+from synth.context import Context
+from synth.drive.clients import Tools
+from synth.folder.begin import begin
+from synth.folder.stats import StageStats
+from synth.folder.store import StageFolder
 from synth.record import Rejected, source_id
 from synth.run import RunOptions, run_stages
+from synth.sources.madlad import hub_pattern
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose, write_entries
-from synth.stats import StageStats
-from synth.store import StageFolder
-from synth.tools import Tools
 from tests.judge_kit import running_judge
 from tests.openai_server import FakeOpenAI
 from tests.servers import free_port, running_service, wait_until

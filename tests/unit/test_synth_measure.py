@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scorekit.errors import UserError
 from synth.config import BucketingConfig
-from synth.measure import approx_tokens, make_measure, whitespace
+from synth.sources.measure import approx_tokens, make_measure, whitespace
 
 #: A tokenizer that ends every text with a token of its own, unless it is told not to.
 TOKENIZER = Path(__file__).parents[2] / "demo/models/metricx"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth import near_duplicates
-from synth.near_duplicates import NearDuplicates, plan_bands, signatures
+from synth.sources import near_duplicates
+from synth.sources.near_duplicates import NearDuplicates, plan_bands, signatures
 
 
 def find(folder, texts, threshold=0.8, batch=1024, able=None):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synth import places
 from synth.config import SynthConfig
+from synth.folder import places
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth import sampling
 from synth.config import BlobConfig, BucketingConfig
 from synth.record import source_id
-from synth.sampling import BottomK, apportion, bucket_of, fill, plan_quotas, prioritise
+from synth.sources import sampling
+from synth.sources.sampling import BottomK, apportion, bucket_of, fill, plan_quotas, prioritise
 
 EDGES = [0, 10, 20, 40]
 

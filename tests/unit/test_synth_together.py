@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from synth.together import FEW, Together
+from synth.drive.together import FEW, Together
 
 
 class Client:

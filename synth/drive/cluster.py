@@ -1,0 +1,102 @@
+"""Shards of a map stage as tasks of an existing Ray cluster: the same files, byte for byte.
+
+The tasks of a node that dies are run again on the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from synth.config import SynthConfig, answers_place
+from synth.context import Context, Unfinished
+from synth.drive.driver import run_map_stage
+from synth.drive.kinds import MapStage, run_async
+from synth.drive.processes import shared_budget
+from synth.folder.begin import own_shards
+from synth.stages.table import BY_NAME
+
+#: Seconds in which a task that is ended has to be gone.
+_END_S = 30.0
+
+
+def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
+    """Run this process's shards as Ray tasks; the run folder must be one that all nodes see.
+
+    The budgets of the config (concurrency, sequences, rate) are for the run: each task gets its
+    share. Raises UserError where there is no cluster, Unfinished where records are left open.
+    """
+    import ray
+    import ray.exceptions
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
+            raise UserError(
+                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
+            ) from None
+    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if "://" not in answers_place(ctx.cfg) and len(machines) > 1:
+        raise UserError(
+            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
+            "file is for one"
+        )
+    ctx.stats.of_others = True  # each task writes its own
+    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
+    shards = source.shards() or 0
+    folder.set_manifest({**manifest, "shards": shards})
+    todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
+    at_once = max(1, min(len(todo), int(ray.cluster_resources().get("CPU", 1))))
+    cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
+    work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
+    where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
+    ctx.advance(0, len(todo))
+    told = (ctx.limit, ctx.give_up, shards)
+    waiting = [work.remote(stage.name, cfg, where, told, index) for index in todo]
+    try:
+        while waiting:
+            finished, waiting = ray.wait(waiting)
+            for records_in, records_out, open_ in ray.get(finished):
+                ctx.stats.records_in += records_in
+                ctx.stats.records_out += records_out
+                ctx.stats.open.update(open_)
+                ctx.advance(1, None)
+    except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
+        raise error.cause from None
+    finally:
+        _end(waiting)
+    if ctx.stats.open:
+        raise Unfinished(stage.name, ctx.stats.open)
+
+
+def _end(tasks: list[Any]) -> None:
+    """End tasks that nobody waits for any more: they would go on asking, and hold their shards."""
+    import ray
+
+    for task in tasks:
+        ray.cancel(task, force=True)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=_END_S)
+
+
+def _run_shard(
+    name: str, cfg: dict[str, Any], where: tuple[str, str | None],
+    told: tuple[int | None, bool, int], index: int,
+) -> tuple[int, int, dict[str, int]]:  # fmt: skip
+    """One shard, in a process of the cluster, which writes its own figures. Records in, out, and
+    left open by code."""
+    out_dir, inputs = where
+    limit, give_up, shards = told
+    ctx = Context(
+        SynthConfig.model_validate(cfg), Path(out_dir), Path(inputs) if inputs else None,
+        resume=True, limit=limit, shard_id=index, num_shards=shards, give_up=give_up,
+    )  # fmt: skip
+    manifest = ctx.folder(name).manifest() or {}
+    with contextlib.suppress(Unfinished):
+        run_async(run_map_stage(BY_NAME[name], manifest, ctx))
+    ctx.stats.flush(ctx.folder(name), every_s=0)
+    return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)

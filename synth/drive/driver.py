@@ -1,0 +1,229 @@
+"""Runs a stage over its shards: skip what is done, do the rest, write it in order, mark it.
+
+A stage is a function of one record and of answers, which are kept under a key of all that they
+depend on. So a run that was killed asks nobody twice: it works through the shard's records again,
+finds their answers, and writes the same bytes. A record whose answer is missing through no fault
+of its own leaves its shard open: what is there is kept, and the shard is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import IO, Any
+
+import structlog
+
+from scorekit.errors import UserError
+from synth.context import Context, Unfinished
+from synth.drive.clients import Tools
+from synth.drive.kinds import MapStage
+from synth.folder.begin import check_begun, own_shards
+from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
+from synth.folder.store import Record, ShardWriter, StageFolder, read_records
+from synth.record import Kept, NotYet, Open, Rejected
+
+log = structlog.get_logger()
+
+#: Shards in work at once: the next one begins when all records of the last one are in work,
+#: so that a few slow answers in each leave no place free.
+SHARDS_AT_ONCE = 32
+#: Results that wait in memory for an older record, for each record in work: one slow answer must
+#: not stop all others.
+AHEAD = 32
+
+
+async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
+    """All of this process's shards of a stage, and with `ctx.share` all that nobody is at.
+
+    Raises UserError where an input is not there, Unfinished where records are left open.
+    """
+    source = ctx.input_of(stage)
+    folder = ctx.folder(stage.name)
+    with held([(source.lock(), True), (folder.lock(), True)], "work there"):
+        check_begun(stage, manifest, ctx)
+        shards = source.shards() or 0
+        if folder.shards() is None:
+            folder.set_manifest({**manifest, "shards": shards})
+        plan = list(_plan(source, folder, shards, ctx))
+        total = sum(records for _, records, done in plan)
+        ctx.advance(sum(records for _, records, done in plan if done), total)
+        todo = {index: records for index, records, done in plan if not done}
+        if not todo:
+            return  # nobody is needed, and perhaps nobody is there any more
+        claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
+        async with Tools.open(
+            ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
+        ) as tools:
+            window = asyncio.Semaphore(tools.window)
+            room = asyncio.Semaphore(SHARDS_AT_ONCE)
+            async with asyncio.TaskGroup() as group:
+                await room.acquire()
+                async for index, lock in _mine(claims, ctx, stage.name):
+                    shard = _Shard(stage, ctx, source, folder, index, todo[index], tools, window)
+                    group.create_task(_run(shard, lock, room))
+                    await shard.in_work.wait()
+                    await room.acquire()
+    if ctx.stats.open:
+        raise Unfinished(stage.name, ctx.stats.open)
+
+
+def _plan(
+    source: StageFolder, folder: StageFolder, shards: int, ctx: Context
+) -> Iterator[tuple[int, int, bool]]:
+    """(shard, records to take of it, whether it is done) of the shards that may be worked on.
+
+    Raises UserError where one that is done, or its input, is not what it was."""
+    room = ctx.limit
+    wanted = range(shards) if ctx.share else own_shards(shards, ctx)
+    for index in range(shards):
+        if room is None and index not in wanted:
+            continue  # it may be another machine's, not yet done
+        mark = source.mark(index)
+        if mark is None:
+            raise UserError(f"{source.path}: shard {index} is not done; resume that stage first")
+        records = mark["records"] if room is None else min(mark["records"], room)
+        room = None if room is None else room - records
+        if index not in wanted:
+            continue
+        own = folder.mark(index)
+        if own is not None:
+            if own["input"] != mark["digest"]:
+                raise UserError(
+                    f"{folder.path}: shard {index} was made from another {source.name}; "
+                    "give --overwrite"
+                )
+            folder.verify(index)
+        elif mark.get("let_go"):
+            source.verify_input(index)  # says so before a service is asked
+        yield index, records, own is not None
+
+
+async def _mine(claims: Claims, ctx: Context, name: str) -> AsyncIterator[tuple[int, IO[str]]]:
+    """(shard, its lock) one after the other; ends when all of them are done or in work here."""
+    told = False
+    while claims.left:
+        claimed = claims.next()
+        if claimed is not None:
+            yield claimed
+        elif claims.left:
+            if not told:
+                told = True
+                ctx.tell(f"{name}: waits for {claims.waits_for()}, which is at the last shards")
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def _is_done(folder: StageFolder, index: int, ctx: Context) -> bool:
+    left_open = ctx.left_open is not None and ctx.left_open[index]
+    return bool(left_open) or folder.mark(index) is not None
+
+
+async def _run(shard: _Shard, lock: IO[str], room: asyncio.Semaphore) -> None:
+    try:
+        await shard.run()
+        if shard.open and shard.ctx.left_open is not None:
+            shard.ctx.left_open[shard.index] = 1
+    finally:
+        release(shard.folder.lock(shard.index), lock)
+        room.release()
+
+
+class _Shard:
+    """One shard of a map stage in work. in_work: set when all of its records are."""
+
+    def __init__(
+        self, stage: MapStage, ctx: Context, source: StageFolder, folder: StageFolder,
+        index: int, records: int, tools: Tools, window: asyncio.Semaphore,
+    ) -> None:  # fmt: skip
+        self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
+        self.index, self.records, self.tools, self.window = index, records, tools, window
+        self.codes: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
+        self.open = 0
+        self.in_work = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work through the records in order, many at once; write them in order; mark the shard,
+        unless records of it are left open."""
+        self.source.verify_input(self.index)
+        started = time.monotonic()
+        with (
+            ShardWriter(self.folder.shard(self.index)) as kept,
+            ShardWriter(self.folder.rejected(self.index)) as rejected,
+        ):
+            async with self._tasks() as results:
+                async for result in results:
+                    self._write(result, kept, rejected)
+            if not self.open:
+                rejected_digest = rejected.commit()
+                digest = kept.commit()
+        seconds = round(time.monotonic() - started, 2)
+        log.info("shard", stage=self.stage.name, shard=self.index, kept=kept.records,
+                 rejected=rejected.records, open=self.open, seconds=seconds)  # fmt: skip
+        if self.open:
+            return
+        source_mark = self.source.mark(self.index) or {}
+        self.folder.set_mark(
+            self.index,
+            {
+                "records": kept.records,
+                "rejected": dict(sorted(self.codes.items())),
+                "told": dict(sorted(self.told.items())),
+                "input": source_mark["digest"],
+                "digest": digest,
+                "rejected_digest": rejected_digest,
+            },
+        )
+
+    def _write(
+        self, result: Kept | Rejected | Open, kept: ShardWriter, rejected: ShardWriter
+    ) -> None:
+        stats = self.ctx.stats
+        stats.records_in += 1
+        if isinstance(result, Open):
+            self.open += 1
+            stats.open[result.reason_code] += 1
+            log.warning("open", stage=self.stage.name, shard=self.index,
+                        source=result.record.get("source_id"),
+                        reason_code=result.reason_code)  # fmt: skip
+        elif isinstance(result, Kept):
+            kept.write(result.record)
+            stats.records_out += 1
+            if result.told:
+                self.told[result.told] += 1
+        else:
+            rejected.write(result.as_record(self.stage.name))
+            self.codes[result.reason_code] += 1
+            stats.rejected[result.reason_code] += 1
+        self.ctx.advance(1, None)
+        stats.flush(self.folder)
+
+    async def _process(self, record: Record) -> Kept | Rejected | Open:
+        try:
+            return await self.stage.process(record, self.tools)
+        except NotYet as error:
+            return Open(record, error.code)  # its text may be a server's: not for the log
+
+    @asynccontextmanager
+    async def _tasks(self) -> AsyncIterator[AsyncIterator[Kept | Rejected | Open]]:
+        """The results in order. What one raises ends all at once: a full disk must not wait for
+        the answer to an older record while others are paid for and lost."""
+        running: deque[asyncio.Task[Kept | Rejected | Open]] = deque()
+
+        async def results() -> AsyncIterator[Kept | Rejected | Open]:
+            for record in islice(read_records(self.source.shard(self.index)), self.records):
+                while running and (running[0].done() or len(running) > AHEAD * self.tools.window):
+                    yield await running.popleft()
+                await self.window.acquire()  # of all shards: any record that is done makes room
+                running.append(group.create_task(self._process(record)))
+                running[-1].add_done_callback(lambda _: self.window.release())
+            self.in_work.set()
+            while running:
+                yield await running.popleft()
+
+        async with asyncio.TaskGroup() as group:
+            yield results()

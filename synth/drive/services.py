@@ -1,0 +1,92 @@
+"""The services of a run: reached, and compared with what the config and the run's past say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from scorekit.client import ScoringClient
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.schemas import Info
+from synth.config import SynthConfig
+from synth.folder.store import StageFolder, read_json, to_line, write_atomic
+
+if TYPE_CHECKING:
+    from scorekit.llm import LLMClient
+
+#: What makes a service another one, whose answers are not to be mixed.
+_IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
+
+
+def open_teacher(cfg: SynthConfig) -> LLMClient:
+    """The client of the teacher; its key comes from the environment."""
+    from scorekit.llm import LLMClient
+
+    teacher = cfg.teacher
+    key = os.environ.get(teacher.api_key_env)
+    return LLMClient(
+        teacher.base_url, teacher.model,
+        api_key=SecretStr(key) if key else None,
+        request_timeout_s=teacher.request_timeout_s,
+        connect_timeout_s=teacher.connect_timeout_s,
+        max_concurrency=teacher.max_concurrency,
+        max_sequences=teacher.max_sequences,
+        max_attempts=teacher.retry.max_attempts,
+        backoff_s=tuple(teacher.retry.backoff_s),
+        requests_per_minute=teacher.requests_per_minute,
+        strategy=cfg.final_generation.strategy,
+        wait_for_server_s=teacher.wait_for_server_s,
+    )  # fmt: skip
+
+
+def check_metricx(cfg: SynthConfig, info: Info) -> None:
+    """The service must be what the config expects. Raises UserError."""
+    told = cfg.metricx
+    if Path(told.checkpoint).name != Path(info.model).name:
+        raise UserError(f"metricx.checkpoint is {told.checkpoint}, the service has {info.model}")
+    if told.device is not None and not info.device.startswith(told.device):
+        raise UserError(f"metricx.device is {told.device}, the service runs on {info.device}")
+
+
+def check_judge(cfg: SynthConfig, info: Info) -> None:
+    """Rules ask no model. Raises UserError where the config names one."""
+    model = cfg.filters.llm_judge.model
+    if info.model == "rules" and model not in (None, "rules"):
+        raise UserError(
+            f"filters.llm_judge.model is {model}, but the judge at {cfg.filters.llm_judge.url} is "
+            "the rules back end: start it with --backend openai, or leave the model out"
+        )
+
+
+async def service_info(client: ScoringClient, name: str) -> Info:
+    """What a service says of itself, once it is ready. Raises UserError where it is not there."""
+    try:
+        await client.wait_ready(60.0)
+        return await client.info()
+    except ServiceUnreachable as error:
+        raise UserError(f"{name}: {error}; start it, or give {name}'s url") from None
+
+
+def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
+    """Keep what the service says of itself, for the stage and for the run; what makes it another
+    one. Raises UserError where the stage was begun with another: half of its answers would be of
+    that."""
+    told = info.model_dump()
+    path = folder.service(name)
+    before = read_json(path)
+    if before is not None:
+        changed = [key for key in _IDENTITY if before.get(key) != told[key]]
+        if changed:
+            key = changed[0]
+            raise UserError(
+                f"{folder.path}: the {name} service's {key} was {before.get(key)}, is {told[key]}; "
+                "start the same one again, or give --overwrite"
+            )
+    else:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, to_line(told))
+    write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
+    return {key: told[key] for key in _IDENTITY}

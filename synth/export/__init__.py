@@ -1,0 +1,1 @@
+"""The finished pairs: rows, files, card, upload."""

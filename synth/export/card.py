@@ -1,0 +1,134 @@
+"""The dataset card of an export: what it holds, whose licence, and what became of every source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from scorekit.languages import language_name
+from synth.config import SynthConfig, languages
+from synth.export.files import PAIRS, TRAIN
+from synth.export.rows import arrow_schema, pair_schema
+from synth.folder.manifest import corpus, row_counts, settings
+from synth.folder.stats import StageCounts, funnel
+from synth.folder.store import write_atomic
+from synth.report.reasons import explain
+
+if TYPE_CHECKING:
+    from synth.context import Context
+
+#: As the hub names sizes: up to so many rows.
+_SIZES = (
+    (10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
+)  # fmt: skip
+
+
+def write_card(path: Path, ctx: Context, files: list[dict[str, Any]]) -> None:
+    """Write the card. files: as `write_files` gives them."""
+    counts = [c for c in funnel(ctx.out_dir, ctx.inputs) if c.stage != "export"]
+    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
+
+
+def card(
+    cfg: SynthConfig, counts: list[StageCounts], files: list[dict[str, Any]],
+    read: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """The text of the card; the same for the same config and counts.
+
+    read: what sample_sources says of what it read.
+    """
+    tags = languages(cfg)
+    names = [language_name(tag) for tag in tags]
+    environment = Environment(
+        loader=PackageLoader("synth.export", "."), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    rows = row_counts(files)
+    head = _head(cfg, names, files)
+    return environment.get_template("card.md").render(
+        head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000),
+        cfg=cfg,
+        source=names[0],
+        target=names[1],
+        tags=tags,
+        patterns={name: _pattern(cfg, files, name) for name in rows},
+        rows=rows,
+        corpus=read,
+        stages=counts,
+        reasons={
+            code: explain(code)
+            for code in sorted({c for s in counts for c in (*s.rejected, *s.told)})
+        },
+        settings=yaml.safe_dump(settings(cfg), sort_keys=False, allow_unicode=True),
+    )
+
+
+def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> dict[str, Any]:
+    """The metadata that the hub reads."""
+    rows = row_counts(files)
+    configs = {TRAIN: "default", PAIRS: "preference_pairs"}
+    licence = {"license": "odc-by"}
+    if cfg.data.files:
+        licence = {"license": "other", "license_name": "of-the-source-files"}
+    source = {} if cfg.data.files else {"source_datasets": [cfg.data.madlad_dataset]}
+    return {
+        "pretty_name": f"Synthetic translations from {names[0]} into {names[1]}",
+        **licence,
+        "language": list(dict.fromkeys(tag.split("-")[0] for tag in languages(cfg))),
+        "task_categories": ["translation"],
+        "multilinguality": ["translation"],
+        "annotations_creators": ["machine-generated"],
+        "language_creators": ["found", "machine-generated"],
+        **source,
+        "size_categories": [size_category(rows[TRAIN])],
+        "tags": ["synthetic", "machine-translation", "parallel-corpus"],
+        "configs": [
+            {"config_name": config,
+             "data_files": [{"split": "train", "path": _pattern(cfg, files, name)}]}
+            for name, config in configs.items()
+            if name in rows
+        ],
+        "dataset_info": [
+            _info(cfg, files, name, config) for name, config in configs.items() if name in rows
+        ],
+    }  # fmt: skip
+
+
+def size_category(rows: int) -> str:
+    """As the hub names sizes."""
+    return next((name for most, name in _SIZES if rows < most), "n>1T")
+
+
+def _info(
+    cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str
+) -> dict[str, Any]:  # fmt: skip
+    """Features and sizes of a configuration, as `datasets` writes them."""
+    from datasets import DatasetInfo, Features, SplitDict, SplitInfo
+
+    features = Features.from_arrow_schema(arrow_schema() if name == TRAIN else pair_schema())
+    info = DatasetInfo(features=features)
+    if "parquet" in cfg.export.formats:
+        loaded = _loaded(cfg, files, name)
+        memory = sum(file["memory"] for file in loaded)
+        split = SplitInfo("train", num_bytes=memory, num_examples=row_counts(files)[name])
+        info.splits = SplitDict({"train": split})
+        info.download_size, info.dataset_size = sum(file["bytes"] for file in loaded), memory
+    return {"config_name": config, **info._to_yaml_dict()}
+
+
+def _loaded(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The files that `load_dataset` reads: Parquet where there is any."""
+    kind = ".parquet" if "parquet" in cfg.export.formats else ".jsonl"
+    return [file for file in files if file["of"] == name and kind in file["name"]]
+
+
+def _pattern(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> str:
+    """One pattern for them."""
+    found = _loaded(cfg, files, name)
+    first: str = found[0]["name"]
+    return first if len(found) == 1 else f"{name}-*.{first.partition('.')[2]}"

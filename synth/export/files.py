@@ -1,0 +1,195 @@
+"""Files of the export: which rows stand in which, and how one is written.
+
+A file is a function of its number: which records it takes is known from the marks of the shards.
+So processes write them side by side, and a killed export goes on with those that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synth.config import SynthConfig
+from synth.export.rows import arrow_schema, pair_codes, pair_row, pair_schema, row_maker
+from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TRAIN, PAIRS = "train", "pairs"
+_BATCH = 5000  # rows of a Parquet row group
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Records of a shard, from `start` on and before `stop`."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file's worth of rows: `number` of `total`.
+
+    folder: where its files are written; metricx: what the scoring service said of itself.
+    """
+
+    cfg: SynthConfig
+    source: StageFolder
+    folder: Path
+    pieces: tuple[Piece, ...]
+    number: int
+    total: int
+    metricx: dict[str, Any]
+
+
+def plan_files(source: StageFolder, rows_per_file: int, limit: int | None) -> list[list[Piece]]:
+    """The pieces of each file, in order; one file of no rows where there is nothing."""
+    plan: list[list[Piece]] = [[]]
+    room = rows_per_file
+    for shard in range(source.shards() or 0):
+        records = (source.mark(shard) or {})["records"]
+        if limit is not None:
+            records = min(records, limit)
+            limit -= records
+        start = 0
+        while start < records:
+            if not room:
+                plan.append([])
+                room = rows_per_file
+            stop = min(records, start + room)
+            plan[-1].append(Piece(shard, start, stop))
+            room -= stop - start
+            start = stop
+    return plan
+
+
+def file_name(name: str, kind: str, number: int, total: int) -> str:
+    """As the hub names shards; a single file has the plain name. kind: "jsonl" or "parquet"."""
+    if total == 1:
+        return f"{name}.{kind}"
+    return f"{name}-{number:05d}-of-{total:05d}.{kind}{'.zst' if kind == 'jsonl' else ''}"
+
+
+def write_files(job: Job) -> dict[str, Any]:
+    """Write the files of one number; its mark.
+
+    A file is {"name", "of" ("train" or "pairs"), "rows", "bytes", "sha256"}, of Parquet with
+    "memory", the bytes of its columns when they are loaded. Raises UserError for a shard that was
+    changed, ValueError for a row that is not of the schema.
+    """
+    make = row_maker(job.cfg, job.metricx)
+    files = _write(job, TRAIN, map(make, _records(job)), arrow_schema())
+    records = files[0]["rows"]
+    if job.cfg.export.preference_pairs:
+        codes = pair_codes(job.cfg)
+        pairs = (row for r in _records(job) if (row := pair_row(codes, r)) is not None)
+        files += _write(job, PAIRS, pairs, pair_schema())
+    digest = digest_of([file["sha256"] for file in files])
+    return {"records": records, "rejected": {}, "digest": digest, "files": files}
+
+
+def is_written(mark: dict[str, Any] | None, folder: Path) -> bool:
+    """Whether the files of a mark stand in the folder, byte for byte."""
+    return mark is not None and not changed_files(folder, mark["files"])
+
+
+def changed_files(folder: Path, files: Iterable[dict[str, Any]]) -> list[str]:
+    """The names of files that are not there, or not what they were."""
+    return [
+        file["name"]
+        for file in files
+        if not (path := folder / file["name"]).exists() or sha256_of(path) != file["sha256"]
+    ]
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, as `sha256sum` and the hub name it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _records(job: Job) -> Iterator[Record]:
+    for piece in job.pieces:
+        job.source.verify_input(piece.shard)
+        yield from islice(read_records(job.source.shard(piece.shard)), piece.start, piece.stop)
+
+
+def _write(
+    job: Job, name: str, rows: Iterable[Record], columns: pyarrow.Schema
+) -> list[dict[str, Any]]:
+    """The files of the formats that are asked for, in one pass; what they are."""
+    left = iter(rows)
+    path = {
+        kind: job.folder / file_name(name, kind, job.number, job.total)
+        for kind in sorted(set(job.cfg.export.formats))
+    }
+    count = 0
+    with ExitStack() as stack:
+        lines: ShardWriter | None = None
+        table: _Parquet | None = None
+        if "jsonl" in path:
+            lines = stack.enter_context(ShardWriter(path["jsonl"]))
+        if "parquet" in path:
+            table = stack.enter_context(_Parquet(path["parquet"], columns))
+        while batch := list(islice(left, _BATCH)):
+            count += len(batch)
+            if lines is not None:
+                for row in batch:
+                    lines.write(row)
+            if table is not None:
+                table.write(batch)
+        for writer in (lines, table):
+            if writer is not None:
+                writer.commit()
+    found = [
+        {"name": each.name, "of": name, "rows": count, "bytes": each.stat().st_size,
+         "sha256": sha256_of(each)}
+        for each in path.values()
+    ]  # fmt: skip
+    if table is not None:
+        found[-1]["memory"] = table.memory
+    return found
+
+
+class _Parquet:
+    """Row groups of a batch each; under a temporary name until `commit`."""
+
+    def __init__(self, path: Path, columns: pyarrow.Schema) -> None:
+        import pyarrow.parquet
+
+        self.path = path
+        self.memory = 0
+        self._columns = columns
+        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._writer = pyarrow.parquet.ParquetWriter(self._temporary, columns, compression="zstd")
+
+    def write(self, rows: list[Record]) -> None:
+        """Append a row group."""
+        import pyarrow
+
+        table = pyarrow.Table.from_pylist(rows, schema=self._columns)
+        self.memory += table.nbytes
+        self._writer.write_table(table)
+
+    def commit(self) -> None:
+        """Sync, and give the file its name."""
+        self._writer.close()
+        with self._temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._temporary, self.path)
+
+    def __enter__(self) -> _Parquet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+        self._temporary.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""export/manifest.json: what all rows of an export share, and the digests of its files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import scorekit
+from scorekit.prompts import load_template
+from synth.config import SynthConfig
+from synth.export.rows import bare_url, pair_codes, sampling_blocks
+from synth.folder.stats import STAGES, funnel
+from synth.folder.store import StageFolder, read_json, write_atomic
+
+if TYPE_CHECKING:
+    from synth.context import Context
+
+#: Keys that say where a run is, not what it makes.
+PLACES: dict[str, Any] = {
+    "run": {"out_dir", "log_level", "shard_records", "view_records", "answers", "prometheus_port"},
+    "data": {"files", "pairs"},
+    "teacher": {
+        "base_url", "api_key_env", "request_timeout_s", "connect_timeout_s", "wait_for_server_s",
+        "max_concurrency", "max_sequences", "requests_per_minute", "retry",
+    },
+    "metricx": {"url", "batch_size", "device", "cache_db"},
+    "filters": {"llm_judge": {"url"}},
+    "export": {"processes"},
+}  # fmt: skip
+
+
+def write_manifest(
+    path: Path, ctx: Context, files: list[dict[str, Any]], begun: dict[str, Any]
+) -> None:
+    """Write the manifest. files: as `write_files` gives them; begun: the manifest of the stage."""
+    told = manifest(ctx, files) | {"stage_digest": begun["digest"]}
+    write_atomic(path, (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
+    """Provenance that the rows share, counts, and the files; the same for the same run."""
+    cfg = ctx.cfg
+    blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
+    for kind in blocks.values():
+        for block in kind.values():
+            del block["seed"], block["candidate"]  # of each row its own
+    return {
+        **pair_codes(cfg),
+        "rows": row_counts(files),
+        "partial": partial(ctx),
+        "files": files,
+        "teacher": {
+            "backend": cfg.teacher.backend,
+            "base_url": bare_url(cfg.teacher.base_url),
+            "model": cfg.teacher.model,
+            "revision": cfg.teacher.revision,
+            "prompt": load_template(cfg.teacher.prompt),
+            "sampling_params": blocks,
+        },
+        "services": {name: service for name in ("metricx", "judge")
+                     if (service := _service(ctx, name)) is not None},
+        "corpus": corpus(ctx),
+        "funnel": [
+            {"stage": c.stage, "in": c.records_in, "out": c.records_out, "rejected": c.rejected}
+            for c in funnel(ctx.out_dir, ctx.inputs)
+            if c.stage != "export"
+        ],
+        "settings": settings(cfg),
+        "code": {"scorekit": scorekit.__version__,
+                 "commit": os.environ.get("SCOREKIT_COMMIT") or None},
+    }  # fmt: skip
+
+
+def row_counts(files: list[dict[str, Any]]) -> dict[str, int]:
+    """Rows of "train", and of "pairs" where there are preference pairs."""
+    counts: dict[str, dict[str, int]] = {}
+    for file in files:
+        kind = file["name"].partition(".")[2]  # each format holds all rows
+        of = counts.setdefault(file["of"], {})
+        of[kind] = of.get(kind, 0) + file["rows"]
+    return {of: max(kinds.values()) for of, kinds in counts.items()}
+
+
+def settings(cfg: SynthConfig) -> dict[str, Any]:
+    """The config without what says only where things are."""
+    return cfg.model_dump(mode="json", exclude=PLACES)
+
+
+def partial(ctx: Context) -> bool:
+    """Whether a stage took a part of its records only: --limit, or a dry run."""
+    manifests = (StageFolder(ctx.out_dir, name).manifest() for name in STAGES)
+    return ctx.limit is not None or any(m is not None and m.get("limit") for m in manifests)
+
+
+def corpus(ctx: Context) -> dict[str, Any]:
+    """What sample_sources says of what it read."""
+    for folder in (ctx.out_dir, ctx.inputs):
+        path = StageFolder(folder, "sample_sources").path / "counts.json" if folder else None
+        if path is not None and (told := read_json(path)) is not None:
+            files = told.pop("files", [])
+            return {**told, "files": len(files)}
+    return {}
+
+
+def _service(ctx: Context, name: str) -> dict[str, Any] | None:
+    """What a service said of itself, without where and since when it runs."""
+    for folder in (ctx.out_dir, ctx.inputs):
+        path = folder / f"service-{name}.json" if folder else None
+        if path is not None and (told := read_json(path)) is not None:
+            keys = ("service", "model", "revision", "tokenizer", "dtype", "max_input_length",
+                    "commit", "versions")  # fmt: skip
+            return {key: told.get(key) for key in keys}
+    return None

@@ -1,0 +1,386 @@
+"""What a stage did, in numbers: stats.json.
+
+Records are counted from the marks of finished shards, so that no kill falsifies them. What was
+called, and how long it took, each process writes to a file of its own in the stage's folder, every
+few seconds; a kill loses what was counted since. stats.json is made of both, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from synth.config import SynthConfig
+from synth.folder.distributions import distributions
+from synth.folder.store import StageFolder, digest_of, read_json, to_line, write_atomic
+
+#: In their order.
+STAGES = (
+    "sample_sources", "prefilter_score", "select_sources", "generate_128", "score_select_best",
+    "format_filter", "export",
+)  # fmt: skip
+#: Seconds between two writes of a process's figures.
+FLUSH_S = 5.0
+
+
+@dataclass(slots=True)
+class CallStats:
+    """Calls of one service. requests: of a record each; several may have gone out as one."""
+
+    requests: int = 0
+    samples: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class StageStats:
+    """Counts of one process in one stage.
+
+    open: records that a service gave no answer for, by code. answers_kept: answers that were there
+    and nobody was asked for; damaged_answers: those that were found broken, and asked for again.
+    teacher: the client's own counts, which go on counting, or a copy of them.
+    scorer: what MetricX says of itself, see `scorer_figures`. of_others: they are sums of processes
+    which write their own.
+    """
+
+    started: float = field(default_factory=time.monotonic)
+    records_in: int = 0
+    records_out: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    open: Counter[str] = field(default_factory=Counter)
+    answers_kept: int = 0
+    damaged_answers: int = 0
+    teacher: Any = field(default_factory=dict)
+    metricx: CallStats = field(default_factory=CallStats)
+    judge: CallStats = field(default_factory=CallStats)
+    scorer: dict[str, float] = field(default_factory=dict)
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    began: float = field(default_factory=time.time)
+    cpu_before: float = field(default_factory=time.process_time)
+    flushed: float = 0.0
+    of_others: bool = False
+
+    def figures(self) -> dict[str, Any]:
+        """As they are written."""
+        teacher = self.teacher
+        counts = dataclasses.asdict(teacher) if dataclasses.is_dataclass(teacher) else teacher  # type: ignore[arg-type]
+        return {
+            "began": self.began,
+            "seconds": time.monotonic() - self.started,
+            "cpu_seconds": time.process_time() - self.cpu_before,
+            "records_in": self.records_in,
+            "records_out": self.records_out,
+            "open": dict(sorted(self.open.items())),
+            "answers": {"kept": self.answers_kept, "damaged": self.damaged_answers},
+            "teacher": dict(counts),
+            "metricx": dataclasses.asdict(self.metricx),
+            "judge": dataclasses.asdict(self.judge),
+            "scorer": dict(self.scorer),
+            "driver_memory_peak_bytes": _peak_resident_bytes(),
+        }
+
+    def add_up(self, told: list[dict[str, Any]]) -> None:
+        """Show the sums of other processes' `figures`, each with its `rejected`."""
+        self.records_in = sum(each["records_in"] for each in told)
+        self.records_out = sum(each["records_out"] for each in told)
+        self.rejected = Counter(_sum(each["rejected"] for each in told))
+        self.open = Counter(_sum(each["open"] for each in told))
+        self.teacher = _sum(each["teacher"] for each in told)
+        self.metricx = CallStats(**_sum(each["metricx"] for each in told))  # type: ignore[arg-type]
+        self.judge = CallStats(**_sum(each["judge"] for each in told))  # type: ignore[arg-type]
+
+    def flush(self, folder: StageFolder, every_s: float = FLUSH_S) -> None:
+        """Write this process's figures, unless they were written less than `every_s` ago."""
+        now = time.monotonic()
+        if self.of_others or now - self.flushed < every_s:
+            return
+        self.flushed = now
+        folder.path.mkdir(parents=True, exist_ok=True)
+        path = folder.path / f"stats-{self.process}.json"
+        temporary = path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(to_line(self.figures()))  # not synced: a lost one is no harm
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StageCounts:
+    """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`.
+    told: of those that go on, what is to be known of them, by code."""
+
+    stage: str
+    shards: int
+    done: int
+    records_out: int
+    rejected: dict[str, int]
+    told: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def records_in(self) -> int:
+        return self.records_out + sum(self.rejected.values())
+
+
+def count_stage(folder: StageFolder) -> StageCounts | None:
+    """The counts of a stage's finished shards; None where it was not begun."""
+    shards = folder.shards()
+    if shards is None:
+        return None
+    marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
+    rejected: Counter[str] = Counter(_left_out(folder))
+    told: Counter[str] = Counter()
+    for mark in marks:
+        rejected.update(mark["rejected"])
+        told.update(mark.get("told", {}))
+    records = sum(mark["records"] for mark in marks)
+    return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())),
+                       dict(sorted(told.items())))  # fmt: skip
+
+
+def _left_out(folder: StageFolder) -> dict[str, int]:
+    """Of sample_sources: its segments are too many to be written when they are not taken."""
+    mend = f"mend it with `run --stage {folder.name} --repair 0`"
+    counts = read_json(folder.path / "counts.json", "rejected", mend=mend)
+    return {} if counts is None else dict(counts["rejected"])
+
+
+def unreadable(folder: StageFolder) -> dict[str, int]:
+    """Of sample_sources: documents that could not be read, by code; empty for other stages."""
+    counts = read_json(folder.path / "counts.json") or {}
+    return dict(counts.get("unreadable", {}))
+
+
+def is_run(out_dir: Path) -> bool:
+    """Whether a stage was begun there."""
+    return any(StageFolder(out_dir, name).path.exists() for name in STAGES)
+
+
+def need_run(out_dir: Path) -> None:
+    """Raise UserError where no stage was begun: to find nothing wrong there would mislead."""
+    if not is_run(out_dir):
+        raise UserError(f"{out_dir}: no run here (no stage was begun)")
+
+
+def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
+    """The counts of all stages that were begun, in order; of `inputs` where out_dir has none."""
+    found = []
+    for name in STAGES:
+        counts = count_stage(StageFolder(out_dir, name))
+        if counts is None and inputs is not None:
+            counts = count_stage(StageFolder(inputs, name))
+        if counts is not None:
+            found.append(counts)
+    return found
+
+
+def write_stats(cfg: SynthConfig, out_dir: Path, stage: str, own: StageStats) -> dict[str, Any]:
+    """Write this process's figures of a stage; then stats.json, from what stands in the stages'
+    folders, and return it."""
+    own.flush(StageFolder(out_dir, stage), every_s=0.0)
+    stages = {}
+    for counts in funnel(out_dir):
+        folder = StageFolder(out_dir, counts.stage)
+        stages[counts.stage] = {
+            "records_in": counts.records_in,
+            "records_out": counts.records_out,
+            "rejected": counts.rejected,
+            "told": counts.told,
+            "unreadable": unreadable(folder),
+            "shards": counts.shards,
+            "shards_done": counts.done,
+            **process_figures(folder),
+            "distributions": _cached_distributions(cfg, folder) if folder.done() else {},
+        }
+    stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
+    text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
+    write_atomic(out_dir / "stats.json", text.encode())
+    return stats
+
+
+def process_figures(folder: StageFolder) -> dict[str, Any]:
+    """What the processes that worked on a stage say, added up.
+
+    seconds: in which at least one was at work; records_per_s: done in them, over all processes;
+    driver_cpu_s: of these processes, which may have been several at once.
+    """
+    found = []
+    for path in sorted(folder.path.glob("stats-*.json")):
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except (ValueError, FileNotFoundError):  # cleared meanwhile, or the disk was full
+            continue
+    seconds = _union((each["began"], each["began"] + each["seconds"]) for each in found)
+    records = sum(each["records_in"] for each in found)
+    return {
+        "processes": len(found),
+        "began": min((each["began"] for each in found), default=0.0),
+        "seconds": round(seconds, 3),
+        "records_per_s": round(records / seconds, 3) if seconds else None,
+        "records_done": records,
+        "driver_cpu_s": round(sum(each.get("cpu_seconds", 0.0) for each in found), 3),
+        **{
+            key: _sum(each.get(key, {}) for each in found)
+            for key in ("answers", "teacher", "metricx", "judge")
+        },
+        "scorer": _merge_scorer([each["scorer"] for each in found if each["scorer"]]),
+        "driver_memory_peak_bytes": max((e["driver_memory_peak_bytes"] for e in found), default=0),
+    }
+
+
+def _cached_distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
+    """Read through a stage once, not after every later one."""
+    digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
+    digest = digest_of(digests)
+    path = folder.path / "distributions.json"
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept["of"] == digest:
+            return dict(kept["distributions"])
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    found = distributions(cfg, folder)
+    write_atomic(path, to_line({"of": digest, "distributions": found}))
+    return found
+
+
+def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
+    """What the scoring services at these URLs counted since `before` (an earlier answer, or {}).
+
+    batches, batch_seconds, batch_samples: of the model; since then, by whomever they were asked.
+    memory_peak_bytes: the most of one service, on its device or else its host. Empty where a
+    service does not tell.
+    """
+    import httpx
+
+    key = os.environ.get("SCOREKIT_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    total = {"batches": 0.0, "batch_seconds": 0.0, "batch_samples": 0.0, "memory_peak_bytes": 0.0}
+    for url in [urls] if isinstance(urls, str) else urls:
+        try:
+            answer = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=10.0)
+            answer.raise_for_status()
+            told = _parse_metrics(answer.text)
+        except (httpx.HTTPError, ValueError):
+            return {}
+        total["batches"] += told.get("scorekit_model_seconds_count", 0)
+        total["batch_seconds"] += told.get("scorekit_model_seconds_sum", 0)
+        total["batch_samples"] += told.get("scorekit_batch_samples_sum", 0)
+        memory = told.get(
+            "scorekit_device_memory_peak_bytes", told.get("scorekit_host_memory_peak_bytes", 0)
+        )
+        total["memory_peak_bytes"] = max(total["memory_peak_bytes"], memory)
+    counted = ("batches", "batch_seconds", "batch_samples")
+    since = {name: total[name] - before.get(name, 0) for name in counted}
+    if min(since.values()) < 0:  # it was started anew meanwhile, and counts from there
+        since = {name: total[name] for name in counted}
+    return total | since
+
+
+def _parse_metrics(text: str) -> dict[str, float]:
+    lines = (line.split() for line in text.splitlines() if line and line[0] not in "#{")
+    return {line[0]: float(line[1]) for line in lines if len(line) > 1 and "{" not in line[0]}
+
+
+def _merge_scorer(found: list[dict[str, float]]) -> dict[str, float]:
+    merged = _sum(found)
+    if found:
+        merged["memory_peak_bytes"] = max(each["memory_peak_bytes"] for each in found)
+    return merged
+
+
+def _sum(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for each in counts:
+        for key, value in each.items():
+            total[key] = round(total.get(key, 0) + value, 6)
+    return total
+
+
+def duration(seconds: float) -> str:
+    """In hours, minutes and seconds; of two days or more in days."""
+    hours, rest = divmod(int(seconds), 3600)
+    if hours >= 48:
+        return f"{hours / 24:.1f} d"
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of what the spans cover."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _peak_resident_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Exporter:
+    """Shows Prometheus the counts of the stage at work, on loopback."""
+
+    def __init__(self, port: int) -> None:
+        """Raises UserError where the port is taken, or prometheus-client is not installed."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise UserError("run.prometheus_port: needs `pip install prometheus-client`") from None
+        self._watched: tuple[str, StageStats] | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+        except OSError as error:
+            raise UserError(f"run.prometheus_port: {port}: {error.strerror}") from None
+
+    def watch(self, stage: str, stats: StageStats) -> None:
+        """Show this stage from now on."""
+        self._watched = (stage, stats)
+
+    def collect(self) -> Iterable[Any]:
+        """For Prometheus: one sample for each count."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if self._watched is None:
+            return
+        stage, stats = self._watched
+        figures = stats.figures()
+        records = CounterMetricFamily(
+            "synth_records", "Records by what became of them.", labels=["stage", "outcome"]
+        )
+        records.add_metric([stage, "kept"], stats.records_out)
+        for code, count in sorted(stats.rejected.items()):
+            records.add_metric([stage, code], count)
+        yield records
+        calls = CounterMetricFamily(
+            "synth_calls", "Calls of services, by what is counted.", labels=["stage", "of", "count"]
+        )
+        for service in ("teacher", "metricx", "judge"):
+            for name, value in figures[service].items():
+                calls.add_metric([stage, service, name], value)
+        yield calls
+        yield GaugeMetricFamily(
+            "synth_stage_seconds", "Since the stage began in this process.", figures["seconds"]
+        )
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)

@@ -1,0 +1,195 @@
+"""Views: what stands in shards, as one file under the name that people look for.
+
+A view is written once, when its stage is done, and `rejected.jsonl` only grows by what each stage
+adds. Of more than `run.view_records` records none is made: it would cost the disk of the shards
+again, uncompressed. `shown_records` reads either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from scorekit.errors import UserError
+from synth.context import Context
+from synth.folder.locks import held
+from synth.folder.stats import STAGES, need_run
+from synth.folder.store import (
+    Record,
+    StageFolder,
+    digest_of,
+    open_lines,
+    temporary_of,
+    to_line,
+    write_atomic,
+)
+
+#: Stage -> the view of the records that it let through.
+KEPT = {
+    "prefilter_score": "prefilter_candidates.jsonl",
+    "score_select_best": "final_candidates_topk.jsonl",
+}
+REJECTED = "rejected.jsonl"
+_STATE = ".views.json"
+
+
+def write_views(ctx: Context, stage: str) -> list[Path]:
+    """Write the views that a stage which has just ended changes; the files that were written.
+
+    Nothing for a stage of which shards are missing: another machine may be at them. Holds no more
+    than a record in memory; the same bytes for the same shards.
+    """
+    if not ctx.folder(stage).done():
+        return []
+    lock = ctx.out_dir / ".locks" / "views.lock"
+    with held([(lock, False)], "write views", wait=ctx.tell):
+        return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
+
+
+def outputs(out_dir: Path, stage: str) -> list[Path]:
+    """What a stage leaves beside its own folder, whether or not it is there; `rejected.jsonl`,
+    which belongs to all of them, is cut after the stages that stand when one of them ends."""
+    names = {
+        **{name: [view] for name, view in KEPT.items()},
+        "sample_sources": ["sampled_sources.parquet"],
+        "export": ["export", ".export", "report.html"],
+    }
+    return [out_dir / name for name in names.get(stage, [])]
+
+
+def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
+    """The records of a view ("rejected", or a name in `KEPT` without its ending), or those that a
+    stage lets go on. Raises UserError for a name that is neither, and where nothing is there."""
+    views = {view.removesuffix(".jsonl"): stage for stage, view in KEPT.items()}
+    wanted = name.removesuffix(".jsonl")
+    if wanted == "rejected":
+        need_run(out_dir)
+        for stage in STAGES:
+            yield from StageFolder(out_dir, stage).all_rejected()
+        return
+    stage = views.get(wanted, wanted)
+    if stage not in STAGES[:-1]:
+        known = ", ".join(["rejected", *views, *STAGES[:-1]])
+        raise UserError(f"show {name}: give one of {known}")
+    folder = StageFolder(out_dir, stage)
+    if folder.shards() is None:
+        raise UserError(f"{folder.path}: nothing there; run --stage {stage} first")
+    for record in folder.records():
+        yield _without_candidates(record) if wanted in views else record
+
+
+def _write_kept(ctx: Context, stage: str) -> list[Path]:
+    """The view of what a stage let through, unless it stands there for these very shards."""
+    if stage not in KEPT:
+        return []
+    folder, path = ctx.folder(stage), ctx.out_dir / KEPT[stage]
+    marks = _marks(folder)
+    if not _wanted(ctx, path, sum(mark["records"] for mark in marks)):
+        return []
+    state = _read_state(ctx.out_dir)
+    digest = digest_of([mark["digest"] for mark in marks])
+    if path.exists() and state.get(path.name) == [digest, path.stat().st_size]:
+        return []
+    with _replacing(path) as file:
+        for record in folder.records():
+            file.write(to_line(_without_candidates(record)))
+    _set_state(ctx.out_dir, {**state, path.name: [digest, path.stat().st_size]})
+    return [path]
+
+
+def _write_rejected(ctx: Context) -> list[Path]:
+    """Append what the stages that are done have rejected since; a stage that was made anew, and
+    those after it, are cut off first."""
+    path = ctx.out_dir / REJECTED
+    stages: list[tuple[StageFolder, str]] = []
+    records = 0
+    for name in STAGES:
+        folder = StageFolder(ctx.out_dir, name)
+        marks = _marks(folder)
+        if marks and folder.done():
+            stages.append((folder, digest_of([mark.get("rejected_digest") for mark in marks])))
+            records += sum(sum(mark["rejected"].values()) for mark in marks)
+    if not _wanted(ctx, path, records):
+        return []
+    state = _read_state(ctx.out_dir)
+    kept: list[list[Any]] = []  # [stage, digest, where it ends in the file]
+    size = path.stat().st_size if path.exists() else 0
+    for (folder, digest), was in zip(stages, state.get(REJECTED, ()), strict=False):
+        if was[:2] != [folder.name, digest] or was[2] > size:
+            break
+        kept.append(was)
+    end = kept[-1][2] if kept else 0
+    if len(kept) == len(stages) and size == end and path.exists():
+        return []
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        for folder, digest in stages[len(kept) :]:
+            _append_rejected(file, folder)
+            kept.append([folder.name, digest, file.tell()])
+        file.flush()
+        os.fsync(file.fileno())
+    _set_state(ctx.out_dir, {**state, REJECTED: kept})
+    return [path]
+
+
+def _append_rejected(file: IO[bytes], folder: StageFolder) -> None:
+    for index in range(folder.shards() or 0):
+        if folder.rejected(index).exists():
+            with open_lines(folder.rejected(index)) as source:
+                while chunk := source.read(1 << 20):
+                    file.write(chunk)
+
+
+def _wanted(ctx: Context, path: Path, records: int) -> bool:
+    """Whether a view is to be made of so many records. One that is not is said, and goes."""
+    if records <= ctx.cfg.run.view_records:
+        return True
+    path.unlink(missing_ok=True)
+    ctx.tell(
+        f"{path.name}: {records:,} records are more than run.view_records: "
+        f"`synth_parallel show {path.stem}` prints them"
+    )
+    return False
+
+
+def _without_candidates(record: Record) -> Record:
+    """The stored candidates have their own place."""
+    return {key: value for key, value in record.items() if key != "candidates"}
+
+
+def _marks(folder: StageFolder) -> list[dict[str, Any]]:
+    found = (folder.mark(index) for index in range(folder.shards() or 0))
+    return [mark for mark in found if mark is not None]
+
+
+def _read_state(out_dir: Path) -> dict[str, Any]:
+    """What the views were made of; nothing where that was lost, and they are made again."""
+    try:
+        state = json.loads((out_dir / _STATE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _set_state(out_dir: Path, state: dict[str, Any]) -> None:
+    write_atomic(out_dir / _STATE, to_line(state))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the name when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_of(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

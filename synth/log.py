@@ -1,0 +1,36 @@
+"""The log of a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+
+def log_to(path: Path, level: str) -> None:
+    """One JSON object a line, appended: of the run, and what its clients of LLM, MetricX and
+    judge ask again."""
+    clients = logging.getLogger("scorekit")
+    clients.handlers = [_ToStructlog()]
+    clients.setLevel(logging.INFO)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
+        logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
+    )
+
+
+class _ToStructlog(logging.Handler):
+    """Hands a library's record to our log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log its message under its level, and the name of its logger."""
+        log.log(record.levelno, record.getMessage(), logger=record.name)

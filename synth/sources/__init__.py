@@ -1,0 +1,1 @@
+"""From a corpus to sources: reading, cutting, sampling, leaving out."""

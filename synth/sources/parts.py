@@ -1,0 +1,159 @@
+"""What one file of the corpus gives to the sample, on the disk: texts, an index, and counts.
+
+A part holds every source of its file that may be of the sample; which ones are is known when all
+parts are there. It is complete when its mark is: file-00000.jsonl and .idx are renamed before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from synth.folder.store import Record, to_line, write_atomic
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: An entry of the index: `at` and `size` are of the record's line in the part.
+_ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
+#: Entries of an index that are read at once, and lines that are told of when they are broken.
+_CHUNK, _MOST_BROKEN = 1 << 16, 20
+
+
+@dataclass(slots=True)
+class PartCounts:
+    """What was found in a file.
+
+    pieces: segments and blobs before anything was left out; rejected: why some were, by code;
+    broken: the first lines that could not be read; newlines: how line ends are written.
+    """
+
+    file: str
+    newlines: str = "real"
+    documents: int = 0
+    pieces: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    broken_lines: int = 0
+    broken: list[dict[str, Any]] = field(default_factory=list)
+
+    def note_broken(self, line: int, code: str, reason: str) -> None:
+        """Count a line that is no document."""
+        self.rejected[code] += 1
+        self.broken_lines += 1
+        if len(self.broken) < _MOST_BROKEN:
+            self.broken.append({"line": line, "code": code, "reason": reason[:200]})
+
+
+class Part:
+    """The files of one part."""
+
+    def __init__(self, folder: Path, index: int) -> None:
+        self.index = index
+        self.texts = folder / f"file-{index:05d}.jsonl"
+        self.entries = folder / f"file-{index:05d}.idx"
+        self._mark = folder / f"file-{index:05d}.json"
+
+    def counts(self) -> PartCounts | None:
+        """What was found; None while the part is not complete."""
+        try:
+            content = json.loads(self._mark.read_bytes())
+        except FileNotFoundError:
+            return None
+        return PartCounts(**{**content, "rejected": Counter(content["rejected"])})
+
+    def set_counts(self, counts: PartCounts) -> None:
+        """Say that the part is complete."""
+        content = {name: getattr(counts, name) for name in PartCounts.__slots__}
+        content["rejected"] = dict(sorted(counts.rejected.items()))
+        write_atomic(self._mark, to_line(content))
+
+    def drop(self) -> None:
+        """Take the mark away, so that the file is read again."""
+        self._mark.unlink(missing_ok=True)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """The index, some entries at a time."""
+        import numpy as np
+
+        with self.entries.open("rb") as file:
+            while len(found := np.fromfile(file, dtype=np.dtype(_ENTRY), count=_CHUNK)):
+                yield found
+
+
+class PartWriter:
+    """Writes a part: under temporary names until `commit`."""
+
+    def __init__(self, part: Part) -> None:
+        import numpy as np
+
+        self._part = part
+        self._files = [(path, path.with_name(f".{path.name}.tmp")) for path in
+                       (part.texts, part.entries)]  # fmt: skip
+        self._texts, self._entries = (temporary.open("wb") for _, temporary in self._files)
+        self._row = np.zeros(1, dtype=np.dtype(_ENTRY))
+        self._at = 0
+
+    def write(self, priority: int, stratum: int, record: Record) -> None:
+        """Append a source, in the order of the file."""
+        text = to_line(record)
+        self._texts.write(text)
+        self._row[0] = (priority, stratum, self._at, len(text))
+        self._entries.write(self._row.tobytes())
+        self._at += len(text)
+
+    def commit(self) -> None:
+        """Sync, and give the files their names."""
+        for file in (self._texts, self._entries):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        for path, temporary in self._files:
+            os.replace(temporary, path)
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._texts.close()
+        self._entries.close()
+        for _, temporary in self._files:
+            temporary.unlink(missing_ok=True)
+
+
+class PartReaders:
+    """Reads records of parts by their entries."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = {part.index: part for part in parts}
+        self._open: dict[int, int] = {}
+
+    def read(self, entry: Any) -> Record:
+        index = int(entry["part"])
+        if index not in self._open:
+            if len(self._open) >= 256:
+                self._close()
+            self._open[index] = os.open(self._parts[index].texts, os.O_RDONLY)
+        record: Record = json.loads(
+            os.pread(self._open[index], int(entry["size"]), int(entry["at"]))
+        )
+        return record
+
+    def _close(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)
+        self._open.clear()
+
+    def __enter__(self) -> PartReaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
