@@ -59,9 +59,13 @@ def services_killed(sigterms: int, kills: int) -> Iterator[Figure]:
     """Two fake services under load behind one client. One after the other gets a signal, the next
     one only when the last one is up again; each is started anew on its port at once."""
     found = asyncio.run(kill_under_load(sigterms, kills))
-    yield Figure(f"{sigterms:,} SIGTERMs and {kills} kill -9 under load: answers lost, doubled or "
-                 "wrong", found["lost"] + found["doubled"] + found["wrong"], "",
-                 at_most=0, details=found)  # fmt: skip
+    yield Figure(
+        f"{sigterms:,} SIGTERMs and {kills} kill -9 under load: answers lost, doubled or wrong",
+        found["lost"] + found["doubled"] + found["wrong"],
+        "",
+        at_most=0,
+        details=found,
+    )
     yield Figure("  SIGTERMs that did not end with exit code 0", found["bad_exits"], "", at_most=0)
 
 
@@ -154,9 +158,13 @@ def queue_full(module: str, how: str, refusals: int) -> Iterator[Figure]:
         "p99_ms": 1000 * sorted(refused)[len(refused) * 99 // 100],
         "accepted_requests_all_answered_right": accepted,
     }
-    yield Figure(f"queue full, the model {how}: a refusal takes",
-                 1000 * statistics.median(refused), "ms", at_most=10.0,
-                 details=details)  # fmt: skip
+    yield Figure(
+        f"queue full, the model {how}: a refusal takes",
+        1000 * statistics.median(refused),
+        "ms",
+        at_most=10.0,
+        details=details,
+    )
 
 
 async def overload(url: str, refusals: int, callers: int = 16) -> tuple[int, list[float]]:
@@ -190,8 +198,14 @@ def one_poison_sample(count: int = 256) -> Iterator[Figure]:
     quiet_logs()
     good, failures, calls = poison(count)
     most = 2 * math.log2(count) + 1
-    yield Figure(f"one poison sample among {count}: good results", good, "",
-                 at_least=count - 1, at_most=count - 1, details={"failures": failures})  # fmt: skip
+    yield Figure(
+        f"one poison sample among {count}: good results",
+        good,
+        "",
+        at_least=count - 1,
+        at_most=count - 1,
+        details={"failures": failures},
+    )
     yield Figure("  further model calls until it was alone", calls - 1, "", at_most=most)
 
 
@@ -218,8 +232,13 @@ def memory(total: int, step: int) -> Iterator[Figure]:
     That cache fills at first, which counts as growth.
     """
     growth = _resident_series(total, step, "--cache", "memory")
-    yield Figure(f"{total:,} samples: growth of resident memory after the first {step:,}",
-                 growth["growth_mb"], "MB", at_most=50.0, details=growth)  # fmt: skip
+    yield Figure(
+        f"{total:,} samples: growth of resident memory after the first {step:,}",
+        growth["growth_mb"],
+        "MB",
+        at_most=50.0,
+        details=growth,
+    )
     if total > CACHED:
         full = growth["series_mb"][-(-CACHED // step) - 1 :]
         yield Figure("  of it once the cache is full", full[-1] - full[0], "MB")
@@ -256,15 +275,26 @@ def redis_proofs(quick: bool) -> Iterator[Figure]:
     redis = importlib.import_module("bench.chaos_redis")
     requests, seconds = (500, 2.0) if quick else (100_000, 10.0)
     found = asyncio.run(redis.random_cancellations(requests))
-    yield Figure(f"{requests:,} requests and as many cache reads with random cancellations, a "
-                 "delaying proxy before Redis: wrong", found["wrong"] + found["reads_wrong"], "",
-                 at_most=0, details=found)  # fmt: skip
+    yield Figure(
+        f"{requests:,} requests and as many cache reads with random cancellations, a "
+        "delaying proxy before Redis: wrong",
+        found["wrong"] + found["reads_wrong"],
+        "",
+        at_most=0,
+        details=found,
+    )
     for what, hang in (("killed", False), ("hung", True)):
         found = asyncio.run(redis.redis_killed_under_load(seconds, hang=hang))
-        yield Figure(f"Redis {what} under load: failed requests", found["failed"], "",
-                     at_most=0, details=found)  # fmt: skip
-        yield Figure("  p99 added once the breaker is open", found["added_p99_ms"], "ms",
-                     at_most=5.0)  # fmt: skip
+        yield Figure(
+            f"Redis {what} under load: failed requests",
+            found["failed"],
+            "",
+            at_most=0,
+            details=found,
+        )
+        yield Figure(
+            "  p99 added once the breaker is open", found["added_p99_ms"], "ms", at_most=5.0
+        )
 
 
 if __name__ == "__main__":

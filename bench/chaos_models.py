@@ -25,11 +25,20 @@ LONG = "the house on the hill and the road to the sea " * 4
 def models_terminated(sigterms: int) -> Iterator[Figure]:
     """The two services beside one another; each is started anew after its end."""
     found = asyncio.run(terminate_at_work(sigterms))
-    yield Figure(f"{sigterms} SIGTERMs while the demo's models compute for clients that have left: "
-                 "other exit codes than 0", found["bad_exits"], "",
-                 at_most=0, details=found)  # fmt: skip
-    yield Figure("  clients that waited and got neither scores nor a refusal",
-                 found["unanswered"], "", at_most=0)  # fmt: skip
+    yield Figure(
+        f"{sigterms} SIGTERMs while the demo's models compute for clients that have left: "
+        "other exit codes than 0",
+        found["bad_exits"],
+        "",
+        at_most=0,
+        details=found,
+    )
+    yield Figure(
+        "  clients that waited and got neither scores nor a refusal",
+        found["unanswered"],
+        "",
+        at_most=0,
+    )
 
 
 async def terminate_at_work(sigterms: int) -> dict[str, Any]:
@@ -49,9 +58,16 @@ async def _terminate(name: str, times: int) -> tuple[Counter[int], int, int]:
     codes: Counter[int] = Counter()
     met = unanswered = 0
     one = Supervised(
-        f"services.{name}", "--model", str(ROOT / "demo/models" / name),
-        "--cache", "memory", "--threads", "1", "--max-batch-tokens", "4096",
-    )  # fmt: skip
+        f"services.{name}",
+        "--model",
+        str(ROOT / "demo/models" / name),
+        "--cache",
+        "memory",
+        "--threads",
+        "1",
+        "--max-batch-tokens",
+        "4096",
+    )
     try:
         await one.start()
         chance = random.Random(name)

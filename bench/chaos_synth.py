@@ -71,12 +71,20 @@ def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Itera
         "requests_undisturbed": asked_once,
         "requests_killed": [sum(asked.values()) for asked in runs],
     }
-    yield Figure(f"files of the export that differ after {kills} kill -9 of the driver",
-                 len(different) + (set(outputs[0]) != set(outputs[1])), "files", at_most=0,
-                 details=details | {"files": sorted(outputs[0])})  # fmt: skip
-    yield Figure("teacher requests on their way at a kill that were answered and sent again",
-                 again / kills, "requests", at_most=CONCURRENCY,
-                 details={"sent_again": again, "in_flight_budget": CONCURRENCY})  # fmt: skip
+    yield Figure(
+        f"files of the export that differ after {kills} kill -9 of the driver",
+        len(different) + (set(outputs[0]) != set(outputs[1])),
+        "files",
+        at_most=0,
+        details=details | {"files": sorted(outputs[0])},
+    )
+    yield Figure(
+        "teacher requests on their way at a kill that were answered and sent again",
+        again / kills,
+        "requests",
+        at_most=CONCURRENCY,
+        details={"sent_again": again, "in_flight_budget": CONCURRENCY},
+    )
 
 
 def kill_many(
@@ -95,8 +103,9 @@ def kill_many(
         if done % 3 == 2:
             teacher.well()  # or what earlier runs have not used up would pile up
             teacher.fail(500, times=rng.randint(1, 30))
-        process = subprocess.Popen(_command(config), cwd=ROOT, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE)  # fmt: skip
+        process = subprocess.Popen(
+            _command(config), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         # By turns after so many seconds, and after so many requests: starting takes most seconds.
         if done % 2:
             wanted = len(teacher.requests) + rng.randint(1, 40)
@@ -126,9 +135,10 @@ def kill_many(
 def _answered(teacher: FakeOpenAI) -> Counter[str]:
     """How often each request was answered, but for the question whether anybody is there."""
     return Counter(
-        r.id for r in teacher.requests
+        r.id
+        for r in teacher.requests
         if r.status == 200 and not r.body["messages"][-1]["content"].endswith(EASY)
-    )  # fmt: skip
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], until: Callable[[], bool]) -> None:
@@ -147,8 +157,17 @@ def _finish(config: Path) -> None:
 
 
 def _command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all",
-            "--resume"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "synth",
+        "run",
+        "--config",
+        str(config),
+        "--stage",
+        "all",
+        "--resume",
+    ]
 
 
 def _out_dir(config: Path) -> Path:
@@ -162,16 +181,21 @@ def _stage_in_work(out_dir: Path) -> str:
 
 def export_bytes(out_dir: Path) -> dict[str, bytes]:
     """Every file of the export."""
-    return {str(p.relative_to(out_dir / "export")): p.read_bytes()
-            for p in sorted((out_dir / "export").rglob("*")) if p.is_file()}  # fmt: skip
+    return {
+        str(p.relative_to(out_dir / "export")): p.read_bytes()
+        for p in sorted((out_dir / "export").rglob("*"))
+        if p.is_file()
+    }
 
 
 def write_corpus(path: Path, documents: int) -> None:
     """MADLAD-shaped documents, each with a sentence of its own."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for i in range(documents):
-            lines = [f"This is the sentence number {i} of the small corpus, line {k}, and it ends."
-                     for k in range(3)]  # fmt: skip
+            lines = [
+                f"This is the sentence number {i} of the small corpus, line {k}, and it ends."
+                for k in range(3)
+            ]
             file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
 
 
@@ -181,16 +205,30 @@ def write_config(
     """A config of all seven stages."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / name), "shard_records": max(5, sources // 4)},
-        "data": {"files": [str(folder / "corpus.jsonl.gz")], "src_lang": "eng", "tgt_lang": "kor",
-                 "sample_pool_size": sources, "target_examples_total": sources // 2},
-        "teacher": {"base_url": teacher, "model": model, "max_concurrency": CONCURRENCY,
-                    "retry": {"max_attempts": 2, "backoff_s": [0.1]}},
-        "final_generation": {"num_candidates": 8, "store_top_k": 3,
-                             "blob": {"enabled": True, "blob_ratio": 0.3}},
+        "data": {
+            "files": [str(folder / "corpus.jsonl.gz")],
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": sources,
+            "target_examples_total": sources // 2,
+        },
+        "teacher": {
+            "base_url": teacher,
+            "model": model,
+            "max_concurrency": CONCURRENCY,
+            "retry": {"max_attempts": 2, "backoff_s": [0.1]},
+        },
+        "final_generation": {
+            "num_candidates": 8,
+            "store_top_k": 3,
+            "blob": {"enabled": True, "blob_ratio": 0.3},
+        },
         "metricx": {"url": metricx, "checkpoint": "fake-metricx"},
-        "filters": {"llm_judge": {"url": judge, "fail_policy": "permissive"},
-                    "on_reject": "next_best"},
-    }  # fmt: skip
+        "filters": {
+            "llm_judge": {"url": judge, "fail_policy": "permissive"},
+            "on_reject": "next_best",
+        },
+    }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path

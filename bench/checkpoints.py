@@ -50,8 +50,9 @@ def _make_xcomet(folder: Path) -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     samples = [{"src": pair.src, "mt": pair.mt} for pair in read_pairs(64)]
     tokenizer = ROOT / "demo/models/xcomet/encoder"
-    build_checkpoint(folder, tokenizer, samples, seed=1, **XCOMET,
-                     hparams={"hidden_sizes": [512, 256]})  # fmt: skip
+    build_checkpoint(
+        folder, tokenizer, samples, seed=1, **XCOMET, hparams={"hidden_sizes": [512, 256]}
+    )
     # Beside the checkpoint, as the demo's: the folder may then be moved.
     stored = torch.load(folder / "checkpoints/model.ckpt", weights_only=False)
     _check_size(stored["state_dict"])

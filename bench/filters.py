@@ -52,12 +52,17 @@ PROSE = (
     Texts("talks", ("zh", "en"), ("tests/data/prose/ted_zh_en",), ("zh", "en")),
 )
 SOFTWARE = (
-    Texts("texts of a user interface", ("en", "ko"), tuple(f"demo/data/{file}" for file in _UI),
-          ("src_text", "ref_text")),
+    Texts(
+        "texts of a user interface",
+        ("en", "ko"),
+        tuple(f"demo/data/{file}" for file in _UI),
+        ("src_text", "ref_text"),
+    ),
     Texts("software documentation", ("en", "ko"), ("demo/data/pydocs",), ("src_text", "ref_text")),
-    Texts("texts of a user interface", ("en", "de"), ("demo/data/foreign_de",),
-          ("src_text", "text")),
-)  # fmt: skip
+    Texts(
+        "texts of a user interface", ("en", "de"), ("demo/data/foreign_de",), ("src_text", "text")
+    ),
+)
 
 
 def questions(quick: bool) -> Iterator[Figure]:

@@ -80,23 +80,38 @@ def fuzz(service: Service, count: int, large: int) -> Iterator[Figure]:
     name = service.name
     with probing(service.port) as probe:
         wrong = [case.name for case in BOUNDARIES[name]() if not answers_as_said(service, case)]
-        yield Figure(f"{name}: fields at 0, 1, limit, limit + 1 answered otherwise than the "
-                     "protocol says", len(wrong), "", at_most=0,
-                     details={"wrong": wrong, "cases": len(BOUNDARIES[name]())})  # fmt: skip
+        yield Figure(
+            f"{name}: fields at 0, 1, limit, limit + 1 answered otherwise than the protocol says",
+            len(wrong),
+            "",
+            at_most=0,
+            details={"wrong": wrong, "cases": len(BOUNDARIES[name]())},
+        )
         tally = storm(service, count, large)
     code = service.process.poll()
-    yield Figure(f"{name}: {count:,} random legal requests, {large} of more than 5 MB: killed",
-                 int(code is not None), "times", at_most=0,
-                 details={"statuses": tally, "exit_code": code})  # fmt: skip
+    yield Figure(
+        f"{name}: {count:,} random legal requests, {large} of more than 5 MB: killed",
+        int(code is not None),
+        "times",
+        at_most=0,
+        details={"statuses": tally, "exit_code": code},
+    )
     odd = sum(n for status, n in tally.items() if int(status) not in EXPECTED)
     yield Figure("  answered with something else than 200, 429, 503 or 504", odd, "", at_most=0)
     told = probe.told()
-    yield Figure("  longest wait for /health/live", told.pop("longest_s"), "s", at_most=1.0,
-                 details=told)  # fmt: skip
+    yield Figure(
+        "  longest wait for /health/live", told.pop("longest_s"), "s", at_most=1.0, details=told
+    )
     peaks = service.peaks() if code is None else {}
     limited = "in a cgroup of it" if service.group else "no memory cgroup can be made here: VmHWM"
-    yield Figure(f"  peak memory, of {service.limit // 2**20:,} MB", max(peaks.values(), default=0),
-                 "MB", at_most=service.limit / 2**20, note=limited, details=peaks)  # fmt: skip
+    yield Figure(
+        f"  peak memory, of {service.limit // 2**20:,} MB",
+        max(peaks.values(), default=0),
+        "MB",
+        at_most=service.limit / 2**20,
+        note=limited,
+        details=peaks,
+    )
 
 
 @contextlib.contextmanager
@@ -184,8 +199,11 @@ def probing(port: int) -> Iterator[Probe]:
     """Ask until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.fuzz_probe", f"{port}"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     probe = Probe(process)
     try:
         yield probe

@@ -12,10 +12,27 @@ MAX_CHARS, MAX_SAMPLES, MAX_BODY = 100_000, 10_000, 16 * 2**20
 #: What texts are made of, repeated: words, scripts without spaces, unknown characters, one space
 #: after another, marks that pile up, characters that JSON escapes, widths of 1, 2 and 4 bytes.
 UNITS = (
-    "The house is red. ", "집은 빨간색이다. ", "日本語の文章です。", "龘靐", "😀", " ", "a", "a-",
-    "\u0301", "\u0001", '"\\', "<b> ", "1,000.5 ", "\n", "ａｂｃ ", "مرحبا ", "e\u0301 ", "▁",
-    "\u200d", "{[,",
-)  # fmt: skip
+    "The house is red. ",
+    "집은 빨간색이다. ",
+    "日本語の文章です。",
+    "龘靐",
+    "😀",
+    " ",
+    "a",
+    "a-",
+    "\u0301",
+    "\u0001",
+    '"\\',
+    "<b> ",
+    "1,000.5 ",
+    "\n",
+    "ａｂｃ ",
+    "مرحبا ",
+    "e\u0301 ",
+    "▁",
+    "\u200d",
+    "{[,",
+)
 LIMITS = {"metricx": 1536, "xcomet": 512}
 
 
@@ -39,8 +56,13 @@ def sample(service: str, source: str, translation: str) -> dict[str, Any]:
     """One sample of a service."""
     if service != "judge":
         return {"src": source, "mt": translation}
-    return {"task": "translation_filter", "source_lang": "en", "target_lang": "ko",
-            "source_text": source, "candidate": translation}  # fmt: skip
+    return {
+        "task": "translation_filter",
+        "source_lang": "en",
+        "target_lang": "ko",
+        "source_text": source,
+        "candidate": translation,
+    }
 
 
 def random_text(rng: random.Random, length: int) -> str:
@@ -91,8 +113,9 @@ def _common(service: str) -> Iterator[Case]:
     for count, status in ((0, 422), (1, 200), (MAX_SAMPLES, 200), (MAX_SAMPLES + 1, 413)):
         yield Case(f"samples: {count}", encoded({"samples": [one] * count}), status)
     for seconds, status in ((0, 422), (1, 200), (86400, 200), (86401, 422)):
-        yield Case(f"timeout_s: {seconds}", encoded({"samples": [one], "timeout_s": seconds}),
-                   status)  # fmt: skip
+        yield Case(
+            f"timeout_s: {seconds}", encoded({"samples": [one], "timeout_s": seconds}), status
+        )
     for length in (0, 1, 100_000, 10_000_000):  # has no limit of its own
         yield Case(f"id: {length}", encoded({"samples": [one | {"id": "i" * length}]}))
     body = encoded({"samples": [one]})
@@ -127,11 +150,17 @@ def _judge() -> Iterator[Case]:
             yield Case(f"{name}: {length}", encoded({"samples": [one]}), 200, fault)
     one = sample("judge", "The house is red.", "집은 빨간색이다.")
     for option, value, status in (
-        ("max_tokens", 0, 422), ("max_tokens", 1, 200), ("max_tokens", 32768, 200),
-        ("max_tokens", 32769, 422), ("temperature", 0, 200), ("temperature", 1, 200),
-        ("temperature", 2, 200), ("temperature", 2.01, 422), ("model", "", 422),
+        ("max_tokens", 0, 422),
+        ("max_tokens", 1, 200),
+        ("max_tokens", 32768, 200),
+        ("max_tokens", 32769, 422),
+        ("temperature", 0, 200),
+        ("temperature", 1, 200),
+        ("temperature", 2, 200),
+        ("temperature", 2.01, 422),
+        ("model", "", 422),
         ("model", "m" * 201, 422),
-    ):  # fmt: skip
+    ):
         body = encoded({"samples": [one], "options": {option: value}})
         yield Case(f"{option}: {value!r:.20}", body, status)
 

@@ -88,8 +88,13 @@ def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iter
             repeats,
         )
     found["pairs"] = len(pairs)
-    yield Figure(f"xCOMET {size} in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-                 found["times_faster"], "times its rate", at_least=4.0, details=found)  # fmt: skip
+    yield Figure(
+        f"xCOMET {size} in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
+        found["times_faster"],
+        "times its rate",
+        at_least=4.0,
+        details=found,
+    )
 
 
 def one_at_a_time(size: Size, device: str) -> Predict:
@@ -144,14 +149,21 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N; cpu only to try it out")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
-        print("error: no CUDA device here (--size tiny --device cpu tries the script out)",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "error: no CUDA device here (--size tiny --device cpu tries the script out)",
+            file=sys.stderr,
+        )
         return 2
     name = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     sizes: tuple[Size, ...] = ("tiny",) if args.size == "tiny" else ("large", "xl")
     trial = args.quick or args.size == "tiny"
-    figures = measure("gpu_scoring", trial, lambda _: questions(sizes, args.device, args.quick),
-                      device=name, size=args.size)  # fmt: skip
+    figures = measure(
+        "gpu_scoring",
+        trial,
+        lambda _: questions(sizes, args.device, args.quick),
+        device=name,
+        size=args.size,
+    )
     shown = table(figures)
     shown.title = f"{name}, bfloat16, random weights" + (
         "; tiny: shows that the script runs, no more" if args.size == "tiny" else ""

@@ -51,13 +51,17 @@ def questions(quick: bool) -> Iterator[Figure]:
     least = sum(SLOW_S if i % 10 == 0 else QUICK_S for i in range(count)) / CONCURRENCY
     yield Figure(
         f"judge on an LLM, {count} samples, a tenth slow: seconds over the least possible",
-        seconds / max(least, SLOW_S), "", at_most=1.6,
+        seconds / max(least, SLOW_S),
+        "",
+        at_most=1.6,
         details={"seconds": seconds, "least_s": least, "concurrency": CONCURRENCY},
-    )  # fmt: skip
+    )
     yield Figure(
         "  an interactive sample meanwhile, median, over the upstream's own time",
-        statistics.median(waits) / QUICK_S, "", details={"seconds": waits},
-    )  # fmt: skip
+        statistics.median(waits) / QUICK_S,
+        "",
+        details={"seconds": waits},
+    )
 
 
 def _upstream() -> FastAPI:

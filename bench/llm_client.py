@@ -41,9 +41,12 @@ def questions(quick: bool) -> Iterator[Figure]:
                 theirs.append(asyncio.run(_sdk(url, at_once, count)))
             mine, other = map(statistics.median, (ours, theirs))
             yield Figure(
-                f"chat requests, {at_once} at once, one process", mine, "a CPU second",
-                at_least=AIM, details={"ours": ours, "sdk": theirs},
-            )  # fmt: skip
+                f"chat requests, {at_once} at once, one process",
+                mine,
+                "a CPU second",
+                at_least=AIM,
+                details={"ours": ours, "sdk": theirs},
+            )
             yield Figure(f"  against the OpenAI SDK, {at_once} at once", mine / other, "times")
 
 
@@ -61,9 +64,10 @@ async def _sdk(url: str, at_once: int, count: int) -> float:
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         create: Any = client.chat.completions.with_raw_response.create
         return await _per_cpu_second(
-            at_once, count,
+            at_once,
+            count,
             lambda: create(model="m", messages=MESSAGES, max_tokens=512, temperature=1.0, seed=7),
-        )  # fmt: skip
+        )
 
 
 async def _per_cpu_second(at_once: int, count: int, ask: Callable[[], Awaitable[Any]]) -> float:
@@ -111,8 +115,16 @@ class _Instant(asyncio.Protocol):
         message = {"role": "assistant", "content": ANSWER}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
-        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m",
-                           "choices": [choice], "usage": usage}).encode()  # fmt: skip
+        body = json.dumps(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "m",
+                "choices": [choice],
+                "usage": usage,
+            }
+        ).encode()
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self._answer = f"{head}\r\n\r\n".encode() + body
 

@@ -44,7 +44,10 @@ def questions(quick: bool) -> Iterator[Figure]:
         runs = [credit(tokenizer, completions, spans) for _ in range(5)]
         both = statistics.median(a + b for a, b in runs)
         yield Figure(
-            f"token rewards of {count} x {TOKENS} tokens, {name}", both, "s", at_most=0.5,
+            f"token rewards of {count} x {TOKENS} tokens, {name}",
+            both,
+            "s",
+            at_most=0.5,
             details={
                 "offsets_s": statistics.median(a for a, _ in runs),
                 "spans_s": statistics.median(b for _, b in runs),
@@ -52,7 +55,7 @@ def questions(quick: bool) -> Iterator[Figure]:
                 "vocabulary": len(tokenizer),
                 "characters": sum(len(tokenizer.decode(ids)) for ids in completions),
             },
-        )  # fmt: skip
+        )
 
 
 def credit(
@@ -99,10 +102,13 @@ def _spans(tokenizer: Any, ids: list[int], seed: int) -> tuple[str, list[ErrorSp
         end = start + draw.randint(2, 40)
         spans.append(
             ErrorSpan(
-                start=start, end=end, severity=draw.choice(SEVERITIES), confidence=0.5,
+                start=start,
+                end=end,
+                severity=draw.choice(SEVERITIES),
+                confidence=0.5,
                 text=text[start:end],
             )
-        )  # fmt: skip
+        )
     return text, spans
 
 

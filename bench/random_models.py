@@ -30,18 +30,32 @@ Size = Literal["tiny", "large", "xl"]
 #: mT5-large and mT5-XL, as MetricX-24 has them.
 MT5: dict[str, dict[str, int]] = {
     "tiny": {"d_model": 64, "d_ff": 128, "num_heads": 2, "num_layers": 2, "vocab_size": 4000},
-    "large": {"d_model": 1024, "d_ff": 2816, "num_heads": 16, "num_layers": 24,
-              "vocab_size": 250_112},
-    "xl": {"d_model": 2048, "d_ff": 5120, "num_heads": 32, "num_layers": 24,
-           "vocab_size": 250_112},
-}  # fmt: skip
+    "large": {
+        "d_model": 1024,
+        "d_ff": 2816,
+        "num_heads": 16,
+        "num_layers": 24,
+        "vocab_size": 250_112,
+    },
+    "xl": {"d_model": 2048, "d_ff": 5120, "num_heads": 32, "num_layers": 24, "vocab_size": 250_112},
+}
 #: XLM-R XL, as XCOMET-XL has it.
 XLMR: dict[str, dict[str, int]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 2,
-             "num_hidden_layers": 2, "vocab_size": 4000},
-    "xl": {"hidden_size": 2560, "intermediate_size": 10_240, "num_attention_heads": 32,
-           "num_hidden_layers": 36, "vocab_size": 250_880},
-}  # fmt: skip
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 4000,
+    },
+    "xl": {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "vocab_size": 250_880,
+    },
+}
 
 
 def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None) -> Backend:

@@ -37,13 +37,21 @@ def two_against_one(url: str, repeats: int, requests: int) -> Figure:
     for name, replicas in (("one", 1), ("two", 2)):
         deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
         ask(f"{url}/{name}", 4 * CONNECTIONS, 1)  # so that the proxy knows the replicas
-    found = compare(lambda: ask(f"{url}/two", requests, REQUEST),
-                    lambda: ask(f"{url}/one", requests, REQUEST), repeats)  # fmt: skip
+    found = compare(
+        lambda: ask(f"{url}/two", requests, REQUEST),
+        lambda: ask(f"{url}/one", requests, REQUEST),
+        repeats,
+    )
     found["pairs_a_run"] = requests * REQUEST
     for name in ("one", "two"):
         delete(name)
-    return Figure("Ray Serve, 2 replicas against 1, 10 ms a pair", found["times_faster"],
-                  "times the rate", at_least=1.8, details=found)  # fmt: skip
+    return Figure(
+        "Ray Serve, 2 replicas against 1, 10 ms a pair",
+        found["times_faster"],
+        "times the rate",
+        at_least=1.8,
+        details=found,
+    )
 
 
 def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
@@ -59,10 +67,13 @@ def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
                 theirs.append(requests / ask(plain, requests, pairs))
             details = {"runs_per_s": ours, "plain_runs_per_s": theirs, "requests_a_run": requests}
             many = "s" if pairs > 1 else ""
-            yield Figure(f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
-                         statistics.median(ours), "requests/s", details=details)  # fmt: skip
-            yield Figure("  the plain service beside it", statistics.median(theirs),
-                         "requests/s")  # fmt: skip
+            yield Figure(
+                f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
+                statistics.median(ours),
+                "requests/s",
+                details=details,
+            )
+            yield Figure("  the plain service beside it", statistics.median(theirs), "requests/s")
     delete("free")
 
 

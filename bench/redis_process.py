@@ -29,8 +29,16 @@ class RedisProcess:
     def __init__(self, port: int, folder: Path, flags: tuple[str, ...]) -> None:
         self.port = port
         self.url = f"redis://127.0.0.1:{port}/0"
-        self._command = [redis_binary(), "--port", str(port), "--save", "", "--dir", str(folder),
-                         *flags]  # fmt: skip
+        self._command = [
+            redis_binary(),
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+            *flags,
+        ]
         self._log = folder / "redis.log"
         self.start()
 

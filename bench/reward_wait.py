@@ -38,13 +38,23 @@ def questions(quick: bool) -> Iterator[Figure]:
     quiet_logs()
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
     with _service("metricx") as metricx, _service("xcomet") as xcomet:
-        cfg = load_config(TrainerConfig, None, [
-            f"policy.path={ROOT / 'demo/models/policy'}", f"misc.run_dir={WORK / 'reward_wait'}",
-            f"generation.num_samples_per_prompt={samples}", f"generation.max_new_tokens={tokens}",
-            f"rl.batch_size={prompts}", "rl.num_updates=100", "misc.device=cpu",
-            f"reward.metricx_urls={metricx}", f"reward.xcomet_urls={xcomet}",
-            "misc.overwrite=true", "misc.caching=false",
-        ])  # fmt: skip
+        cfg = load_config(
+            TrainerConfig,
+            None,
+            [
+                f"policy.path={ROOT / 'demo/models/policy'}",
+                f"misc.run_dir={WORK / 'reward_wait'}",
+                f"generation.num_samples_per_prompt={samples}",
+                f"generation.max_new_tokens={tokens}",
+                f"rl.batch_size={prompts}",
+                "rl.num_updates=100",
+                "misc.device=cpu",
+                f"reward.metricx_urls={metricx}",
+                f"reward.xcomet_urls={xcomet}",
+                "misc.overwrite=true",
+                "misc.caching=false",
+            ],
+        )
         found = _measure(cfg, repeats)
     ours, at_once, in_turn = (_median(found[name]) for name in WAYS)
     details = {name: found[name] for name in WAYS}
@@ -54,16 +64,20 @@ def questions(quick: bool) -> Iterator[Figure]:
     )
     yield Figure("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
     yield Figure(
-        "  share of one service after the other", ours["reward_s"] / in_turn["reward_s"], "",
+        "  share of one service after the other",
+        ours["reward_s"] / in_turn["reward_s"],
+        "",
         at_most=0.5,
-    )  # fmt: skip
+    )
     yield Figure("  share of both after generation", ours["reward_s"] / at_once["reward_s"], "")
     for name, parts in zip(WAYS, (ours, at_once, in_turn), strict=True):
         whole = sum(parts.values())
         yield Figure(
-            f"  share of the step that waits, {name}", 100 * parts["reward_s"] / whole, "%",
+            f"  share of the step that waits, {name}",
+            100 * parts["reward_s"] / whole,
+            "%",
             details=parts,
-        )  # fmt: skip
+        )
 
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:

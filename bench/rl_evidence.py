@@ -38,9 +38,13 @@ def train(settings: list[str], urls: dict[str, str], log: Path) -> float:
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
-            env=child_environment() | named, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=child_environment() | named,
+            start_new_session=True,
+        )
         try:
             code = process.wait()
         finally:

@@ -131,6 +131,9 @@ def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int]) -> Plan:
 def overrides(arm: Arm, seed: int, folder: Path, plan: Plan) -> list[str]:
     """The `--set` of a run."""
     return [
-        *plan.settings, *arm.settings, f"misc.seed={seed}", f"misc.run_dir={folder}",
+        *plan.settings,
+        *arm.settings,
+        f"misc.seed={seed}",
+        f"misc.run_dir={folder}",
         "misc.overwrite=true",
-    ]  # fmt: skip
+    ]

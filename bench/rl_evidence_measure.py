@@ -105,9 +105,12 @@ class Measure:
         `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the policy at the
         temperature of sampling. The end of sentence is no token of either: no span can cover it."""
         rows = rollout_logprobs(
-            probe.rollouts, model, self.cfg.generation.temperature,
-            pad_token_id(model, tokenizer), MICRO_BATCH_TOKENS,
-        )  # fmt: skip
+            probe.rollouts,
+            model,
+            self.cfg.generation.temperature,
+            pad_token_id(model, tokenizer),
+            MICRO_BATCH_TOKENS,
+        )
         found = []
         for rollout, penalties, row in zip(probe.rollouts, probe.penalties, rows, strict=True):
             sums = dict.fromkeys(

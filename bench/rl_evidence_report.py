@@ -60,51 +60,98 @@ def tables(results: dict[str, Any]) -> str:
     parts = [
         f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
         f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
-        "### Own reward", reward_table(arms),
-        "### Against the references", quality_table(arms, results["start"]),
-        "### Tokens that the start policy was penalised for", probe_table(arms),
-        "### Where chrF changes: sources by what was wrong at the start", fault_table(arms),
+        "### Own reward",
+        reward_table(arms),
+        "### Against the references",
+        quality_table(arms, results["start"]),
+        "### Tokens that the start policy was penalised for",
+        probe_table(arms),
+        "### Where chrF changes: sources by what was wrong at the start",
+        fault_table(arms),
         "### Ablations (seed 1)",
-        reward_table([*compared, *shown]), quality_table([*compared, *shown], results["start"]),
-    ]  # fmt: skip
+        reward_table([*compared, *shown]),
+        quality_table([*compared, *shown], results["start"]),
+    ]
     return "\n\n".join(parts)
 
 
 def reward_table(runs: Sequence[Run]) -> str:
     """Whether each run gets more of what it was rewarded for."""
-    head = ["arm", "seed", "own reward, start", "end", "change", "standard error",
-            "change in standard errors", f"{LEARNED:g} or more"]  # fmt: skip
+    head = [
+        "arm",
+        "seed",
+        "own reward, start",
+        "end",
+        "change",
+        "standard error",
+        "change in standard errors",
+        f"{LEARNED:g} or more",
+    ]
     rows = []
     for run in runs:
         own = run["own_reward"]
-        rows.append([
-            run["title"], str(run["seed"]), f"{own['before']:.3f}", f"{own['after']:.3f}",
-            f"{own['change']:+.3f}", f"{own['standard_error']:.3f}", f"{own['errors']:+.1f}",
-            "yes" if own["errors"] >= LEARNED else "no",
-        ])  # fmt: skip
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                f"{own['before']:.3f}",
+                f"{own['after']:.3f}",
+                f"{own['change']:+.3f}",
+                f"{own['standard_error']:.3f}",
+                f"{own['errors']:+.1f}",
+                "yes" if own["errors"] >= LEARNED else "no",
+            ]
+        )
     return _table(head, rows)
 
 
 def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
     """What else became of the translations; the first row is the policy that all began with."""
-    head = ["arm", "seed", "chrF", "change [95 %]", "BLEU", "change [95 %]", "MetricX", "xCOMET",
-            "penalty a token", "spans", "critical", "tokens", "Korean letters", "copied", "empty",
-            "KL"]  # fmt: skip
+    head = [
+        "arm",
+        "seed",
+        "chrF",
+        "change [95 %]",
+        "BLEU",
+        "change [95 %]",
+        "MetricX",
+        "xCOMET",
+        "penalty a token",
+        "spans",
+        "critical",
+        "tokens",
+        "Korean letters",
+        "copied",
+        "empty",
+        "KL",
+    ]
     rows = [["start", "", _n(start["chrf"], 2), "", _n(start["bleu"], 2), "", *_rest(start), ""]]
     for run in runs:
         end = run["curve"][-1]
-        rows.append([
-            run["title"], str(run["seed"]),
-            _n(end["chrf"], 2), _with_interval(run["changes"]["chrf"]),
-            _n(end["bleu"], 2), _with_interval(run["changes"]["bleu"]),
-            *_rest(end), _n(run["kl"], 2),
-        ])  # fmt: skip
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                _n(end["chrf"], 2),
+                _with_interval(run["changes"]["chrf"]),
+                _n(end["bleu"], 2),
+                _with_interval(run["changes"]["bleu"]),
+                *_rest(end),
+                _n(run["kl"], 2),
+            ]
+        )
     return _table(head, rows)
 
 
 def _rest(figures: dict[str, Any]) -> list[str]:
-    digits = {"metricx_score": 2, "xcomet_score": 3, "penalty": 2, "spans": 2, "spans_CRITICAL": 2,
-              "tokens": 1}  # fmt: skip
+    digits = {
+        "metricx_score": 2,
+        "xcomet_score": 3,
+        "penalty": 2,
+        "spans": 2,
+        "spans_CRITICAL": 2,
+        "tokens": 1,
+    }
     shares = ("korean", "copied", "empty")
     return [_n(figures[name], d) for name, d in digits.items()] + [
         f"{100 * figures[name]:.0f} %" for name in shares
@@ -113,21 +160,37 @@ def _rest(figures: dict[str, Any]) -> list[str]:
 
 def probe_table(runs: Sequence[Run]) -> str:
     """How likely the start policy's own tokens still are."""
-    head = ["arm", "seed", "log-prob. of penalised tokens, start", "end", "of other tokens, start",
-            "end", "penalised against others, change [95 %]", "probability of penalised tokens",
-            "of other tokens"]  # fmt: skip
+    head = [
+        "arm",
+        "seed",
+        "log-prob. of penalised tokens, start",
+        "end",
+        "of other tokens, start",
+        "end",
+        "penalised against others, change [95 %]",
+        "probability of penalised tokens",
+        "of other tokens",
+    ]
     rows = []
     for run in runs:
         probe = run["probe"]
         gap = probe["gap_logp"]
         hit, free = probe["hit_logp"], probe["free_logp"]
-        rows.append([
-            run["title"], str(run["seed"]), _n(hit["before"], 2), _n(hit["after"], 2),
-            _n(free["before"], 2), _n(free["after"], 2),
-            _with_interval(gap),
-            *(f"{probe[name]['before']:.3f} → {probe[name]['after']:.3f}"
-              for name in ("hit_p", "free_p")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                _n(hit["before"], 2),
+                _n(hit["after"], 2),
+                _n(free["before"], 2),
+                _n(free["after"], 2),
+                _with_interval(gap),
+                *(
+                    f"{probe[name]['before']:.3f} → {probe[name]['after']:.3f}"
+                    for name in ("hit_p", "free_p")
+                ),
+            ]
+        )
     return _table(head, rows)
 
 
@@ -141,8 +204,11 @@ def fault_table(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         groups = [run["groups"][name] for name in names]
-        cells = [f"{group[key][0]:.{d}f} → {group[key][1]:.{d}f}" for group in groups
-                 for key, d in (("chrf", 1), ("metricx_score", 1), ("length", 2))]  # fmt: skip
+        cells = [
+            f"{group[key][0]:.{d}f} → {group[key][1]:.{d}f}"
+            for group in groups
+            for key, d in (("chrf", 1), ("metricx_score", 1), ("length", 2))
+        ]
         rows.append([run["title"], str(run["seed"]), *cells])
     return _table(head, rows)
 
@@ -171,9 +237,12 @@ def write_pictures(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("chrf", "held-out chrF", lambda point: point["chrf"]),
         ("metricx", "MetricX reward (5 - score)", lambda point: 5.0 - point["metricx_score"]),
         ("penalty", "span penalty of a token", lambda point: point["penalty"]),
-        ("penalised", "log-probability: penalised minus other tokens",
-         lambda point: point["probe_gap"]),
-    )  # fmt: skip
+        (
+            "penalised",
+            "log-probability: penalised minus other tokens",
+            lambda point: point["probe_gap"],
+        ),
+    )
     PICTURES.mkdir(parents=True, exist_ok=True)
     names = []
     for name, title, value in wanted:
@@ -191,6 +260,12 @@ def _curves(runs: Sequence[Run], value: Callable[[dict[str, Any]], float], axes:
         points = [(point["update"], value(point)) for point in run["curve"]]
         label = None if run["arm"] in named else run["title"]
         named.add(run["arm"])
-        axes.plot(*zip(*points, strict=True), color=_COLOURS[run["arm"]], label=label,
-                  linewidth=1.1, marker=".", markersize=3)  # fmt: skip
+        axes.plot(
+            *zip(*points, strict=True),
+            color=_COLOURS[run["arm"]],
+            label=label,
+            linewidth=1.1,
+            marker=".",
+            markersize=3,
+        )
     return len(runs)

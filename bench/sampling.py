@@ -48,15 +48,19 @@ def questions(quick: bool) -> Iterator[Figure]:
     for told in found:
         yield Figure(
             f"sample_sources, {told['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
-            told["pieces"] / told["cpu_s"], "segments/s a core", details=told,
-        )  # fmt: skip
+            told["pieces"] / told["cpu_s"],
+            "segments/s a core",
+            details=told,
+        )
     small, large = found
     yield Figure("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
     yield Figure("  peak memory of the larger corpus", large["peak_mib"], "MiB")
     yield Figure(
         f"  memory at {large['pieces'] / small['pieces']:.0f} times the segments",
-        large["peak_mib"] / small["peak_mib"], "times that of the smaller", at_most=1.2,
-    )  # fmt: skip
+        large["peak_mib"] / small["peak_mib"],
+        "times that of the smaller",
+        at_most=1.2,
+    )
 
 
 def sampling_step(sizes: Sizes) -> Iterator[Figure]:
@@ -76,9 +80,12 @@ def sampling_step(sizes: Sizes) -> Iterator[Figure]:
         seconds += time.process_time() - started
         number += len(texts)
     yield Figure(
-        "sampling step: name, hash, bucket, offer", number / seconds, "segments/s a core",
-        at_least=100_000, details={"segments": number, "cpu_s": seconds},
-    )  # fmt: skip
+        "sampling step: name, hash, bucket, offer",
+        number / seconds,
+        "segments/s a core",
+        at_least=100_000,
+        details={"segments": number, "cpu_s": seconds},
+    )
 
 
 def whole_stage(copies: int, pool: int) -> dict[str, Any]:
@@ -103,10 +110,12 @@ def _run_stage(copies: int, pool: int) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     stage.run(ctx, begin(stage, [], ctx))
     return {
-        "pieces": ctx.stats.records_in, "sampled": ctx.stats.records_out,
-        "cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall,
+        "pieces": ctx.stats.records_in,
+        "sampled": ctx.stats.records_out,
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - wall,
         "peak_mib": peak_mib(),
-    }  # fmt: skip
+    }
 
 
 def peak_mib() -> float:

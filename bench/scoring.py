@@ -122,8 +122,13 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
     difference = largest_difference(ours, predict(pairs))
     yield Figure("  largest difference of its scores", difference, "", at_most=1e-5)
     details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
-    yield Figure("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0,
-                 details=details | {"batches": work.batches})  # fmt: skip
+    yield Figure(
+        "  padded-token waste of our batches",
+        100 * work.waste,
+        "%",
+        at_most=5.0,
+        details=details | {"batches": work.batches},
+    )
     yield from _share_of_the_machine(work, rate, found["ours_s"], repeats)
 
 
@@ -144,8 +149,12 @@ def _share_of_the_machine(
         "share_with_padding_percent": 100 * padded / seconds / rate,
         "share_of_the_seconds_in_forward_percent": 100 * work.seconds / runs / seconds,
     }
-    yield Figure("  share of the machine's matrix-product rate, real tokens",
-                 100 * real / seconds / rate, "%", details=details)  # fmt: skip
+    yield Figure(
+        "  share of the machine's matrix-product rate, real tokens",
+        100 * real / seconds / rate,
+        "%",
+        details=details,
+    )
 
 
 def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
@@ -159,18 +168,25 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
     def theirs() -> list[float]:
         return [score for call in calls for score in predict(call)]
 
-    with service("services.xcomet", "--model", str(folder), "--threads", "1",
-                 "--cache", "memory") as (_, url):  # fmt: skip
+    with service(
+        "services.xcomet", "--model", str(folder), "--threads", "1", "--cache", "memory"
+    ) as (_, url):
         asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
         found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
         waste = _waste_percent(url)
     found["pairs"] = len(pairs)
-    yield Figure(f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-                 found["times_faster"], "times its rate", at_least=1.2, details=found)  # fmt: skip
+    yield Figure(
+        f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
+        found["times_faster"],
+        "times its rate",
+        at_least=1.2,
+        details=found,
+    )
     yield Figure("  padded-token waste of its batches", waste, "%")
     ours = [score for k in range(len(calls)) for score in scores[k]]
-    yield Figure("  largest difference of its scores", largest_difference(ours, theirs()), "",
-                 at_most=1e-5)  # fmt: skip
+    yield Figure(
+        "  largest difference of its scores", largest_difference(ours, theirs()), "", at_most=1e-5
+    )
 
 
 def _waste_percent(url: str) -> float:
@@ -232,11 +248,17 @@ def metricx_against_one_at_a_time(
     work = WorkLog.watching(scorer.backend)
     found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
     found |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
-    yield Figure(f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
-                 found["times_faster"], "times its rate", at_least=2.0, details=found)  # fmt: skip
+    yield Figure(
+        f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
+        found["times_faster"],
+        "times its rate",
+        at_least=2.0,
+        details=found,
+    )
     ours = scorer.score_batch(pairs, cfg).sequence_scores
-    yield Figure("  largest difference of its scores (of 25)",
-                 largest_difference(ours, predict(pairs)), "")  # fmt: skip
+    yield Figure(
+        "  largest difference of its scores (of 25)", largest_difference(ours, predict(pairs)), ""
+    )
 
 
 # -- bfloat16 ----------------------------------------------------------------------
@@ -257,8 +279,9 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     ):
         exact = make(folder).score_batch(pairs, cfg).sequence_scores
         scorer, predict = make(folder, "bfloat16"), upstream(folder, half)
-        found = compare(lambda s=scorer: s.score_batch(pairs, cfg),
-                        lambda p=predict: p(pairs), repeats)  # fmt: skip
+        found = compare(
+            lambda s=scorer: s.score_batch(pairs, cfg), lambda p=predict: p(pairs), repeats
+        )
         moved = scorer.score_batch(pairs, cfg).sequence_scores
         theirs = predict(pairs)
         found |= {
@@ -267,8 +290,12 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
             "mean_move": statistics.fmean(abs(a - b) for a, b in zip(exact, moved, strict=True)),
             "upstream_largest_move": largest_difference(exact, theirs),
         }
-        yield Figure(f"{name} in bfloat16{how}, against upstream's way in it",
-                     found["times_faster"], "times its rate", details=found)  # fmt: skip
+        yield Figure(
+            f"{name} in bfloat16{how}, against upstream's way in it",
+            found["times_faster"],
+            "times its rate",
+            details=found,
+        )
         yield Figure("  largest move of a score from float32", largest_difference(exact, moved), "")
 
 
@@ -294,14 +321,21 @@ def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[
             assert hits == len(pairs), f"{hits} of {len(pairs)} came from the cache"
     ratio = statistics.median(cold) / statistics.median(warm)
     details = {"pairs": len(pairs), "cold_runs_s": cold, "warm_runs_s": warm}
-    yield Figure("xCOMET 25 M, the same job again on a fresh service, Redis warm",
-                 ratio, "times the cold rate", at_least=50.0, details=details)  # fmt: skip
+    yield Figure(
+        "xCOMET 25 M, the same job again on a fresh service, Redis warm",
+        ratio,
+        "times the cold rate",
+        at_least=50.0,
+        details=details,
+    )
 
 
 def _job(folder: Path, cache: str, pairs: Pairs) -> tuple[list[Any], float]:
     results: list[Any] = []
-    with service("services.xcomet", "--model", str(folder), "--threads", "1",
-                 "--cache", cache) as (_, url):  # fmt: skip
+    with service("services.xcomet", "--model", str(folder), "--threads", "1", "--cache", cache) as (
+        _,
+        url,
+    ):
         with SyncScoringClient(url) as client:
             client.info()
             seconds = timed(lambda: results.extend(client.score(pairs)))

@@ -72,14 +72,21 @@ def http_against_in_process(sizes: Sizes) -> Figure:
     with service(FAKE, *flags, core=SERVER) as (_, url), on_core(LOAD):
         with SyncScoringClient(url, batch_size=REQUEST) as client:
             client.score(pairs[:REQUEST], options={"cache": False})
-            found = compare(lambda: client.score(pairs, options={"cache": False}),
-                            lambda: scorer.score_batch(pairs, cfg), sizes.repeats)  # fmt: skip
+            found = compare(
+                lambda: client.score(pairs, options={"cache": False}),
+                lambda: scorer.score_batch(pairs, cfg),
+                sizes.repeats,
+            )
             results = client.score(pairs, options={"cache": False})
     assert [r.score for r in results if r.ok] == expected_scores(samples), "a score is wrong"
     found["pairs"] = len(pairs)
-    return Figure("HTTP against the same backend in process, 10 ms a 64 pairs",
-                  100 * found["times_faster"], "% of its rate", at_least=95.0,
-                  details=found)  # fmt: skip
+    return Figure(
+        "HTTP against the same backend in process, 10 ms a 64 pairs",
+        100 * found["times_faster"],
+        "% of its rate",
+        at_least=95.0,
+        details=found,
+    )
 
 
 def throughput(sizes: Sizes) -> Iterator[Figure]:
@@ -104,15 +111,26 @@ def throughput(sizes: Sizes) -> Iterator[Figure]:
                 for answer in answers:
                     check(answer, parts[answer.index])
     mine, other = (statistics.median(runs[1:]) for runs in rates)
-    details = {"runs": rates[0][1:], "bare_runs": rates[1][1:],
-               "requests_a_run": sizes.load_requests}  # fmt: skip
-    yield Figure("fake backend, pairs of 250 bytes, 64 a request, one process, against a bare "
-                 "FastAPI route", mine / other, "times its rate", details=details)  # fmt: skip
+    details = {
+        "runs": rates[0][1:],
+        "bare_runs": rates[1][1:],
+        "requests_a_run": sizes.load_requests,
+    }
+    yield Figure(
+        "fake backend, pairs of 250 bytes, 64 a request, one process, against a bare FastAPI route",
+        mine / other,
+        "times its rate",
+        details=details,
+    )
     yield Figure("  the rate itself", mine, "pairs/s")
     mine, other = (statistics.median(runs[1:]) for runs in costs)
     details = {"runs_us": costs[0][1:], "bare_runs_us": costs[1][1:]}
-    yield Figure("  processor time of the server a pair, against the bare route's",
-                 mine / other, "times", details=details)  # fmt: skip
+    yield Figure(
+        "  processor time of the server a pair, against the bare route's",
+        mine / other,
+        "times",
+        details=details,
+    )
 
 
 def cpu_seconds(process: int) -> float:
@@ -178,12 +196,17 @@ def _added(title: str, runs: Latencies) -> Iterator[Figure]:
     for name, quantile in (("p50", 50), ("p99", 99)):
         mine, other = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
         details = {"requests_a_run": len(runs[0][0]), "ours_runs_ms": mine, "bare_runs_ms": other}
-        yield Figure(f"{title}: {name}, against a bare FastAPI route",
-                     statistics.median(a / b for a, b in zip(mine, other, strict=True)),
-                     "times its time", details=details)  # fmt: skip
-        yield Figure(f"  {name} above it",
-                     statistics.median(a - b for a, b in zip(mine, other, strict=True)),
-                     "ms")  # fmt: skip
+        yield Figure(
+            f"{title}: {name}, against a bare FastAPI route",
+            statistics.median(a / b for a, b in zip(mine, other, strict=True)),
+            "times its time",
+            details=details,
+        )
+        yield Figure(
+            f"  {name} above it",
+            statistics.median(a - b for a, b in zip(mine, other, strict=True)),
+            "ms",
+        )
         yield Figure(f"  {name} itself", statistics.median(mine), "ms")
 
 
@@ -220,9 +243,15 @@ def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterat
         asyncio.run(all_rollouts(url))
         seen = sum(backend.batches) - before
     details = {"samples_sent": 2 * len(pool), "distinct": len(pool), "seen_by_the_model": seen}
-    yield Figure(f"{callers} callers x {candidates} candidates x {rollouts} rollouts, half "
-                 "duplicates: times the model sees a distinct sample", seen / len(pool), "",
-                 at_least=1.0, at_most=1.0, details=details)  # fmt: skip
+    yield Figure(
+        f"{callers} callers x {candidates} candidates x {rollouts} rollouts, half "
+        "duplicates: times the model sees a distinct sample",
+        seen / len(pool),
+        "",
+        at_least=1.0,
+        at_most=1.0,
+        details=details,
+    )
 
 
 if __name__ == "__main__":

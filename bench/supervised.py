@@ -33,9 +33,14 @@ class Supervised:
         WORK.mkdir(parents=True, exist_ok=True)
         with (WORK / f"supervised-{self.port}.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._args, stdout=log, stderr=log, cwd=ROOT,
-                env=child_environment(), start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                *self._args,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=child_environment(),
+                start_new_session=True,
+            )
         async with asyncio.timeout(READY_S):
             while not await self._ready():
                 if self.process.returncode is not None:

@@ -52,13 +52,15 @@ def questions(quick: bool) -> Iterator[Figure]:
     _write_sources(out_dir, sources, "select_sources")
     flags = ("--cache", "memory", "--log-level", "error")
     with _teacher() as teacher_url, service("scorekit.server.fake", *flags) as (_, url):
-        cfg = SynthConfig.model_validate({
-            "run": {"out_dir": str(out_dir)},
-            "data": {"src_lang": "eng", "tgt_lang": "kor"},
-            "teacher": {"base_url": teacher_url, "model": "teacher"},
-            "final_generation": {"num_candidates": CANDIDATES},
-            "metricx": {"url": url, "checkpoint": "fake-metricx", "batch_size": 128},
-        })  # fmt: skip
+        cfg = SynthConfig.model_validate(
+            {
+                "run": {"out_dir": str(out_dir)},
+                "data": {"src_lang": "eng", "tgt_lang": "kor"},
+                "teacher": {"base_url": teacher_url, "model": "teacher"},
+                "final_generation": {"num_candidates": CANDIDATES},
+                "metricx": {"url": url, "checkpoint": "fake-metricx", "batch_size": 128},
+            }
+        )
         yield from _prefilter(cfg, 10 * sources)
         for stage in (Generate128(), ScoreSelectBest()):
             ctx = Context(cfg, out_dir)
@@ -71,9 +73,11 @@ def questions(quick: bool) -> Iterator[Figure]:
             yield Figure(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
-                made / seconds, "candidates/s", at_least=AIM,
+                made / seconds,
+                "candidates/s",
+                at_least=AIM,
                 details={"candidates": made, "seconds": seconds, "driver_cpu_s": cpu},
-            )  # fmt: skip
+            )
     shutil.rmtree(out_dir, ignore_errors=True)
 
 
@@ -93,14 +97,17 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         assert ctx.stats.records_out == sources, ctx.stats
         shutil.rmtree(out_dir)
         yield Figure(
-            f"prefilter_score, driver processes: {processes}", sources / cpu,
+            f"prefilter_score, driver processes: {processes}",
+            sources / cpu,
             "records a CPU second",
             details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},
-        )  # fmt: skip
+        )
     yield Figure(
         "  two against one, by the clock (the servers run on the same cores)",
-        seconds[1] / seconds[2], "times", details={"cores": os.cpu_count()},
-    )  # fmt: skip
+        seconds[1] / seconds[2],
+        "times",
+        details={"cores": os.cpu_count()},
+    )
 
 
 def _cpu_s() -> float:
@@ -118,8 +125,14 @@ def _write_sources(out_dir: Any, count: int, stage: str) -> None:
         with ShardWriter(folder.shard(index)) as shard:
             for number in range(index * per_shard, min(count, (index + 1) * per_shard)):
                 text = f"Sentence {number} is to be translated. " + "It has more words. " * 15
-                shard.write({"source_id": source_id(text), "source_text": text,
-                             "source_type": "sentence", "length_bucket_id": 0})  # fmt: skip
+                shard.write(
+                    {
+                        "source_id": source_id(text),
+                        "source_text": text,
+                        "source_type": "sentence",
+                        "length_bucket_id": 0,
+                    }
+                )
             folder.set_mark(index, {"records": shard.records, "digest": shard.commit()})
 
 
@@ -144,19 +157,31 @@ def _serve_teacher(port: int) -> None:
         body = json.loads(await request.body())
         name = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=6).hexdigest()
         choices = [
-            {"index": i, "finish_reason": "stop",
-             "message": {"role": "assistant", "content": f"{name} {body['seed'] + i} {words}."}}
+            {
+                "index": i,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": f"{name} {body['seed'] + i} {words}."},
+            }
             for i in range(body["n"])
-        ]  # fmt: skip
+        ]
         usage = {"prompt_tokens": 100, "completion_tokens": 150 * body["n"], "total_tokens": 0}
-        return JSONResponse({"id": "c", "object": "chat.completion", "created": 0,
-                             "model": "teacher", "choices": choices, "usage": usage})  # fmt: skip
+        return JSONResponse(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "teacher",
+                "choices": choices,
+                "usage": usage,
+            }
+        )
 
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
 
-    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]),
-                            Route("/v1/models", models)])  # fmt: skip
+    app = Starlette(
+        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
+    )
     uvicorn.run(app, port=port, log_level="error")
 
 

@@ -112,11 +112,18 @@ def _memory(
     if len(inside) >= 10:
         growth = _slope(inside) * seconds / sources * 100_000 / 2**20
     yield Figure(
-        "growth of the driver's memory over prefilter_score, 100,000 sources", growth, "MB",
-        at_most=MOST_GROWTH, note="too short to tell",
-        details={"looks": len(inside), "seconds": seconds, "sources": sources,
-                 "megabytes": [round(held / 2**20, 1) for _, held in shown]},
-    )  # fmt: skip
+        "growth of the driver's memory over prefilter_score, 100,000 sources",
+        growth,
+        "MB",
+        at_most=MOST_GROWTH,
+        note="too short to tell",
+        details={
+            "looks": len(inside),
+            "seconds": seconds,
+            "sources": sources,
+            "megabytes": [round(held / 2**20, 1) for _, held in shown],
+        },
+    )
     yield Figure(f"most memory of the driver and its processes, {sources:,} sources", peak, "MB")
 
 
@@ -130,17 +137,26 @@ def _slope(points: list[tuple[float, int]]) -> float:
 
 def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figure]:
     """CPU of each stage, as measured and as a million sources would take it."""
-    yield Figure(f"the whole command, {sources:,} sources", seconds / 3600, "hours",
-                 details={"wall_s": {n: t["seconds"] for n, t in told.items()}})  # fmt: skip
+    yield Figure(
+        f"the whole command, {sources:,} sources",
+        seconds / 3600,
+        "hours",
+        details={"wall_s": {n: t["seconds"] for n, t in told.items()}},
+    )
     for name, figures in told.items():
         cpu = figures["driver_cpu_s"]
         yield Figure(
             f"{name}: CPU of the driver for a million sources",
-            cpu * 1e6 / sources / 3600, "hours",
-            details={"cpu_s": cpu, "wall_s": figures["seconds"], "sources": sources,
-                     "records": figures["records_done"],
-                     "a_hundred_million_in_hours": cpu * 1e8 / sources / 3600},
-        )  # fmt: skip
+            cpu * 1e6 / sources / 3600,
+            "hours",
+            details={
+                "cpu_s": cpu,
+                "wall_s": figures["seconds"],
+                "sources": sources,
+                "records": figures["records_done"],
+                "a_hundred_million_in_hours": cpu * 1e8 / sources / 3600,
+            },
+        )
 
 
 def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
@@ -148,14 +164,26 @@ def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
     parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in STAGES}
     parts |= {path.name: _size(path) for path in out_dir.iterdir() if path.name != "stages"}
     whole = _size(out_dir)
-    yield Figure("disk of a million sources", whole * 1e6 / sources / 1e9, "GB",
-                 details={"bytes": parts, "sources": sources,
-                          "a_hundred_million_in_tb": whole * 1e8 / sources / 1e12})  # fmt: skip
+    yield Figure(
+        "disk of a million sources",
+        whole * 1e6 / sources / 1e9,
+        "GB",
+        details={
+            "bytes": parts,
+            "sources": sources,
+            "a_hundred_million_in_tb": whole * 1e8 / sources / 1e12,
+        },
+    )
     made = plan(load_config(SynthConfig, out_dir / "config.yaml"))
     gone = next(cost.disk_bytes for cost in made.costs if cost.stage == "generate_128")
-    yield Figure("disk that `estimate` tells, without candidates that went, against it",
-                 (made.disk_bytes - gone) / whole, "times", at_least=0.5, at_most=2.0,
-                 details={"told": made.disk_bytes, "candidates": gone, "real": whole})  # fmt: skip
+    yield Figure(
+        "disk that `estimate` tells, without candidates that went, against it",
+        (made.disk_bytes - gone) / whole,
+        "times",
+        at_least=0.5,
+        at_most=2.0,
+        details={"told": made.disk_bytes, "candidates": gone, "real": whole},
+    )
 
 
 def _size(path: Path) -> int:
@@ -195,15 +223,22 @@ def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: 
     """A config of all seven stages, as the requirement's example has it."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / "run")},
-        "data": {"files": [str(folder / "corpus/*.jsonl.gz")], "src_lang": "eng",
-                 "tgt_lang": "kor", "sample_pool_size": sources,
-                 "target_examples_total": max(1, sources // SELECTED)},
+        "data": {
+            "files": [str(folder / "corpus/*.jsonl.gz")],
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": sources,
+            "target_examples_total": max(1, sources // SELECTED),
+        },
         "teacher": {"base_url": teacher, "model": "teacher", "max_concurrency": 64},
-        "final_generation": {"num_candidates": CANDIDATES, "store_top_k": 4,
-                             "blob": {"blob_ratio": 0.0, "enabled": False}},
+        "final_generation": {
+            "num_candidates": CANDIDATES,
+            "store_top_k": 4,
+            "blob": {"blob_ratio": 0.0, "enabled": False},
+        },
         "metricx": {"url": metricx, "checkpoint": "fake-metricx", "batch_size": 128},
         "filters": {"llm_judge": {"url": judge}, "on_reject": "next_best"},
-    }  # fmt: skip
+    }
     path = folder / "c.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
@@ -243,16 +278,28 @@ def _serve_teacher(port: int) -> None:
             {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
             for i, text in enumerate(texts)
         ]
-        usage = {"prompt_tokens": 100, "completion_tokens": 2 * count * len(choices),
-                 "total_tokens": 0}  # fmt: skip
-        return JSONResponse({"id": "c", "object": "chat.completion", "created": 0,
-                             "model": "teacher", "choices": choices, "usage": usage})  # fmt: skip
+        usage = {
+            "prompt_tokens": 100,
+            "completion_tokens": 2 * count * len(choices),
+            "total_tokens": 0,
+        }
+        return JSONResponse(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "teacher",
+                "choices": choices,
+                "usage": usage,
+            }
+        )
 
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
 
-    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]),
-                            Route("/v1/models", models)])  # fmt: skip
+    app = Starlette(
+        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
+    )
     uvicorn.run(app, port=port, log_level="error")
 
 

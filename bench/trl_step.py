@@ -77,13 +77,22 @@ class TextScorer:
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Scores in the order of the samples."""
-        return reward_output([
-            Scored.model_validate({
-                "id": None, "ok": True, "score": _score(sample.mt), "tokens": 1, "cached": False,
-                "truncated": {"src": False, "mt": False}, "mt_covered": len(sample.mt),
-            })
-            for sample in samples
-        ])  # fmt: skip
+        return reward_output(
+            [
+                Scored.model_validate(
+                    {
+                        "id": None,
+                        "ok": True,
+                        "score": _score(sample.mt),
+                        "tokens": 1,
+                        "cached": False,
+                        "truncated": {"src": False, "mt": False},
+                        "mt_covered": len(sample.mt),
+                    }
+                )
+                for sample in samples
+            ]
+        )
 
 
 def _score(text: str) -> float:
@@ -167,17 +176,33 @@ def trl(sizes: Sizes) -> dict[str, Any]:
 
     sequences = sizes.prompts * sizes.samples
     args = GRPOConfig(
-        output_dir=str(FOLDER / "trl"), use_cpu=True, bf16=False, seed=0, max_steps=steps,
-        per_device_train_batch_size=sequences, gradient_accumulation_steps=1,
-        num_generations=sizes.samples, max_completion_length=sizes.tokens, temperature=TEMPERATURE,
-        beta=0.0, num_iterations=1, gradient_checkpointing=False, learning_rate=1e-6,
-        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(FOLDER / "trl"),
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+        max_steps=steps,
+        per_device_train_batch_size=sequences,
+        gradient_accumulation_steps=1,
+        num_generations=sizes.samples,
+        max_completion_length=sizes.tokens,
+        temperature=TEMPERATURE,
+        beta=0.0,
+        num_iterations=1,
+        gradient_checkpointing=False,
+        learning_rate=1e-6,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
     trainer = GRPOTrainer(
-        model=model, args=args, processing_class=tokenizer, callbacks=[Clock()],
+        model=model,
+        args=args,
+        processing_class=tokenizer,
+        callbacks=[Clock()],
         reward_funcs=lambda completions, **_: [_score(text) for text in completions],
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-    )  # fmt: skip
+    )
     _full_length(trainer.model, sizes.tokens)
     trainer.train()
     assert lengths and all(length == sizes.tokens for length in lengths), lengths

@@ -127,9 +127,13 @@ class Sampler:
         """Logits after the last id of each row. [B, S], [B, P + t] -> [B, V]."""
         positions = (attended.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self._model(
-            input_ids=ids, attention_mask=attended, position_ids=positions,
-            past_key_values=cache, use_cache=True, logits_to_keep=1,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=attended,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         logits: Tensor = out.logits[:, -1]
         return logits
 

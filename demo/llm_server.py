@@ -112,8 +112,9 @@ def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
     """One sequence a choice. Raises Refused where it does not fit the model's positions."""
     text = sampler.tokenizer.apply_chat_template(
         [message.model_dump() for message in body.messages],
-        tokenize=False, add_generation_prompt=True,
-    )  # fmt: skip
+        tokenize=False,
+        add_generation_prompt=True,
+    )
     prompt = tuple(sampler.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not prompt:
         raise Refused(400, "messages: the prompt is empty (no user turn?)")

@@ -31,9 +31,16 @@ def documents(lang: Literal["en", "ko"], first: int = 0, count: int | None = Non
 
 
 def write_shard(
-    root: Path, texts: list[str], *, lang: str, split: str = "clean", layout: str = "v1",
-    index: int = 0, newlines: str = "real", of: int = 10,
-) -> Path:  # fmt: skip
+    root: Path,
+    texts: list[str],
+    *,
+    lang: str,
+    split: str = "clean",
+    layout: str = "v1",
+    index: int = 0,
+    newlines: str = "real",
+    of: int = 10,
+) -> Path:
     """Write one shard where MADLAD-400 has it under its root; the same bytes for the same texts."""
     if layout == "v1":
         path = root / "data" / lang / f"{lang}_{split}_{index:04d}.jsonl.gz"

@@ -64,9 +64,12 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
         shard = write_shard(run_dir / "madlad", documents("en"), lang="en")
         _say("2", f"All seven stages on {shard}")
         settings = {
-            "run.out_dir": str(run_dir), "data.files": json.dumps([str(shard)]),
-            "teacher.base_url": teacher, "metricx.url": metricx, "filters.llm_judge.url": judge,
-        }  # fmt: skip
+            "run.out_dir": str(run_dir),
+            "data.files": json.dumps([str(shard)]),
+            "teacher.base_url": teacher,
+            "metricx.url": metricx,
+            "filters.llm_judge.url": judge,
+        }
         run_pipeline([f"{key}={value}" for key, value in settings.items()] + more)
     _say("3", "The pairs that MetricX likes best")
     report = write_report(run_dir, "Demo: English to Korean by a small teacher")
@@ -98,10 +101,22 @@ def run_pipeline(overrides: list[str]) -> None:
     """`python -m synth run --stage all`, from the beginning."""
     flags = [part for override in overrides for part in ("--set", override)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "synth", "run", "--config", str(CONFIG), "--stage", "all",
-         "--overwrite", "--yes", *flags],
-        env=child_environment(), start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "synth",
+            "run",
+            "--config",
+            str(CONFIG),
+            "--stage",
+            "all",
+            "--overwrite",
+            "--yes",
+            *flags,
+        ],
+        env=child_environment(),
+        start_new_session=True,
+    )
     try:
         if process.wait() != 0:
             raise UserError("the pipeline failed; what it said stands above")

@@ -20,11 +20,15 @@ GOOD, BAD = "이 메시지를 삭제하시겠습니까?", "파일을 열고 저�
 PAIRS = [{"id": "good", "src": SOURCE, "mt": GOOD}, {"id": "bad", "src": SOURCE, "mt": BAD}]
 CASES = [
     {
-        "id": mt, "task": "translation_filter", "source_lang": "en", "target_lang": "ko",
-        "source_text": SOURCE, "candidate": mt,
+        "id": mt,
+        "task": "translation_filter",
+        "source_lang": "en",
+        "target_lang": "ko",
+        "source_text": SOURCE,
+        "candidate": mt,
     }
     for mt in (GOOD, SOURCE)
-]  # fmt: skip
+]
 
 
 def check(condition: bool, what: str) -> None:

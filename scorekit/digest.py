@@ -57,9 +57,18 @@ def _note(path: Path, stat: os.stat_result) -> Path:
     """Where the digest of this state of this file is noted: one small file each, so that services
     that start together do not overwrite each other's."""
     identity = "|".join(
-        map(str, (path.resolve(), stat.st_dev, stat.st_ino, stat.st_size,
-                  stat.st_mtime_ns, stat.st_ctime_ns))
-    )  # fmt: skip
+        map(
+            str,
+            (
+                path.resolve(),
+                stat.st_dev,
+                stat.st_ino,
+                stat.st_size,
+                stat.st_mtime_ns,
+                stat.st_ctime_ns,
+            ),
+        )
+    )
     name = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
     return user_cache_path("scorekit") / "digests" / name
 

@@ -18,8 +18,11 @@ from scorekit.errors import UserError
 METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
 XCOMET_FILES = ["hparams.yaml", "checkpoints/*"]
 T5_TOKENIZER_FILES = [
-    "spiece.model", "tokenizer*.json", "special_tokens_map.json", "added_tokens*",
-]  # fmt: skip
+    "spiece.model",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens*",
+]
 #: Of xCOMET's encoder: its weights stand in xCOMET's own checkpoint.
 ENCODER_FILES = ["config.json", "tokenizer*.json", "sentencepiece*", "special_tokens_map.json"]
 #: Whose checkpoints come without a tokenizer.
@@ -87,9 +90,10 @@ def _reason(model: str, revision: str | None, error: Exception, cache: str) -> s
         return f"the hub does not show it to you: {token} there is no such model ({page})"
     if isinstance(error, OfflineModeIsEnabled | LocalEntryNotFoundError):
         way = (
-            "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} "
-            "cannot be reached"
-        )  # fmt: skip
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else f"{constants.ENDPOINT} cannot be reached"
+        )
         return (
             f"not whole in {cache}, and {way}: run `python -m scorekit fetch {model}` where the "
             "hub can be reached, with HF_HOME on the same disk or copied here"

@@ -111,9 +111,11 @@ class JudgeOptions(Options):
     """Options of the judge; the back end `rules` reads none of the sampling's."""
 
     model: str | None = Field(
-        None, min_length=1, max_length=200,
+        None,
+        min_length=1,
+        max_length=200,
         description="Name of the model at the upstream server; null: the service's own.",
-    )  # fmt: skip
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the rubric's.")
     max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(_whole)] = (
         Field(None, description="Most tokens of an answer; null: the rubric's.")
@@ -126,9 +128,10 @@ class ErrorSpan(Answer):
     start: int = Field(description="First character, in Unicode code points of `mt`.")
     end: int = Field(description="One past the last character.")
     severity: Annotated[str, BeforeValidator(_capitals)] = Field(
-        min_length=1, max_length=40,
+        min_length=1,
+        max_length=40,
         description="MINOR, MAJOR or CRITICAL, or another word of another service, in capitals.",
-    )  # fmt: skip
+    )
     confidence: float | None = Field(
         None, description="Mean probability of the predicted labels, 0..1; null: not known."
     )

@@ -30,9 +30,14 @@ app = typer.Typer(
 
 #: The stages in their order. `score_128_select_best` is another name of score_select_best.
 STAGES = (
-    "sample_sources", "prefilter_score", "select_sources", "generate_128", "score_select_best",
-    "format_filter", "export",
-)  # fmt: skip
+    "sample_sources",
+    "prefilter_score",
+    "select_sources",
+    "generate_128",
+    "score_select_best",
+    "format_filter",
+    "export",
+)
 _ALIASES = {"score_128_select_best": "score_select_best"}
 DRY_RUN_SOURCES = 100
 MOST_DRY_RUN_SOURCES = 1000
@@ -40,6 +45,10 @@ MOST_DRY_RUN_SOURCES = 1000
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's config (YAML).")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+EvaluationSets = Annotated[
+    list[Path] | None,
+    typer.Option(help="Leave out what stands in this evaluation set (data.decontaminate)."),
 ]
 
 
@@ -62,10 +71,7 @@ def run(
     repair: Annotated[
         int | None, typer.Option(min=0, help="Make this shard of the stage again, and go on.")
     ] = None,
-    decontaminate: Annotated[
-        list[Path] | None,
-        typer.Option(help="Leave out what stands in this evaluation set (data.decontaminate)."),
-    ] = None,
+    decontaminate: EvaluationSets = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take so many records at most.")] = None,
     shard_id: Annotated[int, typer.Option(min=0, help="This machine's number.")] = 0,
     num_shards: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
@@ -89,10 +95,17 @@ def run(
             limit = limit or DRY_RUN_SOURCES
         options = RunOptions(
             stages=STAGES if stage == "all" else (stage,),
-            dry_run=dry_run, resume=resume or repair is not None, overwrite=overwrite, limit=limit,
-            shard_id=shard_id, num_shards=num_shards, engine=engine, give_up=give_up,
-            processes=processes or _cores(), repair=repair,
-        )  # fmt: skip
+            dry_run=dry_run,
+            resume=resume or repair is not None,
+            overwrite=overwrite,
+            limit=limit,
+            shard_id=shard_id,
+            num_shards=num_shards,
+            engine=engine,
+            give_up=give_up,
+            processes=processes or _cores(),
+            repair=repair,
+        )
         _check(options, stage)
         if overwrite and not yes:
             for one in pair_configs(cfg).values():

@@ -43,9 +43,11 @@ class RunConfig(Config):
         1000, ge=1, description="Sources a shard: what one machine takes at a time."
     )
     view_records: int = Field(
-        100_000, ge=0, description="Views of more records are not written as files beside the "
-        "shards: `synth_parallel show` prints them."
-    )  # fmt: skip
+        100_000,
+        ge=0,
+        description="Views of more records are not written as files beside the "
+        "shards: `synth_parallel show` prints them.",
+    )
     answers: str | None = Field(
         None,
         description="Where the services' answers are kept, over runs: a SQLite file, or redis:// "
@@ -81,13 +83,16 @@ class DataConfig(Config):
     )
     src_lang: str = Field("", description="Source language: MADLAD id or any code of it (kor, ko).")
     tgt_lang: str = Field(
-        "", description="Target language: any code of it. What a tag says of script and region "
-        "(zh-TW, sr-Latn, pt-PT) is kept to the export."
-    )  # fmt: skip
+        "",
+        description="Target language: any code of it. What a tag says of script and region "
+        "(zh-TW, sr-Latn, pt-PT) is kept to the export.",
+    )
     pairs: list[PairConfig] | None = Field(
-        None, min_length=1, description="In place of src_lang, tgt_lang: several pairs, each a run "
-        "of its own in a folder of out_dir."
-    )  # fmt: skip
+        None,
+        min_length=1,
+        description="In place of src_lang, tgt_lang: several pairs, each a run "
+        "of its own in a folder of out_dir.",
+    )
     languages: list[LanguageConfig] = Field([], description="Languages of your own.")
     target_examples_total: int = Field(10_000, ge=1, description="Sources that get candidates.")
     sample_pool_size: int = Field(1_000_000, ge=1, description="Sources that are prefiltered.")
@@ -311,9 +316,11 @@ class ExportConfig(Config):
     formats: list[Literal["jsonl", "parquet"]] = Field(["jsonl", "parquet"], min_length=1)
     preference_pairs: bool = Field(False, description="Also best against worst candidate.")
     rows_per_file: int = Field(
-        100_000, ge=1, description="Up to so many rows are one train.jsonl and one train.parquet; "
-        "more are numbered files of so many, train-00000-of-00012.jsonl.zst and .parquet."
-    )  # fmt: skip
+        100_000,
+        ge=1,
+        description="Up to so many rows are one train.jsonl and one train.parquet; "
+        "more are numbered files of so many, train-00000-of-00012.jsonl.zst and .parquet.",
+    )
     processes: int | None = Field(
         None, ge=1, description="That write files side by side; null: one a core."
     )

@@ -21,11 +21,25 @@ from scorekit.text.numbers import asked_numbers, missing_numbers
 from scorekit.text.variants import other_variant
 
 Code = Literal[
-    "empty", "too_short", "too_long", "truncated", "role_token", "meta_phrase", "refusal",
-    "added_note", "added_quotes", "tag",
-    "copied_source", "wrong_script", "wrong_variant", "wrong_language", "length_ratio",
-    "repetition", "numbers_missing", "placeholders",
-]  # fmt: skip
+    "empty",
+    "too_short",
+    "too_long",
+    "truncated",
+    "role_token",
+    "meta_phrase",
+    "refusal",
+    "added_note",
+    "added_quotes",
+    "tag",
+    "copied_source",
+    "wrong_script",
+    "wrong_variant",
+    "wrong_language",
+    "length_ratio",
+    "repetition",
+    "numbers_missing",
+    "placeholders",
+]
 
 
 class RuleConfig(Config):
@@ -236,9 +250,12 @@ def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:
     ratio = checks.length_ratio(pair.src, pair.mt)
     least, most = checks.length_band(
-        pair.src, pair.source_lang, pair.target_lang,
-        slack=cfg.length_slack, floor=cfg.length_floor,
-    )  # fmt: skip
+        pair.src,
+        pair.source_lang,
+        pair.target_lang,
+        slack=cfg.length_slack,
+        floor=cfg.length_floor,
+    )
     return None if least <= ratio <= most else f"{ratio:.2f}, not in {least:.2f} to {most:.2f}"
 
 

@@ -62,11 +62,16 @@ def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
             return None
         _link(made / FOLDER, folder / name)
         source, target = languages(one)
-        pairs.append({
-            "name": name, "rows": counts.records_out, "source": language_name(source),
-            "target": language_name(target), "tags": (source, target),
-            "card": _front_matter(folder / name / "README.md"),
-        })  # fmt: skip
+        pairs.append(
+            {
+                "name": name,
+                "rows": counts.records_out,
+                "source": language_name(source),
+                "target": language_name(target),
+                "tags": (source, target),
+                "card": _front_matter(folder / name / "README.md"),
+            }
+        )
     write_atomic(folder / "README.md", dataset_card(pairs).encode())
     return folder
 
@@ -90,9 +95,12 @@ def dataset_card(pairs: list[dict[str, Any]]) -> str:
         "dataset_info": infos,
     }
     environment = Environment(
-        loader=PackageLoader("synth.export", "."), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=PackageLoader("synth.export", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     return environment.get_template("dataset.md").render(
         head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True),
         pairs=pairs,

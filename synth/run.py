@@ -107,25 +107,35 @@ def _tell_unreadable(out_dir: Path, console: Console) -> None:
         told = ", ".join(f"{code} {count:,}" for code, count in codes.items())
         console.print(
             f"warning: {sum(codes.values()):,} documents could not be read ({told}); "
-            f"the first lines: {folder.path / 'counts.json'}", soft_wrap=True,
-        )  # fmt: skip
+            f"the first lines: {folder.path / 'counts.json'}",
+            soft_wrap=True,
+        )
 
 
 def _run_one(
-    name: str, cfg: SynthConfig, out_dir: Path, options: RunOptions, console: Console,
+    name: str,
+    cfg: SynthConfig,
+    out_dir: Path,
+    options: RunOptions,
+    console: Console,
     exporter: Exporter | None,
-) -> bool:  # fmt: skip
+) -> bool:
     """One stage with its progress bar; False where the work of other machines is not done."""
     with _progress(console, name) as advance:
         ctx = Context(
-            cfg, out_dir,
+            cfg,
+            out_dir,
             inputs=cfg.run.out_dir if options.dry_run else None,
             resume=options.resume,
             overwrite=options.overwrite and name == options.stages[0],
-            limit=options.limit, shard_id=options.shard_id, num_shards=options.num_shards,
+            limit=options.limit,
+            shard_id=options.shard_id,
+            num_shards=options.num_shards,
             share=options.num_shards == 1 or len(options.stages) > 1,
-            give_up=options.give_up, advance=advance, tell=console.print,
-        )  # fmt: skip
+            give_up=options.give_up,
+            advance=advance,
+            tell=console.print,
+        )
         if exporter is not None:
             exporter.watch(name, ctx.stats)
         if options.repair is not None:
@@ -251,10 +261,16 @@ class _Rate(ProgressColumn):
 @contextmanager
 def _progress(console: Console, name: str) -> Iterator[Any]:
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        _Rate(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console, transient=not console.is_terminal,
-    ) as bar:  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=not console.is_terminal,
+    ) as bar:
         task = bar.add_task(name, total=None)
 
         def advance(done: int, total: int | None) -> None:

@@ -12,8 +12,8 @@ from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.batching import Batcher, Wanted
-from scorekit.server.queue.work import Job
+from scorekit.server.queue.batching import Batcher
+from scorekit.server.queue.work import Job, Wanted
 from tests.servers import PATIENCE_S
 
 

@@ -188,8 +188,13 @@ def _holds(part: tuple[Any, Any], char: str) -> bool:
     if op is sre.RANGE:
         return bool(value[0] <= ord(char) <= value[1])
     name = str(value)
-    holds = char.isspace() if "SPACE" in name else char.isdigit() if "DIGIT" in name else (
-        char.isalnum() or char == "_")  # fmt: skip
+    holds = (
+        char.isspace()
+        if "SPACE" in name
+        else char.isdigit()
+        if "DIGIT" in name
+        else (char.isalnum() or char == "_")
+    )
     return holds != ("NOT" in name)
 
 

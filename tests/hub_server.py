@@ -54,18 +54,20 @@ class Hub:
         """Serve until the block ends; gives the URL."""
         name = "/api/datasets/{user}/{name}"
         git = "/datasets/{user}/{name}.git/info/lfs/objects/batch"
-        app = Starlette(routes=[
-            Route("/api/repos/create", self._create, methods=["POST"]),
-            Route("/api/validate-yaml", self._validate, methods=["POST"]),
-            Route(name + "/preupload/main", self._preupload, methods=["POST"]),
-            Route(name + "/commit/main", self._commit, methods=["POST"]),
-            Route(name + "/tree/{revision}", self._tree),
-            Route(name + "/revision/{revision}", self._info),
-            Route(name, self._info),
-            Route(git, self._batch, methods=["POST"]),
-            Route("/upload/{oid}", self._upload, methods=["PUT"]),
-            Route("/datasets/{user}/{name}/resolve/{revision}/{path:path}", self._file),
-        ])  # fmt: skip
+        app = Starlette(
+            routes=[
+                Route("/api/repos/create", self._create, methods=["POST"]),
+                Route("/api/validate-yaml", self._validate, methods=["POST"]),
+                Route(name + "/preupload/main", self._preupload, methods=["POST"]),
+                Route(name + "/commit/main", self._commit, methods=["POST"]),
+                Route(name + "/tree/{revision}", self._tree),
+                Route(name + "/revision/{revision}", self._info),
+                Route(name, self._info),
+                Route(git, self._batch, methods=["POST"]),
+                Route("/upload/{oid}", self._upload, methods=["PUT"]),
+                Route("/datasets/{user}/{name}/resolve/{revision}/{path:path}", self._file),
+            ]
+        )
         with running_app(app) as self.url:
             try:
                 yield self.url
@@ -98,18 +100,22 @@ class Hub:
 
     async def _preupload(self, request: Request) -> Response:
         files = [
-            {"path": file["path"], "shouldIgnore": False,
-             "uploadMode": "regular" if file["path"].endswith((".md", ".json")) else "lfs"}
+            {
+                "path": file["path"],
+                "shouldIgnore": False,
+                "uploadMode": "regular" if file["path"].endswith((".md", ".json")) else "lfs",
+            }
             for file in (await request.json())["files"]
-        ]  # fmt: skip
+        ]
         return JSONResponse({"files": files})
 
     async def _batch(self, request: Request) -> Response:
         objects = [
-            told if told["oid"] in self.blobs
+            told
+            if told["oid"] in self.blobs
             else {**told, "actions": {"upload": {"href": f"{self.url}/upload/{told['oid']}"}}}
             for told in (await request.json())["objects"]
-        ]  # fmt: skip
+        ]
         return JSONResponse({"transfer": "basic", "objects": objects})
 
     async def _upload(self, request: Request) -> Response:
@@ -148,16 +154,27 @@ class Hub:
             return JSONResponse({}, 404, {"X-Error-Code": "RepoNotFound"})
         siblings = [{"rfilename": path} for path in repo.files]
         name = "{user}/{name}".format(**request.path_params)
-        return JSONResponse({"id": name, "sha": repo.sha, "private": repo.private, "tags": [],
-                             "siblings": siblings, "downloads": 0, "likes": 0})  # fmt: skip
+        return JSONResponse(
+            {
+                "id": name,
+                "sha": repo.sha,
+                "private": repo.private,
+                "tags": [],
+                "siblings": siblings,
+                "downloads": 0,
+                "likes": 0,
+            }
+        )
 
     async def _tree(self, request: Request) -> Response:
         repo = self._repo(request)
         assert repo is not None
-        return JSONResponse([
-            {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
-            for path, content in repo.files.items()
-        ])  # fmt: skip
+        return JSONResponse(
+            [
+                {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
+                for path, content in repo.files.items()
+            ]
+        )
 
     async def _file(self, request: Request) -> Response:
         repo = self._repo(request)

@@ -56,9 +56,12 @@ def fake_service(
     """A process of `FAKE`, and its URL; killed when the block ends."""
     port = free_port()
     code = FAKE.format(
-        loads_when=str(loads_when), answers_when=str(answers_when), batch_s=batch_s,
-        load_extra=load_extra, then=then,
-    )  # fmt: skip
+        loads_when=str(loads_when),
+        answers_when=str(answers_when),
+        batch_s=batch_s,
+        load_extra=load_extra,
+        then=then,
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--port", str(port), "--cache", "memory", *flags],
         stderr=subprocess.PIPE,

@@ -100,9 +100,16 @@ def update(
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
     gradients = {name: _whole(p.grad) for name, p in plain.named_parameters()}
     stats = update_policy(
-        rollouts, advantages, optimizer, cfg, policy_model=model, temperature=1.0, pad_id=0,
-        dtype=dtype, world=world,
-    )  # fmt: skip
+        rollouts,
+        advantages,
+        optimizer,
+        cfg,
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+        dtype=dtype,
+        world=world,
+    )
     weights = {name: _whole(p) for name, p in plain.named_parameters()}
     mine = world.share(rollouts)
     with autocast(world.device, dtype):

@@ -107,12 +107,15 @@ def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> An
     """Rewards of texts with a token for each character, and an EOS."""
     rollouts = [
         rollout(
-            [1], [5] * (len(text) + 1), text, src_text=f"source of {text}",
+            [1],
+            [5] * (len(text) + 1),
+            text,
+            src_text=f"source of {text}",
             token_char_offsets=[*((i, i + 1) for i in range(len(text))), (len(text), len(text))],
             finish_reason=finish_reason,
         )
         for text in texts
-    ]  # fmt: skip
+    ]
     with closing(Rewarder(cfg)) as rewarder:
         scores = rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
     return sample_rewards(rollouts, scores, cfg)

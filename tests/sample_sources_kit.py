@@ -20,8 +20,13 @@ V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.g
 
 
 def config(out_dir, files=(V1,), **sections):
-    data = {"src_lang": "kor", "tgt_lang": "eng", "sample_pool_size": 120, "files": list(files),
-            "max_unreadable": 1.0}  # fmt: skip
+    data = {
+        "src_lang": "kor",
+        "tgt_lang": "eng",
+        "sample_pool_size": 120,
+        "files": list(files),
+        "max_unreadable": 1.0,
+    }
     content = {
         "run": {"out_dir": str(out_dir), "shard_records": 50, **sections.pop("run", {})},
         "data": {**data, **sections.pop("data", {})},

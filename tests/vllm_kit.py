@@ -62,25 +62,47 @@ def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Itera
     the command line and of the environment."""
     port = free_port()
     command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(model), "--served-model-name", NAME,
-        "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY,
-        "--max-model-len", str(CONTEXT), "--dtype", "float32", "--generation-config", "vllm",
+        str(PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        NAME,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--api-key",
+        KEY,
+        "--max-model-len",
+        str(CONTEXT),
+        "--dtype",
+        "float32",
+        "--generation-config",
+        "vllm",
         "--enforce-eager",
         # A seeded prompt that is read in two parts ends vLLM 0.32 on a CPU: "CPU Generator does
         # not use offset".
         "--no-enable-chunked-prefill",
         *flags,
-    ]  # fmt: skip
+    ]
     environment = os.environ | {
-        "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables,
-    }  # fmt: skip
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment,
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log)
         yield f"http://127.0.0.1:{port}/v1"

@@ -71,8 +71,12 @@ def build_checkpoint(
     import torch
     from comet.models import XCOMETMetric
 
-    shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-             "intermediate_size": intermediate or 2 * hidden}  # fmt: skip
+    shape = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate or 2 * hidden,
+    }
     encoder = _build_encoder(folder / "encoder", tokenizer, encoder_model, shape)
     torch.manual_seed(seed)
     metric = XCOMETMetric(

@@ -39,25 +39,49 @@ _REFUSED = 'service=~"$service",status=~"4..|5..",route!~"/health.*"'
 #: Rows of panels: (title, unit, [(legend, expression), ...]).
 DASHBOARD: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "State": [
-        ("Takes work", "short", [
-            ("{{service}} {{instance}}", f"scorekit_ready{{{_OURS}}}"),
-        ]),
-        ("Up for", "s", [
-            ("{{service}} {{instance}}",
-             f'time() - process_start_time_seconds{{job="scorekit",{_OURS}}}'),
-        ]),
+        (
+            "Takes work",
+            "short",
+            [
+                ("{{service}} {{instance}}", f"scorekit_ready{{{_OURS}}}"),
+            ],
+        ),
+        (
+            "Up for",
+            "s",
+            [
+                (
+                    "{{service}} {{instance}}",
+                    f'time() - process_start_time_seconds{{job="scorekit",{_OURS}}}',
+                ),
+            ],
+        ),
     ],
     "Rate": [
-        ("Requests a second, by status", "reqps", [
-            ("{{service}} {{status}}",
-             _rate("scorekit_requests_total", "status", labels=_SCORE)),
-        ]),
-        ("Samples a second, by outcome", "short", [
-            ("{{service}} {{outcome}}", _rate("scorekit_samples_total", "outcome")),
-        ]),
-        ("Tokens a second that the model reads, padding left out", "short", [
-            ("{{service}}", _REAL),
-        ]),
+        (
+            "Requests a second, by status",
+            "reqps",
+            [
+                (
+                    "{{service}} {{status}}",
+                    _rate("scorekit_requests_total", "status", labels=_SCORE),
+                ),
+            ],
+        ),
+        (
+            "Samples a second, by outcome",
+            "short",
+            [
+                ("{{service}} {{outcome}}", _rate("scorekit_samples_total", "outcome")),
+            ],
+        ),
+        (
+            "Tokens a second that the model reads, padding left out",
+            "short",
+            [
+                ("{{service}}", _REAL),
+            ],
+        ),
     ],
     "Latency, by part": [
         ("Request, whole", "s", _quantiles("scorekit_request_seconds", _SCORE)),
@@ -67,70 +91,136 @@ DASHBOARD: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("Cache, second tier", "s", _quantiles("scorekit_cache_seconds")),
     ],
     "Queue": [
-        ("Samples", "short", [
-            ("{{service}} {{instance}}", f"scorekit_queue_items{{{_OURS}}}"),
-            ("{{service}} {{instance}} limit", f"scorekit_queue_items_limit{{{_OURS}}}"),
-        ]),
-        ("Tokens, about", "short", [
-            ("{{service}} {{instance}}", f"scorekit_queue_tokens{{{_OURS}}}"),
-            ("{{service}} {{instance}} limit", f"scorekit_queue_tokens_limit{{{_OURS}}}"),
-        ]),
-        ("Samples a second that joined an equal one in flight", "short", [
-            ("{{service}}", _rate("scorekit_joined_total")),
-        ]),
+        (
+            "Samples",
+            "short",
+            [
+                ("{{service}} {{instance}}", f"scorekit_queue_items{{{_OURS}}}"),
+                ("{{service}} {{instance}} limit", f"scorekit_queue_items_limit{{{_OURS}}}"),
+            ],
+        ),
+        (
+            "Tokens, about",
+            "short",
+            [
+                ("{{service}} {{instance}}", f"scorekit_queue_tokens{{{_OURS}}}"),
+                ("{{service}} {{instance}} limit", f"scorekit_queue_tokens_limit{{{_OURS}}}"),
+            ],
+        ),
+        (
+            "Samples a second that joined an equal one in flight",
+            "short",
+            [
+                ("{{service}}", _rate("scorekit_joined_total")),
+            ],
+        ),
     ],
     "Waste": [
-        ("Padding, share of what the model reads", "percentunit", [
-            ("{{service}}", f"{_PAD} / ({_PAD} + {_REAL})"),
-        ]),
+        (
+            "Padding, share of what the model reads",
+            "percentunit",
+            [
+                ("{{service}}", f"{_PAD} / ({_PAD} + {_REAL})"),
+            ],
+        ),
         ("Samples a batch, mean", "short", [("{{service}}", f"{_BATCHED} / {_BATCHES}")]),
     ],
     "Cache": [
-        ("Hits a second, by tier", "short", [
-            ("{{service}} {{tier}}", _rate("scorekit_cache_hits_total", "tier")),
-        ]),
-        ("Hits, share of the samples", "percentunit", [
-            ("{{service}}", f"{_HITS} / {_rate('scorekit_samples_total')}"),
-        ]),
-        ("Failed calls and damaged values a second; 1: left alone", "short", [
-            ("{{service}} failed", _rate("scorekit_cache_errors_total")),
-            ("{{service}} damaged", _rate("scorekit_cache_damaged_total")),
-            ("{{service}} {{instance}} left alone", f"scorekit_cache_breaker_open{{{_OURS}}}"),
-        ]),
+        (
+            "Hits a second, by tier",
+            "short",
+            [
+                ("{{service}} {{tier}}", _rate("scorekit_cache_hits_total", "tier")),
+            ],
+        ),
+        (
+            "Hits, share of the samples",
+            "percentunit",
+            [
+                ("{{service}}", f"{_HITS} / {_rate('scorekit_samples_total')}"),
+            ],
+        ),
+        (
+            "Failed calls and damaged values a second; 1: left alone",
+            "short",
+            [
+                ("{{service}} failed", _rate("scorekit_cache_errors_total")),
+                ("{{service}} damaged", _rate("scorekit_cache_damaged_total")),
+                ("{{service}} {{instance}} left alone", f"scorekit_cache_breaker_open{{{_OURS}}}"),
+            ],
+        ),
     ],
     "Errors": [
-        ("Failed samples a second, by type", "short", [
-            ("{{service}} {{outcome}}", _rate("scorekit_samples_total", "outcome", labels=_BAD)),
-        ]),
-        ("Refused requests a second, by status", "reqps", [
-            ("{{service}} {{status}}",
-             _rate("scorekit_requests_total", "status", labels=_REFUSED)),
-        ]),
+        (
+            "Failed samples a second, by type",
+            "short",
+            [
+                (
+                    "{{service}} {{outcome}}",
+                    _rate("scorekit_samples_total", "outcome", labels=_BAD),
+                ),
+            ],
+        ),
+        (
+            "Refused requests a second, by status",
+            "reqps",
+            [
+                (
+                    "{{service}} {{status}}",
+                    _rate("scorekit_requests_total", "status", labels=_REFUSED),
+                ),
+            ],
+        ),
     ],
     "Memory of the process": [
-        ("Resident", "bytes", [
-            ("{{service}} {{instance}}",
-             f'process_resident_memory_bytes{{job="scorekit",{_OURS}}}'),
-            ("{{service}} {{instance}} peak", f"scorekit_host_memory_peak_bytes{{{_OURS}}}"),
-            ("{{service}} {{instance}} limit", f"scorekit_host_memory_limit_bytes{{{_OURS}}}"),
-        ]),
-        ("CPUs in use", "short", [
-            ("{{service}} {{instance}}",
-             f'rate(process_cpu_seconds_total{{job="scorekit",{_OURS}}}[$__rate_interval])'),
-        ]),
+        (
+            "Resident",
+            "bytes",
+            [
+                (
+                    "{{service}} {{instance}}",
+                    f'process_resident_memory_bytes{{job="scorekit",{_OURS}}}',
+                ),
+                ("{{service}} {{instance}} peak", f"scorekit_host_memory_peak_bytes{{{_OURS}}}"),
+                ("{{service}} {{instance}} limit", f"scorekit_host_memory_limit_bytes{{{_OURS}}}"),
+            ],
+        ),
+        (
+            "CPUs in use",
+            "short",
+            [
+                (
+                    "{{service}} {{instance}}",
+                    f'rate(process_cpu_seconds_total{{job="scorekit",{_OURS}}}[$__rate_interval])',
+                ),
+            ],
+        ),
     ],
     "GPU": [
-        ("Memory of tensors", "bytes", [
-            ("{{service}} {{instance}}", f"scorekit_device_memory_bytes{{{_OURS}}}"),
-            ("{{service}} {{instance}} peak", f"scorekit_device_memory_peak_bytes{{{_OURS}}}"),
-            ("{{service}} {{instance}} total", f"scorekit_device_memory_total_bytes{{{_OURS}}}"),
-        ]),
-        ("Share of the time in which the model has a batch", "percentunit", [
-            ("{{service}} {{instance}}",
-             f"rate(scorekit_model_seconds_sum{{{_OURS}}}[$__rate_interval])"),
-        ]),
+        (
+            "Memory of tensors",
+            "bytes",
+            [
+                ("{{service}} {{instance}}", f"scorekit_device_memory_bytes{{{_OURS}}}"),
+                ("{{service}} {{instance}} peak", f"scorekit_device_memory_peak_bytes{{{_OURS}}}"),
+                (
+                    "{{service}} {{instance}} total",
+                    f"scorekit_device_memory_total_bytes{{{_OURS}}}",
+                ),
+            ],
+        ),
+        (
+            "Share of the time in which the model has a batch",
+            "percentunit",
+            [
+                (
+                    "{{service}} {{instance}}",
+                    f"rate(scorekit_model_seconds_sum{{{_OURS}}}[$__rate_interval])",
+                ),
+            ],
+        ),
     ],
-}  # fmt: skip
+}
 
 
 def build() -> dict[str, Any]:
@@ -138,8 +228,15 @@ def build() -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     y = 0
     for row, contents in DASHBOARD.items():
-        panels.append({"type": "row", "title": row, "collapsed": False, "panels": [],
-                       "gridPos": {"x": 0, "y": y, "w": _COLUMNS, "h": 1}})  # fmt: skip
+        panels.append(
+            {
+                "type": "row",
+                "title": row,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": _COLUMNS, "h": 1},
+            }
+        )
         y += 1
         width = _COLUMNS // min(3, len(contents))
         for index, (title, unit, targets) in enumerate(contents):
@@ -183,11 +280,15 @@ def _panel(
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [
-            {"refId": chr(ord("A") + n), "datasource": _DATASOURCE, "expr": expr,
-             "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + n),
+                "datasource": _DATASOURCE,
+                "expr": expr,
+                "legendFormat": legend,
+            }
             for n, (legend, expr) in enumerate(targets)
         ],
-    }  # fmt: skip
+    }
 
 
 def _variables() -> list[dict[str, Any]]:
@@ -195,10 +296,19 @@ def _variables() -> list[dict[str, Any]]:
     query = "label_values(scorekit_ready, service)"
     return [
         {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"},
-        {"name": "service", "label": "Service", "type": "query", "datasource": _DATASOURCE,
-         "query": {"query": query, "refId": "service"}, "refresh": 2,
-         "sort": 1, "multi": True, "includeAll": True, "current": everything},
-    ]  # fmt: skip
+        {
+            "name": "service",
+            "label": "Service",
+            "type": "query",
+            "datasource": _DATASOURCE,
+            "query": {"query": query, "refId": "service"},
+            "refresh": 2,
+            "sort": 1,
+            "multi": True,
+            "includeAll": True,
+            "current": everything,
+        },
+    ]
 
 
 def text() -> str:

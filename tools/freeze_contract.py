@@ -26,16 +26,21 @@ SERVICES = ("metricx", "xcomet", "judge")
 
 _PAIR = {"src": "The house is red.", "mt": "집은 빨간색이다."}
 _JUDGED = {
-    "task": "translation_filter", "source_lang": "en", "target_lang": "ko",
-    "source_text": "The house is red.", "candidate": "집은 빨간색이다.",
-}  # fmt: skip
+    "task": "translation_filter",
+    "source_lang": "en",
+    "target_lang": "ko",
+    "source_text": "The house is red.",
+    "candidate": "집은 빨간색이다.",
+}
 #: What is asked: (service, method, path, body).
 ASKED: list[tuple[str, str, str, Any]] = [
     ("metricx", "POST", "/v1/score", {"samples": [_PAIR]}),
     ("metricx", "POST", "/v1/score", {"samples": [{"id": "a", **_PAIR, "ref": "그 집은 붉다."}]}),
     ("metricx", "POST", "/v1/score", {"samples": [_PAIR], "priority": "bulk", "timeout_s": 60}),
     (
-        "metricx", "POST", "/v1/score",
+        "metricx",
+        "POST",
+        "/v1/score",
         {
             "samples": [{"src": "word " * 30, "mt": "길다"}, {"src": "", "mt": ""}],
             "options": {"overlong": "error", "max_input_length": 16, "cache": False},
@@ -51,7 +56,9 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("metricx", "GET", "/v1/nothing", None),
     ("xcomet", "POST", "/v1/score", {"samples": [{"src": "a", "mt": "😀 이건 wrong 번역 x"}]}),
     (
-        "xcomet", "POST", "/v1/score",
+        "xcomet",
+        "POST",
+        "/v1/score",
         {"samples": [_PAIR | {"ref": ""}], "options": {"span_offsets": "upstream"}},
     ),
     ("xcomet", "GET", "/v1/info", None),
@@ -61,7 +68,7 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("judge", "POST", "/v1/score", {"samples": [{"id": "no task"}]}),
     ("judge", "POST", "/v1/score/stream", {"samples": [_JUDGED], "options": {"max_tokens": 64}}),
     ("judge", "GET", "/v1/info", None),
-]  # fmt: skip
+]
 
 
 def open_service(service: str) -> TestClient:

@@ -12,8 +12,19 @@ HEADER = "# Every version of the development environment; made by `make lock`, n
 
 def main(target: str) -> None:
     """Resolve without installing. A local build tag (+cpu) is dropped: it is a matter of place."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-               "--report", "-", "-e", ".[all,dev]"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        "-",
+        "-e",
+        ".[all,dev]",
+    ]
     report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     pins = {
         item["metadata"]["name"].lower().replace("_", "-"): item["metadata"]["version"].split("+")[

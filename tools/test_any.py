@@ -24,21 +24,29 @@ ROOT = Path(__file__).parents[1]
 PORTS = range(8000, 8006)
 #: Name: what torch must find for it to run here, and the environment.
 LEVELS: dict[str, tuple[str, dict[str, str]]] = {
-    "oldest": ("DEFAULT", {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
-                           "MKL_CBWR": "COMPATIBLE"}),
-    "avx2": ("AVX2", {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-                      "MKL_CBWR": "AVX2"}),
+    "oldest": (
+        "DEFAULT",
+        {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+    ),
+    "avx2": (
+        "AVX2",
+        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
+    ),
     "avx512": ("AVX512", {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
     "native": ("DEFAULT", {}),
-}  # fmt: skip
+}
 ORDER = ("DEFAULT", "AVX2", "AVX512")
 #: What compares numbers that a model has computed.
 NUMERIC = (
-    "tests/golden", "tests/unit/test_trainer_*.py", "tests/unit/test_xcomet_*.py",
-    "tests/unit/test_metricx_*.py", "tests/unit/test_bench*.py",
-    "tests/integration/test_trainer_export.py", "tests/integration/test_trainer_world.py",
+    "tests/golden",
+    "tests/unit/test_trainer_*.py",
+    "tests/unit/test_xcomet_*.py",
+    "tests/unit/test_metricx_*.py",
+    "tests/unit/test_bench*.py",
+    "tests/integration/test_trainer_export.py",
+    "tests/integration/test_trainer_world.py",
     "tests/integration/test_trainer_vllm_engine.py",
-)  # fmt: skip
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

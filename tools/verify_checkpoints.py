@@ -57,8 +57,13 @@ def check(name: str, scorer: Scorer, console: Console) -> bool:
         good = score is not None and abs(score - row[column]) <= TOLERANCE  # type: ignore[operator]
         passed &= good
         here = "failed" if score is None else f"{score:.5f}"
-        table.add_row(row[0][:30], (row[1] or "–")[:30], f"{row[column]:.5f}", here,
-                      "pass" if good else "FAIL")  # fmt: skip
+        table.add_row(
+            row[0][:30],
+            (row[1] or "–")[:30],
+            f"{row[column]:.5f}",
+            here,
+            "pass" if good else "FAIL",
+        )
     console.print(table)
     return passed
 

@@ -28,8 +28,14 @@ from demo.processes import child_environment, end, exit_on_sigterm, running_serv
 from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
 from trainer.runs.runlog import read_jsonl
 
-FIGURES = ("chrf", "bleu", "metricx_score_mean", "xcomet_score_mean", "spans_mean",
-           "completion_length_mean")  # fmt: skip
+FIGURES = (
+    "chrf",
+    "bleu",
+    "metricx_score_mean",
+    "xcomet_score_mean",
+    "spans_mean",
+    "completion_length_mean",
+)
 
 
 def shuffling_proxy(url: str, seed: int) -> FastAPI:

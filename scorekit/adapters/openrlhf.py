@@ -204,6 +204,27 @@ def create_app(server: RewardServer) -> Any:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+NoAuth = Annotated[
+    bool,
+    typer.Option(
+        "--no-auth",
+        help="Allow an address that others can reach: the trainers send no key, so anyone there "
+        "can ask for rewards.",
+    ),
+]
+TurnMark = Annotated[
+    str | None,
+    typer.Option(help="What begins the model's turn, where decoding changes the prompt."),
+]
+Postprocess = Annotated[
+    str,
+    typer.Option(
+        help="Of a completion, before it is scored: strip (as the trainer), none, or "
+        "module:function."
+    ),
+]
+
+
 @app.command()
 def serve(
     url: Annotated[list[str], typer.Option(help="URL of the service; repeat it for replicas.")],
@@ -212,10 +233,7 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Allow an address that others can reach: the trainers "
-                           "send no key, so anyone there can ask for rewards.")
-    ] = False,
+    no_auth: NoAuth = False,
     src_key: Annotated[
         str, typer.Option(help="Field of the label that is the source; `label`: all of it.")
     ] = "label",
@@ -231,14 +249,8 @@ def serve(
     end_mark: Annotated[
         list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
     ] = None,
-    turn_mark: Annotated[
-        str | None,
-        typer.Option(help="What begins the model's turn, where decoding changes the prompt."),
-    ] = None,
-    postprocess: Annotated[
-        str, typer.Option(help="Of a completion, before it is scored: strip (as the trainer), "
-                          "none, or module:function.")
-    ] = "strip",
+    turn_mark: TurnMark = None,
+    postprocess: Postprocess = "strip",
     offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
     overlong: Annotated[
         Literal["truncate", "error"], typer.Option(help="Inputs over the limit: cut, or failed.")
@@ -247,16 +259,23 @@ def serve(
         float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180, slime 120.")
     ] = 170.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
-) -> None:  # fmt: skip
+) -> None:
     """Serve rewards to OpenRLHF and slime."""
     try:
         if not no_auth and not _is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
         settings = reward_settings(
-            url=url, src_key=src_key, src_pattern=src_pattern, src_template=src_template,
-            ref_key=ref_key, postprocess=postprocess, offset=offset, overlong=overlong,
-            timeout_s=deadline, deadline_s=deadline,
-        )  # fmt: skip
+            url=url,
+            src_key=src_key,
+            src_pattern=src_pattern,
+            src_template=src_template,
+            ref_key=ref_key,
+            postprocess=postprocess,
+            offset=offset,
+            overlong=overlong,
+            timeout_s=deadline,
+            deadline_s=deadline,
+        )
         marks = (tuple(end_mark or END_MARKS), turn_mark)
         asyncio.run(_serve(host, port, settings, service, marks, wait))
     except ScorekitError as error:
@@ -267,9 +286,13 @@ def serve(
 
 
 async def _serve(
-    host: str, port: int, settings: RewardSettings, service: str | None,
-    marks: tuple[Sequence[str], str | None], wait: float,
-) -> None:  # fmt: skip
+    host: str,
+    port: int,
+    settings: RewardSettings,
+    service: str | None,
+    marks: tuple[Sequence[str], str | None],
+    wait: float,
+) -> None:
     import uvicorn
 
     async with ScoringClient(

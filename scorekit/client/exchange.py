@@ -245,8 +245,10 @@ class Exchange:
             types = {result.error.type for result in failed.values() if isinstance(result, Failed)}
             log.warning(
                 "%s: samples fail for the moment (%s); each is asked for again for up to %g s",
-                endpoint.url, ", ".join(sorted(types)), deadline.seconds,
-            )  # fmt: skip
+                endpoint.url,
+                ", ".join(sorted(types)),
+                deadline.seconds,
+            )
         return RequestError("unavailable", f"{endpoint.url}: samples failed for the moment")
 
     async def _numbered(

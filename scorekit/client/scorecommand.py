@@ -108,9 +108,13 @@ def score(
     the same command asks for them again. Written to stdout, nothing can be gone on with.
     """
     options = {
-        "overlong": overlong, "max_input_length": max_input_length, "span_offsets": span_offsets,
-        "model": model, "temperature": temperature, "max_tokens": max_tokens,
-    }  # fmt: skip
+        "overlong": overlong,
+        "max_input_length": max_input_length,
+        "span_offsets": span_offsets,
+        "model": model,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+    }
     try:
         fields: Fields | JudgeFields = Fields(src_field, mt_field, ref_field, id_field)
         if task is not None:

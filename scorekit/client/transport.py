@@ -182,9 +182,12 @@ def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
         return state.upcoming_sleep >= deadline.left()
 
     return AsyncRetrying(
-        retry=retry_if_exception(may_help), stop=stop, wait=wait, before_sleep=_note_retry,
+        retry=retry_if_exception(may_help),
+        stop=stop,
+        wait=wait,
+        before_sleep=_note_retry,
         reraise=True,
-    )  # fmt: skip
+    )
 
 
 def _note_retry(state: RetryCallState) -> None:
@@ -193,5 +196,7 @@ def _note_retry(state: RetryCallState) -> None:
     what = f"{error.type}, HTTP {error.status}" if isinstance(error, RequestError) else "no answer"
     log.info(
         "scoring service: %s; attempt %d, again in %.1f s",
-        what, state.attempt_number, state.upcoming_sleep,
-    )  # fmt: skip
+        what,
+        state.attempt_number,
+        state.upcoming_sleep,
+    )

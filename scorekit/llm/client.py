@@ -216,8 +216,10 @@ class LLMClient:
         self.counts.fallbacks += 1
         log.warning(
             "request %s: %d of %d choices came: the others are asked for one by one",
-            part_id, came, asked,
-        )  # fmt: skip
+            part_id,
+            came,
+            asked,
+        )
         self._several.note_short()
 
     async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
@@ -263,9 +265,12 @@ class LLMClient:
                 "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
             ) from None
         answer = await self._server.ask(
-            "/chat/completions", body,
-            read_timeout_s=read_s, headers=headers, request_id=part_id,
-        )  # fmt: skip
+            "/chat/completions",
+            body,
+            read_timeout_s=read_s,
+            headers=headers,
+            request_id=part_id,
+        )
         self._raise_refusal(answer, part_id)
         return self._read(answer.body, part, part_id)
 
@@ -292,10 +297,14 @@ class LLMClient:
     def _raise_refusal(self, answer: Reply, request_id: str = "") -> None:
         if not 200 <= answer.status < 300:
             raise explained(
-                answer.status, answer.headers, answer.body,
-                url=self.base_url, model=self.model,
-                key=self._key.get_secret_value() if self._key else None, request_id=request_id,
-            )  # fmt: skip
+                answer.status,
+                answer.headers,
+                answer.body,
+                url=self.base_url,
+                model=self.model,
+                key=self._key.get_secret_value() if self._key else None,
+                request_id=request_id,
+            )
 
 
 def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | None) -> None:

@@ -73,9 +73,15 @@ class LLMError(ScorekitError):
 
 
 def explained(
-    status: int, headers: Mapping[str, str], body: bytes, *,
-    url: str, model: str, key: str | None, request_id: str = "",
-) -> LLMError | UserError:  # fmt: skip
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    url: str,
+    model: str,
+    key: str | None,
+    request_id: str = "",
+) -> LLMError | UserError:
     """An answer that is not 2xx as our error. The key appears in no message, even where the server
     echoes it."""
     said = _server_message(body, key)

@@ -74,9 +74,14 @@ class ChatServer:
             await session.close()
 
     async def ask(
-        self, path: str, body: bytes | None = None, *, read_timeout_s: float,
-        headers: Mapping[str, str] | None = None, request_id: str = "",
-    ) -> Reply:  # fmt: skip
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        read_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        request_id: str = "",
+    ) -> Reply:
         """GET, or POST of a JSON body, of a path below the URL. No redirect is followed: it would
         take the key and the texts to wherever the answer says.
 
@@ -95,9 +100,14 @@ class ChatServer:
         session = self._session or self._opened()
         try:
             async with session.request(
-                "GET" if body is None else "POST", self.url + path, data=body, headers=sent,
-                timeout=timeout, allow_redirects=False, proxy=self._proxy,
-            ) as answer:  # fmt: skip
+                "GET" if body is None else "POST",
+                self.url + path,
+                data=body,
+                headers=sent,
+                timeout=timeout,
+                allow_redirects=False,
+                proxy=self._proxy,
+            ) as answer:
                 return Reply(answer.status, answer.headers, await answer.read())
         except (ClientError, OSError) as error:  # a time-out is an OSError, too
             kind = "timeout" if isinstance(error, TimeoutError) else "unreachable"

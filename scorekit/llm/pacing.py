@@ -170,5 +170,6 @@ class SeveralChoices:
             self._in_use, self._again_at = False, time.monotonic() + TRY_N_AGAIN_S
             log.warning(
                 "%d answers in a row were short of choices: for %d s each is asked for alone",
-                self._short, TRY_N_AGAIN_S,
-            )  # fmt: skip
+                self._short,
+                TRY_N_AGAIN_S,
+            )

@@ -83,6 +83,12 @@ class DirectRoute(APIRoute):
         return self.endpoint
 
 
+_STREAM_ANSWER = {
+    "description": 'One result a line with its `index`, then `{"done": true, ...}`.',
+    "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+}
+
+
 def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
     statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
@@ -116,13 +122,11 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
                 return Response(body, media_type="application/json", headers=_times(job))
             return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
 
-    stream_answer = {
-        "description": 'One result a line with its `index`, then `{"done": true, ...}`.',
-        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
-    }
-
-    @router.post("/v1/score/stream", responses={200: stream_answer, **refusals},
-              response_class=StreamingResponse)  # fmt: skip
+    @router.post(
+        "/v1/score/stream",
+        responses={200: _STREAM_ANSWER, **refusals},
+        response_class=StreamingResponse,
+    )
     async def score_stream(request: Request) -> Response:
         """The same request; one result a line, in order of completion.
 
@@ -271,8 +275,12 @@ def _error_response(error: RequestError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = f"{max(1, round(error.retry_after))}"
-    return Response(to_json({"error": error.wire()}), status_code=error.status, headers=headers,
-                    media_type="application/json")  # fmt: skip
+    return Response(
+        to_json({"error": error.wire()}),
+        status_code=error.status,
+        headers=headers,
+        media_type="application/json",
+    )
 
 
 async def _answer_request_error(request: Request, error: Exception) -> Response:

@@ -34,8 +34,10 @@ class LocalScorer:
         options = resolve_options(
             self.backend.options_type.model_validate(cfg.options()), self.description
         )
-        checked = [TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
-                   for s in samples]  # fmt: skip
+        checked = [
+            TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
+            for s in samples
+        ]
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):

@@ -22,9 +22,9 @@ from scorekit.server.cache import Cache
 from scorekit.server.http.checks import resolve_options, text_fault
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
-from scorekit.server.queue.batching import Batcher, Wanted
+from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.budget import Budget
-from scorekit.server.queue.work import Job
+from scorekit.server.queue.work import Job, Wanted
 from scorekit.server.stored import could_be_answer
 from scorekit.server.tiers import open_tier
 
@@ -68,9 +68,17 @@ class ScoringService:
         self.description = told = await _in_daemon_thread(self.backend.load)
         await _in_daemon_thread(lambda: self.batcher.warm_up(told))
         self._key_prefix = to_json(
-            [SCHEMA_VERSION, self.backend.service, told.revision, told.tokenizer,
-             told.dtype, told.device.split(":")[0], told.versions, told.engine]
-        )  # fmt: skip
+            [
+                SCHEMA_VERSION,
+                self.backend.service,
+                told.revision,
+                told.tokenizer,
+                told.dtype,
+                told.device.split(":")[0],
+                told.versions,
+                told.engine,
+            ]
+        )
         self.model_json = to_json(
             ModelRef(service=self.backend.service, id=told.model, revision=told.revision)
         )
@@ -135,10 +143,13 @@ class ScoringService:
         self.batcher.release(job)
         unanswered = "timeout" if job.timed_out else "cancelled"
         outcomes = Counter(
-            unanswered if answer is None else
-            answer.type if isinstance(answer, SampleError) else "ok"
+            unanswered
+            if answer is None
+            else answer.type
+            if isinstance(answer, SampleError)
+            else "ok"
             for answer in job.answers
-        )  # fmt: skip
+        )
         outcomes["ok"] -= len(job.cached)
         outcomes["cached"] += len(job.cached)
         for outcome, count in outcomes.items():

@@ -386,8 +386,10 @@ def added_note(src: str, mt: str) -> str | None:
     """The start of what stands behind the translation and is none ("Note: ...", "(참고: ...)",
     "Let me know if ..."), where the source has nothing like it."""
     for pattern, excuse in (
-        (_NOTE, _NOTE_WORDS), (_ADDED[0], _CLOSING_WORDS), (_ADDED[1], _OF_TRANSLATING),
-    ):  # fmt: skip
+        (_NOTE, _NOTE_WORDS),
+        (_ADDED[0], _CLOSING_WORDS),
+        (_ADDED[1], _OF_TRANSLATING),
+    ):
         found = next((m for m in pattern.finditer(mt) if _follows_text(mt, m.start())), None)
         if found and not excuse.search(src):
             return found.group().strip()

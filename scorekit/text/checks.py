@@ -22,8 +22,14 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 #: UTF-8 bytes that a language takes for what English says in one. ko, de, es, zh: medians over
 #: translations of software texts, its documentation and talks; the others are set by hand.
 _BYTES = {"ko": 1.2, "zh": 0.95, "ja": 1.3, "th": 2.6, "de": 1.2, "es": 1.2}
-_BYTES_OF_SCRIPT = {"Latin": 1.1, "Cyrillic": 1.9, "Greek": 2.1, "Arabic": 1.6, "Hebrew": 1.4,
-                    "Han": 0.95}  # fmt: skip
+_BYTES_OF_SCRIPT = {
+    "Latin": 1.1,
+    "Cyrillic": 1.9,
+    "Greek": 2.1,
+    "Arabic": 1.6,
+    "Hebrew": 1.4,
+    "Han": 0.95,
+}
 _BYTES_OF_OTHERS = 2.6  # the Indic scripts: three bytes a letter
 
 
@@ -60,13 +66,30 @@ _IN_OTHER_SCRIPT = {"sr": "hr"}
 #: What a text is in that should be in another language, by script: languages with much text. The
 #: identifier tells them from their relatives, too, by the margin that is asked for.
 _LIKELY_OTHERS = {
-    "Latin": ("en", "de", "fr", "es", "pt", "it", "nl", "pl", "cs", "ro", "hu", "sv", "da", "fi",
-              "id", "tr", "vi"),
+    "Latin": (
+        "en",
+        "de",
+        "fr",
+        "es",
+        "pt",
+        "it",
+        "nl",
+        "pl",
+        "cs",
+        "ro",
+        "hu",
+        "sv",
+        "da",
+        "fi",
+        "id",
+        "tr",
+        "vi",
+    ),
     "Cyrillic": ("ru", "uk", "bg"),
     "Arabic": ("ar", "fa", "ur"),
     "Devanagari": ("hi", "mr", "ne"),
     "Han": ("zh", "ja"),
-}  # fmt: skip
+}
 
 
 def language_id(text: str, candidates: Iterable[str]) -> tuple[str, float] | None:
@@ -259,8 +282,21 @@ def repetition(src: str, mt: str) -> float:
 # -- marks that no translation has -----------------------------------------------------------------
 
 #: Opening mark -> the marks that close it.
-_QUOTES = {'"': '"', "'": "'", "“": "”", "”": "”", "„": "“”", "‘": "’", "«": "»", "»": "«",
-           "「": "」", "『": "』", "＂": "＂", "`": "`", "*": "*"}  # fmt: skip
+_QUOTES = {
+    '"': '"',
+    "'": "'",
+    "“": "”",
+    "”": "”",
+    "„": "“”",
+    "‘": "’",
+    "«": "»",
+    "»": "«",
+    "「": "」",
+    "『": "』",
+    "＂": "＂",
+    "`": "`",
+    "*": "*",
+}
 #: Where a source begins or ends so, its translation may stand in quotation marks: quotes, the dash
 #: of a dialogue, what is set off by marks or brackets.
 _SET_OFF = frozenset("\"'“”„‘’‚«»‹›「」『』《》〈〉＂`´*_-–—―<>[]()（）【】:：#")

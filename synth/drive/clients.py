@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,18 +15,11 @@ from scorekit.errors import ScorekitError, ServiceUnreachable, may_pass_later
 from scorekit.languages import language_name
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.text.chatmarks import neutral, restored
-from synth.config import SynthConfig, answers_place, languages
-from synth.drive.services import (
-    check_judge,
-    check_metricx,
-    note_service,
-    open_teacher,
-    service_info,
-)
+from synth.config import SynthConfig, languages
 from synth.drive.together import Together
-from synth.folder.answers import Answers, open_answers
-from synth.folder.stats import CallStats, StageStats, scorer_figures
-from synth.folder.store import Record, StageFolder, digest_of
+from synth.folder.answers import Answers
+from synth.folder.stats import CallStats, StageStats
+from synth.folder.store import Record, digest_of
 from synth.record import NotYet, SourceFailed
 
 if TYPE_CHECKING:
@@ -72,10 +64,17 @@ class Tools:
     """The services of one stage, and the answers that they have given."""
 
     def __init__(
-        self, cfg: SynthConfig, stats: StageStats, answers: Answers, teacher: LLMClient | None,
-        metricx: ScoringClient | None, judge: ScoringClient | None, *,
-        identities: Mapping[str, Any] | None = None, give_up: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        cfg: SynthConfig,
+        stats: StageStats,
+        answers: Answers,
+        teacher: LLMClient | None,
+        metricx: ScoringClient | None,
+        judge: ScoringClient | None,
+        *,
+        identities: Mapping[str, Any] | None = None,
+        give_up: bool = False,
+    ) -> None:
         self.cfg = cfg
         self.stats = stats
         self._answers = answers
@@ -87,9 +86,11 @@ class Tools:
         self._template = load_template(cfg.teacher.prompt)
         source, target = languages(cfg)
         self._fields = {
-            "source_lang": language_name(source), "target_lang": language_name(target),
-            "src_lang_code": source, "tgt_lang_code": target,
-        }  # fmt: skip
+            "source_lang": language_name(source),
+            "target_lang": language_name(target),
+            "src_lang_code": source,
+            "tgt_lang_code": target,
+        }
         self.languages = (source, target)
         seed = cfg.teacher.generation.seed
         self.seed = cfg.run.seed if seed is None else seed
@@ -98,57 +99,6 @@ class Tools:
     def window(self) -> int:
         """Records in work at once: enough to keep every request in flight, and little more."""
         return max(64, 2 * self.cfg.teacher.max_concurrency)
-
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls, cfg: SynthConfig, uses: frozenset[str], folder: StageFolder, stats: StageStats,
-        give_up: bool = False,
-    ) -> AsyncIterator[Tools]:  # fmt: skip
-        """Connect and check what is there against the config, before anything is spent; and
-        against what the stage, if it is resumed, was begun with. give_up: what a service still
-        does not answer is a failure for good. Raises UserError."""
-        async with AsyncExitStack() as stack:
-            teacher = metricx = judge = None
-            identities = {}
-            before: dict[str, float] = {}
-            if "teacher" in uses:
-                teacher = await stack.enter_async_context(open_teacher(cfg))
-                stats.teacher = teacher.counts  # they go on counting
-                await teacher.check()
-            if "metricx" in uses:
-                cache_db = cfg.metricx.cache_db
-                metricx = await stack.enter_async_context(
-                    ScoringClient(
-                        cfg.metricx.url, batch_size=cfg.metricx.batch_size, max_in_flight=16,
-                        cache_db=cache_db, retry_samples=False,  # `_ask` does
-                    )
-                )  # fmt: skip
-                info = await service_info(metricx, "metricx")
-                check_metricx(cfg, info)
-                identities["metricx"] = note_service(folder, "metricx", info)
-                before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
-            if "judge" in uses:
-                judge = await stack.enter_async_context(
-                    ScoringClient(
-                        cfg.filters.llm_judge.url, batch_size=16, max_in_flight=16,
-                        retry_samples=False,
-                    )
-                )  # fmt: skip
-                info = await service_info(judge, "judge")
-                check_judge(cfg, info)
-                identities["judge"] = note_service(folder, "judge", info)
-            answers = open_answers(answers_place(cfg))
-            stack.push_async_callback(answers.close)
-            try:
-                yield cls(
-                    cfg, stats, answers, teacher, metricx, judge,
-                    identities=identities, give_up=give_up,
-                )  # fmt: skip
-            finally:
-                stats.damaged_answers = answers.damaged
-                if metricx is not None:
-                    stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)
 
     async def translate(
         self, record: Record, *, temperature: float, n: int, seed: int
@@ -199,9 +149,12 @@ class Tools:
 
         try:
             await self._teacher.chat(
-                asked.messages, asked.sampling(seed + part.start), n=len(part),
-                request_id=keys[part.start], keep=keep,
-            )  # fmt: skip
+                asked.messages,
+                asked.sampling(seed + part.start),
+                n=len(part),
+                request_id=keys[part.start],
+                keep=keep,
+            )
         except LLMError as error:
             raise await self._teacher_failed(error, asked, len(part)) from None
         return answers
@@ -269,9 +222,12 @@ class Tools:
         assert self._judge is not None
         judge = self.cfg.filters.llm_judge
         sample = {
-            "task": "translation_filter", "source_lang": self.languages[0],
-            "target_lang": self.languages[1], "source_text": src, "candidate": candidate,
-        }  # fmt: skip
+            "task": "translation_filter",
+            "source_lang": self.languages[0],
+            "target_lang": self.languages[1],
+            "source_text": src,
+            "candidate": candidate,
+        }
         options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
         if judge.model is not None:
             options["model"] = judge.model  # type: ignore[assignment]
@@ -288,9 +244,13 @@ class Tools:
         return verdict
 
     async def _keep(
-        self, told: Mapping[str, Any], results: Sequence[Mapping[str, Any]], what: str, *,
+        self,
+        told: Mapping[str, Any],
+        results: Sequence[Mapping[str, Any]],
+        what: str,
+        *,
         lenient: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keep what is an answer; raise NotYet where one is missing that may still come."""
         open_ = [r for r in results if _may_come(r)]
         good = {
@@ -306,9 +266,12 @@ class Tools:
             raise NotYet(f"{service}_{kind}", f"{what} did not come: {kind}")
 
     async def _ask(
-        self, client: ScoringClient, samples: list[dict[str, Any]], stats: CallStats,
+        self,
+        client: ScoringClient,
+        samples: list[dict[str, Any]],
+        stats: CallStats,
         options: Mapping[str, Any] | None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+    ) -> list[dict[str, Any]]:
         """Results in order. Samples that the service, not their text, failed are asked again after
         the pauses of `teacher.retry.backoff_s`: a judge is there while its LLM is started anew.
 
@@ -347,9 +310,12 @@ class Tools:
         return found
 
     async def _scorer_answers(
-        self, client: ScoringClient, service: str, sample: Mapping[str, Any],
+        self,
+        client: ScoringClient,
+        service: str,
+        sample: Mapping[str, Any],
         options: Mapping[str, Any] | None,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether MetricX or the judge answers for easy texts, which no cache knows."""
         texts = {"src": EASY, "source_text": EASY}
         fresh = f"{EASY} {uuid4().hex}"

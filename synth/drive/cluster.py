@@ -84,17 +84,26 @@ def _end(tasks: list[Any]) -> None:
 
 
 def _run_shard(
-    name: str, cfg: dict[str, Any], where: tuple[str, str | None],
-    told: tuple[int | None, bool, int], index: int,
-) -> tuple[int, int, dict[str, int]]:  # fmt: skip
+    name: str,
+    cfg: dict[str, Any],
+    where: tuple[str, str | None],
+    told: tuple[int | None, bool, int],
+    index: int,
+) -> tuple[int, int, dict[str, int]]:
     """One shard, in a process of the cluster, which writes its own figures. Records in, out, and
     left open by code."""
     out_dir, inputs = where
     limit, give_up, shards = told
     ctx = Context(
-        SynthConfig.model_validate(cfg), Path(out_dir), Path(inputs) if inputs else None,
-        resume=True, limit=limit, shard_id=index, num_shards=shards, give_up=give_up,
-    )  # fmt: skip
+        SynthConfig.model_validate(cfg),
+        Path(out_dir),
+        Path(inputs) if inputs else None,
+        resume=True,
+        limit=limit,
+        shard_id=index,
+        num_shards=shards,
+        give_up=give_up,
+    )
     manifest = ctx.folder(name).manifest() or {}
     with contextlib.suppress(Unfinished):
         run_async(run_map_stage(BY_NAME[name], manifest, ctx))

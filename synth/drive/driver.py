@@ -22,6 +22,7 @@ from scorekit.errors import UserError
 from synth.context import Context, Unfinished
 from synth.drive.clients import Tools
 from synth.drive.kinds import MapStage
+from synth.drive.services import open_tools
 from synth.folder.begin import check_begun, own_shards
 from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.folder.store import Record, ShardWriter, StageFolder, read_records
@@ -56,7 +57,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
         if not todo:
             return  # nobody is needed, and perhaps nobody is there any more
         claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
-        async with Tools.open(
+        async with open_tools(
             ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
         ) as tools:
             window = asyncio.Semaphore(tools.window)
@@ -136,9 +137,16 @@ class _Shard:
     """One shard of a map stage in work. in_work: set when all of its records are."""
 
     def __init__(
-        self, stage: MapStage, ctx: Context, source: StageFolder, folder: StageFolder,
-        index: int, records: int, tools: Tools, window: asyncio.Semaphore,
-    ) -> None:  # fmt: skip
+        self,
+        stage: MapStage,
+        ctx: Context,
+        source: StageFolder,
+        folder: StageFolder,
+        index: int,
+        records: int,
+        tools: Tools,
+        window: asyncio.Semaphore,
+    ) -> None:
         self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
         self.index, self.records, self.tools, self.window = index, records, tools, window
         self.codes: Counter[str] = Counter()
@@ -162,8 +170,15 @@ class _Shard:
                 rejected_digest = rejected.commit()
                 digest = kept.commit()
         seconds = round(time.monotonic() - started, 2)
-        log.info("shard", stage=self.stage.name, shard=self.index, kept=kept.records,
-                 rejected=rejected.records, open=self.open, seconds=seconds)  # fmt: skip
+        log.info(
+            "shard",
+            stage=self.stage.name,
+            shard=self.index,
+            kept=kept.records,
+            rejected=rejected.records,
+            open=self.open,
+            seconds=seconds,
+        )
         if self.open:
             return
         source_mark = self.source.mark(self.index) or {}
@@ -187,9 +202,13 @@ class _Shard:
         if isinstance(result, Open):
             self.open += 1
             stats.open[result.reason_code] += 1
-            log.warning("open", stage=self.stage.name, shard=self.index,
-                        source=result.record.get("source_id"),
-                        reason_code=result.reason_code)  # fmt: skip
+            log.warning(
+                "open",
+                stage=self.stage.name,
+                shard=self.index,
+                source=result.record.get("source_id"),
+                reason_code=result.reason_code,
+            )
         elif isinstance(result, Kept):
             kept.write(result.record)
             stats.records_out += 1

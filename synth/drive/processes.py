@@ -83,10 +83,15 @@ class _Team:
         left_open = spawn.Array("b", shards, lock=False)
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
         told = {
-            "out_dir": ctx.out_dir, "inputs": ctx.inputs, "resume": True, "limit": ctx.limit,
-            "shard_id": ctx.shard_id, "num_shards": ctx.num_shards, "share": ctx.share,
+            "out_dir": ctx.out_dir,
+            "inputs": ctx.inputs,
+            "resume": True,
+            "limit": ctx.limit,
+            "shard_id": ctx.shard_id,
+            "num_shards": ctx.num_shards,
+            "share": ctx.share,
             "give_up": ctx.give_up,
-        }  # fmt: skip
+        }
         self.processes: dict[Connection, Any] = {}
         for _ in range(count):
             ours, theirs = spawn.Pipe()
@@ -145,18 +150,24 @@ class _Team:
 
 
 def _work(
-    name: str, manifest: dict[str, Any], cfg: dict[str, Any], told: dict[str, Any],
-    left_open: Any, pipe: Connection,
-) -> None:  # fmt: skip
+    name: str,
+    manifest: dict[str, Any],
+    cfg: dict[str, Any],
+    told: dict[str, Any],
+    left_open: Any,
+    pipe: Connection,
+) -> None:
     """One process: a driver of the stage that reports to who started it, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this one
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     reporter = _Reporter(pipe)
     ctx = Context(
-        SynthConfig.model_validate(cfg), **told, left_open=left_open,
+        SynthConfig.model_validate(cfg),
+        **told,
+        left_open=left_open,
         advance=reporter.advance,
-    )  # fmt: skip
+    )
     reporter.stats = ctx.stats
     log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):

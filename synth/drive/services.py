@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +14,10 @@ from pydantic import SecretStr
 from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import Info
-from synth.config import SynthConfig
+from synth.config import SynthConfig, answers_place
+from synth.drive.clients import Tools
+from synth.folder.answers import open_answers
+from synth.folder.stats import StageStats, scorer_figures
 from synth.folder.store import StageFolder, read_json, to_line, write_atomic
 
 if TYPE_CHECKING:
@@ -28,7 +34,8 @@ def open_teacher(cfg: SynthConfig) -> LLMClient:
     teacher = cfg.teacher
     key = os.environ.get(teacher.api_key_env)
     return LLMClient(
-        teacher.base_url, teacher.model,
+        teacher.base_url,
+        teacher.model,
         api_key=SecretStr(key) if key else None,
         request_timeout_s=teacher.request_timeout_s,
         connect_timeout_s=teacher.connect_timeout_s,
@@ -39,7 +46,7 @@ def open_teacher(cfg: SynthConfig) -> LLMClient:
         requests_per_minute=teacher.requests_per_minute,
         strategy=cfg.final_generation.strategy,
         wait_for_server_s=teacher.wait_for_server_s,
-    )  # fmt: skip
+    )
 
 
 def check_metricx(cfg: SynthConfig, info: Info) -> None:
@@ -90,3 +97,67 @@ def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
         write_atomic(path, to_line(told))
     write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
     return {key: told[key] for key in _IDENTITY}
+
+
+def _scoring_client(
+    urls: str | list[str], batch_size: int, cache_db: Path | None = None
+) -> ScoringClient:
+    return ScoringClient(
+        urls,
+        batch_size=batch_size,
+        max_in_flight=16,
+        cache_db=cache_db,
+        retry_samples=False,  # `Tools` does
+    )
+
+
+@asynccontextmanager
+async def open_tools(
+    cfg: SynthConfig,
+    uses: frozenset[str],
+    folder: StageFolder,
+    stats: StageStats,
+    give_up: bool = False,
+) -> AsyncIterator[Tools]:
+    """Connect and check what is there against the config, before anything is spent; and
+    against what the stage, if it is resumed, was begun with. give_up: what a service still
+    does not answer is a failure for good. Raises UserError."""
+    async with AsyncExitStack() as stack:
+        teacher = metricx = judge = None
+        identities = {}
+        before: dict[str, float] = {}
+        if "teacher" in uses:
+            teacher = await stack.enter_async_context(open_teacher(cfg))
+            stats.teacher = teacher.counts  # they go on counting
+            await teacher.check()
+        if "metricx" in uses:
+            of = cfg.metricx
+            client = _scoring_client(of.url, of.batch_size, cache_db=of.cache_db)
+            metricx = await stack.enter_async_context(client)
+            info = await service_info(metricx, "metricx")
+            check_metricx(cfg, info)
+            identities["metricx"] = note_service(folder, "metricx", info)
+            before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
+        if "judge" in uses:
+            client = _scoring_client(cfg.filters.llm_judge.url, 16)
+            judge = await stack.enter_async_context(client)
+            info = await service_info(judge, "judge")
+            check_judge(cfg, info)
+            identities["judge"] = note_service(folder, "judge", info)
+        answers = open_answers(answers_place(cfg))
+        stack.push_async_callback(answers.close)
+        try:
+            yield Tools(
+                cfg,
+                stats,
+                answers,
+                teacher,
+                metricx,
+                judge,
+                identities=identities,
+                give_up=give_up,
+            )
+        finally:
+            stats.damaged_answers = answers.damaged
+            if metricx is not None:
+                stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)

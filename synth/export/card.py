@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 
 #: As the hub names sizes: up to so many rows.
 _SIZES = (
-    (10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
-)  # fmt: skip
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+    (10**9, "100M<n<1B"),
+)
 
 
 def write_card(path: Path, ctx: Context, files: list[dict[str, Any]]) -> None:
@@ -35,9 +40,11 @@ def write_card(path: Path, ctx: Context, files: list[dict[str, Any]]) -> None:
 
 
 def card(
-    cfg: SynthConfig, counts: list[StageCounts], files: list[dict[str, Any]],
+    cfg: SynthConfig,
+    counts: list[StageCounts],
+    files: list[dict[str, Any]],
     read: Mapping[str, Any],
-) -> str:  # fmt: skip
+) -> str:
     """The text of the card; the same for the same config and counts.
 
     read: what sample_sources says of what it read.
@@ -45,9 +52,12 @@ def card(
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]
     environment = Environment(
-        loader=PackageLoader("synth.export", "."), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=PackageLoader("synth.export", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     rows = row_counts(files)
     head = _head(cfg, names, files)
     return environment.get_template("card.md").render(
@@ -88,15 +98,17 @@ def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> di
         "size_categories": [size_category(rows[TRAIN])],
         "tags": ["synthetic", "machine-translation", "parallel-corpus"],
         "configs": [
-            {"config_name": config,
-             "data_files": [{"split": "train", "path": _pattern(cfg, files, name)}]}
+            {
+                "config_name": config,
+                "data_files": [{"split": "train", "path": _pattern(cfg, files, name)}],
+            }
             for name, config in configs.items()
             if name in rows
         ],
         "dataset_info": [
             _info(cfg, files, name, config) for name, config in configs.items() if name in rows
         ],
-    }  # fmt: skip
+    }
 
 
 def size_category(rows: int) -> str:
@@ -104,9 +116,7 @@ def size_category(rows: int) -> str:
     return next((name for most, name in _SIZES if rows < most), "n>1T")
 
 
-def _info(
-    cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str
-) -> dict[str, Any]:  # fmt: skip
+def _info(cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str) -> dict[str, Any]:
     """Features and sizes of a configuration, as `datasets` writes them."""
     from datasets import DatasetInfo, Features, SplitDict, SplitInfo
 

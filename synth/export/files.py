@@ -151,10 +151,15 @@ def _write(
             if writer is not None:
                 writer.commit()
     found = [
-        {"name": each.name, "of": name, "rows": count, "bytes": each.stat().st_size,
-         "sha256": sha256_of(each)}
+        {
+            "name": each.name,
+            "of": name,
+            "rows": count,
+            "bytes": each.stat().st_size,
+            "sha256": sha256_of(each),
+        }
         for each in path.values()
-    ]  # fmt: skip
+    ]
     if table is not None:
         found[-1]["memory"] = table.memory
     return found

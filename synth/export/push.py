@@ -46,10 +46,13 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
         if private and not api.dataset_info(repo_id).private:
             raise UserError(f"{repo_id}: is public; make it private first, or leave out --private")
         commit = api.upload_folder(
-            repo_id=repo_id, repo_type="dataset", folder_path=folder,
-            allow_patterns=names, delete_patterns=_REPLACED,
+            repo_id=repo_id,
+            repo_type="dataset",
+            folder_path=folder,
+            allow_patterns=names,
+            delete_patterns=_REPLACED,
             commit_message=f"{rows:,} pairs, {', '.join(pairs)}",
-        )  # fmt: skip
+        )
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
         raise UserError(f"{repo_id}: {_told(error)}") from None
     return commit.commit_url

@@ -172,8 +172,12 @@ def _arrow_type(kind: dict[str, Any]) -> pyarrow.DataType:
         return pyarrow.struct([pyarrow.field(key, _arrow_type(value)) for key, value in fields])
     if name == "array":
         return pyarrow.list_(_arrow_type(kind["items"]))
-    simple = {"string": pyarrow.string(), "integer": pyarrow.int64(),
-              "number": pyarrow.float64(), "boolean": pyarrow.bool_()}  # fmt: skip
+    simple = {
+        "string": pyarrow.string(),
+        "integer": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "boolean": pyarrow.bool_(),
+    }
     return simple[name]
 
 
@@ -202,9 +206,14 @@ def pair_schema() -> pyarrow.Schema:
     import pyarrow
 
     texts = (
-        "pair_id", "source_lang_code", "target_lang_code", "source_id", "source_text", "chosen",
+        "pair_id",
+        "source_lang_code",
+        "target_lang_code",
+        "source_id",
+        "source_text",
+        "chosen",
         "rejected",
-    )  # fmt: skip
+    )
     numbers = ("metricx_qe_score_chosen", "metricx_qe_score_rejected", "margin")
     return pyarrow.schema(
         [(name, pyarrow.string()) for name in texts]

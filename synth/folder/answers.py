@@ -300,9 +300,11 @@ class RedisAnswers:
             self._check(db)
         pauses = redis.backoff.ExponentialBackoff(cap=5.0, base=0.2)
         self._db = redis.asyncio.Redis.from_url(
-            url, **told, retry=redis.asyncio.retry.Retry(pauses, _REDIS_TRIES),
+            url,
+            **told,
+            retry=redis.asyncio.retry.Retry(pauses, _REDIS_TRIES),
             retry_on_error=[redis.ConnectionError, redis.TimeoutError],
-        )  # fmt: skip
+        )
 
     def _check(self, db: Any) -> None:
         """Raises UserError where nobody answers, and for a server that may evict."""

@@ -98,9 +98,12 @@ def _of_sources(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
         types[record["source_type"]] += 1
         strata[_stratum(record)] += 1
     return {
-        "source_chars": chars, "source_tokens": tokens, "buckets": buckets, "source_types": types,
+        "source_chars": chars,
+        "source_tokens": tokens,
+        "buckets": buckets,
+        "source_types": types,
         "strata": strata,
-    }  # fmt: skip
+    }
 
 
 def _of_improvement(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
@@ -126,8 +129,13 @@ def _of_scores(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
         if record.get("worst") is not None:
             worst.add(record["worst"]["score"])
             margin.add(record["worst"]["score"] - score)
-    return {"score_best": best, "score_worst": worst, "margin": margin, "candidates_out": out,
-            "strata": strata}  # fmt: skip
+    return {
+        "score_best": best,
+        "score_worst": worst,
+        "margin": margin,
+        "candidates_out": out,
+        "strata": strata,
+    }
 
 
 def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:

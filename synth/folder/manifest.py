@@ -22,13 +22,20 @@ PLACES: dict[str, Any] = {
     "run": {"out_dir", "log_level", "shard_records", "view_records", "answers", "prometheus_port"},
     "data": {"files", "pairs"},
     "teacher": {
-        "base_url", "api_key_env", "request_timeout_s", "connect_timeout_s", "wait_for_server_s",
-        "max_concurrency", "max_sequences", "requests_per_minute", "retry",
+        "base_url",
+        "api_key_env",
+        "request_timeout_s",
+        "connect_timeout_s",
+        "wait_for_server_s",
+        "max_concurrency",
+        "max_sequences",
+        "requests_per_minute",
+        "retry",
     },
     "metricx": {"url", "batch_size", "device", "cache_db"},
     "filters": {"llm_judge": {"url"}},
     "export": {"processes"},
-}  # fmt: skip
+}
 
 
 def write_manifest(
@@ -59,8 +66,11 @@ def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
             "prompt": load_template(cfg.teacher.prompt),
             "sampling_params": blocks,
         },
-        "services": {name: service for name in ("metricx", "judge")
-                     if (service := _service(ctx, name)) is not None},
+        "services": {
+            name: service
+            for name in ("metricx", "judge")
+            if (service := _service(ctx, name)) is not None
+        },
         "corpus": corpus(ctx),
         "funnel": [
             {"stage": c.stage, "in": c.records_in, "out": c.records_out, "rejected": c.rejected}
@@ -68,9 +78,11 @@ def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
             if c.stage != "export"
         ],
         "settings": settings(cfg),
-        "code": {"scorekit": scorekit.__version__,
-                 "commit": os.environ.get("SCOREKIT_COMMIT") or None},
-    }  # fmt: skip
+        "code": {
+            "scorekit": scorekit.__version__,
+            "commit": os.environ.get("SCOREKIT_COMMIT") or None,
+        },
+    }
 
 
 def row_counts(files: list[dict[str, Any]]) -> dict[str, int]:
@@ -109,7 +121,15 @@ def _service(ctx: Context, name: str) -> dict[str, Any] | None:
     for folder in (ctx.out_dir, ctx.inputs):
         path = folder / f"service-{name}.json" if folder else None
         if path is not None and (told := read_json(path)) is not None:
-            keys = ("service", "model", "revision", "tokenizer", "dtype", "max_input_length",
-                    "commit", "versions")  # fmt: skip
+            keys = (
+                "service",
+                "model",
+                "revision",
+                "tokenizer",
+                "dtype",
+                "max_input_length",
+                "commit",
+                "versions",
+            )
             return {key: told.get(key) for key in keys}
     return None

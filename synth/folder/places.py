@@ -15,8 +15,22 @@ from synth.folder.views import REJECTED, outputs
 
 _MOUNTS = Path("/proc/self/mountinfo")
 #: File systems that several machines may see.
-_NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
-            "afs", "ocfs2", "gfs2", "virtiofs")  # fmt: skip
+_NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+    "afs",
+    "ocfs2",
+    "gfs2",
+    "virtiofs",
+)
 #: Options of a mount under which a lock is told to nobody else.
 _LOCAL_LOCKS = frozenset(
     {"nolock", "local_lock=all", "local_lock=flock", "nobrl", "localflock", "noflock"}

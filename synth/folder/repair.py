@@ -30,11 +30,13 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
         place = answers_place(cfg)
         if "://" not in place and Path(place).exists():
             kept, lost = mend(Path(place))
-            yield f"{place}: {kept} answers kept" + (
-                "" if lost is None else
-                f"; {lost} rows cannot be read, nor what stood on pages that are none any more: "
-                f"they are asked for again (the old file is {place}.damaged)"
-            )  # fmt: skip
+            told = f"{place}: {kept} answers kept"
+            if lost is not None:
+                told += (
+                    f"; {lost} rows cannot be read, nor what stood on pages that are none any "
+                    f"more: they are asked for again (the old file is {place}.damaged)"
+                )
+            yield told
 
 
 def _faults(folder: StageFolder) -> Iterator[str]:

@@ -28,9 +28,14 @@ from synth.folder.store import StageFolder, digest_of, read_json, to_line, write
 
 #: In their order.
 STAGES = (
-    "sample_sources", "prefilter_score", "select_sources", "generate_128", "score_select_best",
-    "format_filter", "export",
-)  # fmt: skip
+    "sample_sources",
+    "prefilter_score",
+    "select_sources",
+    "generate_128",
+    "score_select_best",
+    "format_filter",
+    "export",
+)
 #: Seconds between two writes of a process's figures.
 FLUSH_S = 5.0
 
@@ -147,8 +152,14 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
         rejected.update(mark["rejected"])
         told.update(mark.get("told", {}))
     records = sum(mark["records"] for mark in marks)
-    return StageCounts(folder.name, shards, len(marks), records, dict(sorted(rejected.items())),
-                       dict(sorted(told.items())))  # fmt: skip
+    return StageCounts(
+        folder.name,
+        shards,
+        len(marks),
+        records,
+        dict(sorted(rejected.items())),
+        dict(sorted(told.items())),
+    )
 
 
 def _left_out(folder: StageFolder) -> dict[str, int]:

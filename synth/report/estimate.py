@@ -17,9 +17,13 @@ from synth.report.rates import DRIVER_S, TOKENS_PER_S, UNKNOWN, Rates
 #: Tokens of the Qwen3 tokenizer that a translation takes for one of English: (1st, 99th percentile)
 #: of paragraphs of the Debian installation guide. Of other languages: set by hand.
 _TOKENS = {
-    "en": (1.0, 1.0), "ko": (0.95, 2.27), "ja": (0.95, 2.05), "zh": (0.64, 1.35),
-    "de": (1.03, 2.23), "ru": (0.98, 2.16),
-}  # fmt: skip
+    "en": (1.0, 1.0),
+    "ko": (0.95, 2.27),
+    "ja": (0.95, 2.05),
+    "zh": (0.64, 1.35),
+    "de": (1.03, 2.23),
+    "ru": (0.98, 2.16),
+}
 _OTHER_TOKENS = (1.0, 2.3)
 #: Tokens of the longest line that is still common in web text, and bytes of a token's text: set by
 #: hand.
@@ -125,28 +129,37 @@ def plan(cfg: SynthConfig, rates: Rates = UNKNOWN) -> Plan:
     costs = (
         _cost("sample_sources", disk, records=pool),
         _cost(
-            "prefilter_score", disk, records=pool,
-            requests=2 * pool, sequences=2 * pool, tokens_in=2 * pool * prompt,
-            tokens_out=2 * pool * lengths.target, scored=2 * pool,
+            "prefilter_score",
+            disk,
+            records=pool,
+            requests=2 * pool,
+            sequences=2 * pool,
+            tokens_in=2 * pool * prompt,
+            tokens_out=2 * pool * lengths.target,
+            scored=2 * pool,
         ),
         _cost("select_sources", disk, records=pool),
         _cost(
-            "generate_128", disk, records=chosen,
-            requests=chosen * parts, sequences=chosen * final.num_candidates,
+            "generate_128",
+            disk,
+            records=chosen,
+            requests=chosen * parts,
+            sequences=chosen * final.num_candidates,
             tokens_in=chosen * parts * prompt,
             tokens_out=chosen * final.num_candidates * lengths.target,
         ),
         _cost("score_select_best", disk, records=chosen, scored=chosen * final.num_candidates),
         _cost("format_filter", disk, records=chosen, judged=judged),
         _cost("export", disk, records=chosen),
-    )  # fmt: skip
+    )
     text = lengths.target * _TOKEN_BYTES
     asked = 2 * pool + chosen * final.num_candidates
     answers = asked * (text + _ANSWER_BYTES + _SCORE_BYTES) + judged * _VERDICT_BYTES
     rates = replace(rates, tokens=rates.tokens or TOKENS_PER_S)
     made = Plan(costs, rates, int(answers), int(disk["views"]))
-    made.warnings.extend(_warnings(cfg, made, lengths, int(disk["candidates"]),
-                                   int(2 * pool * text * _PACKED_ALIKE)))  # fmt: skip
+    made.warnings.extend(
+        _warnings(cfg, made, lengths, int(disk["candidates"]), int(2 * pool * text * _PACKED_ALIKE))
+    )
     return made
 
 
@@ -161,8 +174,11 @@ def _disk(cfg: SynthConfig, lengths: _Lengths, pool: int, chosen: int) -> dict[s
     candidates = final.num_candidates * (text * _PACKED_ALIKE + 20)
     best = scored + (final.store_top_k + 1) * (text * _PACKED_ALIKE + 40)
     kept = candidates if final.store_candidates else 0
-    lines = ((pool, source + _LINE_BYTES), (chosen, source + text + _LINE_BYTES),
-             (pool - chosen, source + _LINE_BYTES))  # fmt: skip
+    lines = (
+        (pool, source + _LINE_BYTES),
+        (chosen, source + text + _LINE_BYTES),
+        (pool - chosen, source + _LINE_BYTES),
+    )
     most = cfg.run.view_records
     return {
         "sample_sources": 2 * pool * record,  # its Parquet view, too

@@ -68,8 +68,11 @@ def pick_examples(out_dir: Path) -> Examples:
         alike[_stratum(record)].offer(name, record)
         if record["filters"]["tried"]:
             rescued.offer(name, record)
-    kinds = (("Drawn at random", drawn), ("Best scores", best),
-             ("Worst scores that were kept", worst))  # fmt: skip
+    kinds = (
+        ("Drawn at random", drawn),
+        ("Best scores", best),
+        ("Worst scores that were kept", worst),
+    )
     kept = [{"title": title, "records": top.records()} for title, top in kinds]
     beside = {stratum: cycle(top.records()) for stratum, top in alike.items()}
     others = cycle(drawn.records() or [None])

@@ -40,14 +40,18 @@ PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
     ),
     (
         "Score of the greedy and the sampled translation",
-        (("prefilter_score", "score_greedy", "greedy"),
-         ("prefilter_score", "score_sample", "sample")),
+        (
+            ("prefilter_score", "score_greedy", "greedy"),
+            ("prefilter_score", "score_sample", "sample"),
+        ),
         "MetricX score (lower is better)",
     ),
     (
         "Score of the candidates",
-        (("score_select_best", "score_best", "best"),
-         ("score_select_best", "score_worst", "worst")),
+        (
+            ("score_select_best", "score_best", "best"),
+            ("score_select_best", "score_worst", "worst"),
+        ),
         "MetricX score (lower is better)",
     ),
     (
@@ -57,16 +61,23 @@ PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
     ),
     (
         "Length in tokens",
-        (("format_filter", "source_tokens", "source"),
-         ("format_filter", "target_tokens", "target")),
+        (
+            ("format_filter", "source_tokens", "source"),
+            ("format_filter", "target_tokens", "target"),
+        ),
         "tokens, nearly",
     ),
-)  # fmt: skip
+)
 BARS = 40  # of a picture
 _LINES = 10  # of files, that could not be read
 #: Stages whose records are counted by type and length bucket.
-_STRATA = ("sample_sources", "prefilter_score", "select_sources", "score_select_best",
-           "format_filter")  # fmt: skip
+_STRATA = (
+    "sample_sources",
+    "prefilter_score",
+    "select_sources",
+    "score_select_best",
+    "format_filter",
+)
 
 
 def write_report(out_dir: str | Path, title: str | None = None) -> Path:
@@ -153,15 +164,28 @@ def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
         ("pair", f"{_name(source)} ({source}) → {_name(target)} ({target})"),
         ("sources", f"{where}{read}; seed {cfg.run.seed}"),
         ("teacher", ", revision ".join(filter(None, [cfg.teacher.model, cfg.teacher.revision]))),
-        ("candidates", f"{final.num_candidates} a source, temperature "
-         f"{generation.final_temperature:g}, top_p {generation.top_p:g}"),
+        (
+            "candidates",
+            f"{final.num_candidates} a source, temperature "
+            f"{generation.final_temperature:g}, top_p {generation.top_p:g}",
+        ),
         ("scorer", ", ".join(filter(None, [cfg.metricx.checkpoint, *versions]))),
-        ("rules", f"all but {', '.join(cfg.filters.rules.off)}" if cfg.filters.rules.off else
-         "all" if cfg.filters.rule_based else "none"),
+        (
+            "rules",
+            f"all but {', '.join(cfg.filters.rules.off)}"
+            if cfg.filters.rules.off
+            else "all"
+            if cfg.filters.rule_based
+            else "none",
+        ),
         ("judge", asked),
-        ("on reject", "the source is dropped" if cfg.filters.on_reject == "drop" else
-         f"the next best of {final.store_top_k} candidates is tried"),
-    ]  # fmt: skip
+        (
+            "on reject",
+            "the source is dropped"
+            if cfg.filters.on_reject == "drop"
+            else f"the next best of {final.store_top_k} candidates is tried",
+        ),
+    ]
 
 
 def _settings(cfg: SynthConfig) -> str:
@@ -193,21 +217,31 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
 
 def _rejections(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
     return [
-        {"stage": c.stage, "code": code, "count": count, "share": count / max(1, c.records_in),
-         "meaning": explain(code)}
+        {
+            "stage": c.stage,
+            "code": code,
+            "count": count,
+            "share": count / max(1, c.records_in),
+            "meaning": explain(code),
+        }
         for c in counts
         for code, count in sorted(c.rejected.items(), key=lambda item: (-item[1], item[0]))
-    ]  # fmt: skip
+    ]
 
 
 def _told(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
     """What is to be known of records that went on."""
     return [
-        {"stage": c.stage, "code": code, "count": count, "share": count / max(1, c.records_out),
-         "meaning": explain(code)}
+        {
+            "stage": c.stage,
+            "code": code,
+            "count": count,
+            "share": count / max(1, c.records_out),
+            "meaning": explain(code),
+        }
         for c in counts
         for code, count in c.told.items()
-    ]  # fmt: skip
+    ]
 
 
 def _spread(stages: Mapping[str, Any], stage: str, name: str) -> dict[str, Any]:
@@ -265,24 +299,31 @@ def _costs(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name in STAGES:
         told = stages.get(name, {})
         teacher, metricx, judge = (told.get(key) or {} for key in ("teacher", "metricx", "judge"))
-        if not (teacher.get("requests") or metricx.get("requests") or judge.get("requests")
-                or (told.get("answers") or {}).get("kept")):  # fmt: skip
+        if not (
+            teacher.get("requests")
+            or metricx.get("requests")
+            or judge.get("requests")
+            or (told.get("answers") or {}).get("kept")
+        ):
             continue
-        rows.append({
-            "stage": name,
-            "seconds": told.get("seconds", 0),
-            "requests": teacher.get("requests", 0),
-            "tokens_in": teacher.get("prompt_tokens", 0),
-            "tokens_out": teacher.get("completion_tokens", 0),
-            "retries": teacher.get("retries", 0),
-            "fallbacks": teacher.get("fallbacks", 0),
-            "failures": teacher.get("failures", 0) + metricx.get("failed", 0)
-            + judge.get("failed", 0),
-            "scored": metricx.get("samples", 0),
-            "judged": judge.get("samples", 0),
-            "kept": (told.get("answers") or {}).get("kept", 0),
-            "damaged": (told.get("answers") or {}).get("damaged", 0),
-        })  # fmt: skip
+        rows.append(
+            {
+                "stage": name,
+                "seconds": told.get("seconds", 0),
+                "requests": teacher.get("requests", 0),
+                "tokens_in": teacher.get("prompt_tokens", 0),
+                "tokens_out": teacher.get("completion_tokens", 0),
+                "retries": teacher.get("retries", 0),
+                "fallbacks": teacher.get("fallbacks", 0),
+                "failures": teacher.get("failures", 0)
+                + metricx.get("failed", 0)
+                + judge.get("failed", 0),
+                "scored": metricx.get("samples", 0),
+                "judged": judge.get("samples", 0),
+                "kept": (told.get("answers") or {}).get("kept", 0),
+                "damaged": (told.get("answers") or {}).get("damaged", 0),
+            }
+        )
     if len(rows) > 1:
         whole = {key: sum(row[key] for row in rows) for key in rows[0] if key != "stage"}
         rows.append({"stage": "all", **whole})

@@ -73,9 +73,12 @@ def _rates_of(out_dir: Path) -> Rates:
             figures = process_figures(folder)
             asked = sum(
                 figures[who].get(what, 0)
-                for who, what in (("teacher", "choices"), ("metricx", "samples"),
-                                  ("judge", "samples"))
-            )  # fmt: skip
+                for who, what in (
+                    ("teacher", "choices"),
+                    ("metricx", "samples"),
+                    ("judge", "samples"),
+                )
+            )
             if figures["seconds"] and figures["answers"].get("kept", 0) <= _MOST_KEPT * asked:
                 told[name] = figures
     tokens = _rate(told, ("generate_128", "prefilter_score"), "teacher", "completion_tokens")

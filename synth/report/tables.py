@@ -24,9 +24,11 @@ def estimate(cfg: SynthConfig, told: Rates = UNKNOWN) -> RenderableType:
     dry = out_dir.with_name(out_dir.name + "-dry-run")
     made = plan(cfg, told.over(measured_rates((out_dir, dry))))
     return Group(
-        _counts_table(made), _hours_table(made), *_summary(cfg, made),
+        _counts_table(made),
+        _hours_table(made),
+        *_summary(cfg, made),
         *(Text(f"! {line}", style="yellow") for line in made.warnings),
-    )  # fmt: skip
+    )
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -39,11 +41,13 @@ def _table(title: str, *columns: str) -> Table:
 
 def _counts_table(made: Plan) -> Table:
     names = ("requests", "sequences", "tokens_in", "tokens_out", "scored", "judged")
-    table = _table("About", "requests", "sequences", "tokens\nin", "tokens\nout", "scored",
-                   "judged", "disk")  # fmt: skip
+    table = _table(
+        "About", "requests", "sequences", "tokens\nin", "tokens\nout", "scored", "judged", "disk"
+    )
     for cost in made.costs:
-        table.add_row(cost.stage, *(_count(getattr(cost, name)) for name in names),
-                      size_text(cost.disk_bytes))  # fmt: skip
+        table.add_row(
+            cost.stage, *(_count(getattr(cost, name)) for name in names), size_text(cost.disk_bytes)
+        )
     table.add_row("answers.sqlite", *[""] * len(names), size_text(made.answers_bytes))
     if made.views_bytes:
         table.add_row("views", *[""] * len(names), size_text(made.views_bytes))
@@ -56,8 +60,10 @@ def _counts_table(made: Plan) -> Table:
 def _hours_table(made: Plan) -> Table:
     rates = made.rates
     each = (
-        (rates.tokens, "tokens"), (rates.scores, "scores"), (rates.verdicts, "verdicts"),
-    )  # fmt: skip
+        (rates.tokens, "tokens"),
+        (rates.scores, "scores"),
+        (rates.verdicts, "verdicts"),
+    )
     told = [f"{f'{rate:,.0f}' if rate else '?'} {what}/s" for rate, what in each]
     table = _table(f"Hours, at {', '.join(told)}", *PARTS, "binds")
     whole = dict.fromkeys(PARTS, 0.0)
@@ -100,8 +106,9 @@ def _summary(cfg: SynthConfig, made: Plan) -> list[Text]:
     flags = {"MetricX": "--scores-per-s", "judge": "--verdicts-per-s"}
     lines += [
         f"! nobody knows how fast the {part} is: give {flags[part]}, or finish a dry run first"
-        for part in PARTS if part in asked
-    ]  # fmt: skip
+        for part in PARTS
+        if part in asked
+    ]
     if cfg.metricx.url and isinstance(cfg.metricx.url, list) and made.rates.measured:
         lines.append(f"MetricX's rate is that of all {len(cfg.metricx.url)} services together")
     return [Text(line) for line in lines]
@@ -125,11 +132,14 @@ def status(out_dir: Path) -> RenderableType:
         rate = figures["records_per_s"]
         left = _time_left(told, counts, rate)
         table.add_row(
-            name, f"{told.done} of {told.shards}",
-            _count(told.records_in), _count(told.records_out),
-            _count(told.records_in - told.records_out), "" if rate is None else f"{rate:,.1f}",
+            name,
+            f"{told.done} of {told.shards}",
+            _count(told.records_in),
+            _count(told.records_out),
+            _count(told.records_in - told.records_out),
+            "" if rate is None else f"{rate:,.1f}",
             "done" if told.done == told.shards else "?" if left is None else duration(left),
-        )  # fmt: skip
+        )
     return table
 
 

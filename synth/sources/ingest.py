@@ -82,9 +82,11 @@ class Ingest:
             writer.commit()
         if counts.broken:
             log.warning(
-                "lines that cannot be read", file=file.name, lines=counts.broken_lines,
+                "lines that cannot be read",
+                file=file.name,
+                lines=counts.broken_lines,
                 **counts.broken[0],
-            )  # fmt: skip
+            )
         part.set_counts(counts)
         return counts
 
@@ -112,9 +114,12 @@ class Ingest:
             wholes, found, self._lengths(found), usable, strict=True
         ):
             for blob in find_blobs(
-                whole, pieces, lengths, max_tokens=self._blobs.blob_max_tokens,
+                whole,
+                pieces,
+                lengths,
+                max_tokens=self._blobs.blob_max_tokens,
                 max_chars=cut.max_chars,
-            ):  # fmt: skip
+            ):
                 counts.pieces += 1
                 yield _Source(1, *blob, document)
 
@@ -148,9 +153,14 @@ class Ingest:
             yield source, source_id(text), length
 
     def _offer(
-        self, source: _Source, identity: str, length: float, file: SourceFile,
-        counts: PartCounts, writer: PartWriter,
-    ) -> None:  # fmt: skip
+        self,
+        source: _Source,
+        identity: str,
+        length: float,
+        file: SourceFile,
+        counts: PartCounts,
+        writer: PartWriter,
+    ) -> None:
         bucket = bucket_of(length, self._edges)
         if source.kind == 1 and length > self._blobs.blob_max_tokens:
             counts.rejected["blob_too_long"] += 1  # a tokenizer may count more for the whole
@@ -169,12 +179,20 @@ class Ingest:
     ) -> Record:
         document = source.document
         place = {
-            **self._madlad, "doc_id": f"{file.name}:{document.line}",
-            "file": file.name, "line": document.line, "span": [source.start, source.end],
-            "segment_index": source.place, "segments": source.segments, "url": document.url,
-        }  # fmt: skip
+            **self._madlad,
+            "doc_id": f"{file.name}:{document.line}",
+            "file": file.name,
+            "line": document.line,
+            "span": [source.start, source.end],
+            "segment_index": source.place,
+            "segments": source.segments,
+            "url": document.url,
+        }
         return {
-            "source_id": identity, "source_text": source.text,
-            "source_type": TYPES[source.kind], "length": length, "length_bucket_id": bucket,
+            "source_id": identity,
+            "source_text": source.text,
+            "source_type": TYPES[source.kind],
+            "length": length,
+            "length_bucket_id": bucket,
             "source_meta": {"madlad": place},
-        }  # fmt: skip
+        }

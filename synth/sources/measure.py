@@ -22,11 +22,19 @@ _HAN_KANA, _HANGUL, _THAI, _ASCII, _OTHER = 700, 750, 500, 233, 435
 #: (first, last, weight); what no range names is _OTHER. Sums of whole numbers: the same in any
 #: order, so that a length never depends on what was measured beside it.
 _RANGES = (
-    (0x0000, 0x007F, _ASCII), (0x0E00, 0x0E7F, _THAI), (0x1100, 0x11FF, _HANGUL),
-    (0x3000, 0x30FF, _HAN_KANA), (0x3130, 0x318F, _HANGUL), (0x31F0, 0x31FF, _HAN_KANA),
-    (0x3400, 0x4DBF, _HAN_KANA), (0x4E00, 0x9FFF, _HAN_KANA), (0xAC00, 0xD7AF, _HANGUL),
-    (0xF900, 0xFAFF, _HAN_KANA), (0xFF00, 0xFFEF, _HAN_KANA), (0x20000, 0x3FFFE, _HAN_KANA),
-)  # fmt: skip
+    (0x0000, 0x007F, _ASCII),
+    (0x0E00, 0x0E7F, _THAI),
+    (0x1100, 0x11FF, _HANGUL),
+    (0x3000, 0x30FF, _HAN_KANA),
+    (0x3130, 0x318F, _HANGUL),
+    (0x31F0, 0x31FF, _HAN_KANA),
+    (0x3400, 0x4DBF, _HAN_KANA),
+    (0x4E00, 0x9FFF, _HAN_KANA),
+    (0xAC00, 0xD7AF, _HANGUL),
+    (0xF900, 0xFAFF, _HAN_KANA),
+    (0xFF00, 0xFFEF, _HAN_KANA),
+    (0x20000, 0x3FFFE, _HAN_KANA),
+)
 #: Percent by which the sum is off for a language, from the same texts.
 _LANGUAGE_PERCENT = {"de": 133, "fr": 133, "hi": 263, "ru": 76}
 #: Of a punctuation mark, beside the words, in thousandths: the plain rule's weight.
@@ -118,5 +126,6 @@ def category_weights(*categories: str, weight: int = 1) -> np.ndarray:
 
     return np.fromiter(
         (weight * unicodedata.category(chr(code)).startswith(categories) for code in range(_CODES)),
-        dtype=np.int64, count=_CODES,
-    )  # fmt: skip
+        dtype=np.int64,
+        count=_CODES,
+    )

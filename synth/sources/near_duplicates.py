@@ -37,9 +37,10 @@ _CHUNK = 1 << 16
 def plan_bands(threshold: float) -> tuple[int, int]:
     """(bands, values of each): the longest bands that miss few pairs at the threshold."""
     able = [
-        rows for rows in range(1, _HASHES + 1)
+        rows
+        for rows in range(1, _HASHES + 1)
         if 1 - (1 - threshold**rows) ** (_HASHES // rows) >= _RECALL
-    ]  # fmt: skip
+    ]
     rows = max(able, default=1)
     return _HASHES // rows, rows
 
@@ -78,8 +79,10 @@ class NearDuplicates:
         resembles = np.full(len(able), -1, dtype=np.int64)
         if not len(able):
             return resembles
-        values = [np.memmap(path, dtype="<u2", mode="r").reshape(len(able), self._rows)
-                  for path in self._paths]  # fmt: skip
+        values = [
+            np.memmap(path, dtype="<u2", mode="r").reshape(len(able), self._rows)
+            for path in self._paths
+        ]
         for band in values:
             members, groups = _meeting(band, np.flatnonzero(able & (resembles < 0)))
             for _ in range(_ROUNDS):

@@ -93,8 +93,9 @@ class PartWriter:
         import numpy as np
 
         self._part = part
-        self._files = [(path, path.with_name(f".{path.name}.tmp")) for path in
-                       (part.texts, part.entries)]  # fmt: skip
+        self._files = [
+            (path, path.with_name(f".{path.name}.tmp")) for path in (part.texts, part.entries)
+        ]
         self._texts, self._entries = (temporary.open("wb") for _, temporary in self._files)
         self._row = np.zeros(1, dtype=np.dtype(_ENTRY))
         self._at = 0
@@ -120,9 +121,11 @@ class PartWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._texts.close()
         self._entries.close()
         for _, temporary in self._files:

@@ -43,8 +43,9 @@ def screen_settings(data: DataConfig) -> dict[str, Any]:
     return told
 
 
-def screen(data: DataConfig, chosen: np.ndarray, read: Callable[[Any], Record],
-           folder: Path) -> Verdict:  # fmt: skip
+def screen(
+    data: DataConfig, chosen: np.ndarray, read: Callable[[Any], Record], folder: Path
+) -> Verdict:
     """Look through the sample; a function of a position and its record, that gives the rejection.
 
     chosen: entries of the sample; read: the record of an entry; folder: for temporary files.

@@ -43,27 +43,29 @@ class Blob(NamedTuple):
     segments: int
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _LINE_END = {"real": re.compile(r"\n"), "escaped": re.compile(r"(?:\\r)?\\n|\n")}
 #: Marks that end a sentence where white space follows, and those that need none. Only a run's first
 #: mark begins a search: what does not follow the run does not follow its rest.
 _SENTENCE_END = re.compile(
     r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’»)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
 )
-_ABBREVIATIONS = frozenset(
-    {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "cf", "ca", "approx", "dept", "est",
-     "inc", "ltd", "co", "corp", "gen", "col", "lt", "sgt", "rep", "sen", "gov", "rev", "hon",
-     "eds", "etc", "bzw", "usw"}
-)  # fmt: skip
+_ABBREVIATIONS = _words(
+    "mr mrs ms dr prof st sr jr vs cf ca approx dept est inc ltd co corp gen col lt sgt rep "
+    "sen gov rev hon eds etc bzw usw"
+)
 #: Characters before a mark among which its word is looked for.
 _LONGEST_WORD = 100
 #: Characters from here on (Han, kana, Hangul) abbreviate nothing by a full stop.
 _LAST_ABBREVIATED = "\u2e80"
 #: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
-_BEFORE_FIGURES = frozenset(
-    {"no", "nos", "nr", "fig", "figs", "eq", "sec", "ch", "vol", "p", "pp",
-     "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec",
-     "okt", "dez", "abb", "abs", "art", "bd", "kap"}
-)  # fmt: skip
+_BEFORE_FIGURES = _words(
+    "no nos nr fig figs eq sec ch vol p pp jan feb mar apr jun jul aug sep sept oct nov dec "
+    "okt dez abb abs art bd kap"
+)
 #: German writes its ordinals with a full stop: "der 2. Weltkrieg", "am 3. Oktober".
 _BEFORE_ORDINALS = frozenset(
     {"der", "die", "das", "dem", "den", "des", "vom", "zum", "zur", "beim", "im", "jeder", "jede"}
@@ -269,10 +271,11 @@ def _codes(texts: list[str], cfg: SegmentationConfig) -> list[str]:
         return [_length_code(text, cfg) for text in texts]
     counts = char_sums(texts, _counting_weights())
     return [
-        "too_long" if len(text) > cfg.max_chars else _noise_code(text, count)
-        or _length_code(text, cfg)
+        "too_long"
+        if len(text) > cfg.max_chars
+        else _noise_code(text, count) or _length_code(text, cfg)
         for text, count in zip(texts, counts, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _length_code(text: str, cfg: SegmentationConfig) -> str:
@@ -307,9 +310,13 @@ def _counting_weights() -> np.ndarray:
 
 
 def find_blobs(
-    whole: str, pieces: Sequence[Piece], lengths: Sequence[float], *, max_tokens: int,
+    whole: str,
+    pieces: Sequence[Piece],
+    lengths: Sequence[float],
+    *,
+    max_tokens: int,
     max_chars: int,
-) -> Iterator[Blob]:  # fmt: skip
+) -> Iterator[Blob]:
     """Runs of consecutive segments of at most `max_tokens`, of two that could stand alone or more.
 
     lengths: of each piece, as measured. A run is without gaps: short lines stay in it, noise ends

@@ -6,7 +6,6 @@ Each file of the corpus gives a part; whichever process completes the last one m
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from synth.folder.store import Record, ShardWriter, StageFolder, to_line, write_
 from synth.record import Rejected
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
+from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
@@ -47,18 +47,30 @@ class SampleSources:
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
         data = cfg.data.model_dump(
-            mode="json", exclude={"src_lang", "tgt_lang", "languages", "pairs", "max_unreadable",
-                                  "target_examples_total", "near_duplicates", "decontaminate"}
-        )  # fmt: skip
+            mode="json",
+            exclude={
+                "src_lang",
+                "tgt_lang",
+                "languages",
+                "pairs",
+                "max_unreadable",
+                "target_examples_total",
+                "near_duplicates",
+                "decontaminate",
+            },
+        )
         return {
-            "data": {**data, "src_lang": madlad_id(cfg.data.src_lang),
-                     "madlad_revision": cfg.data.madlad_revision or REVISION,
-                     **screen_settings(cfg.data)},
+            "data": {
+                **data,
+                "src_lang": madlad_id(cfg.data.src_lang),
+                "madlad_revision": cfg.data.madlad_revision or REVISION,
+                **screen_settings(cfg.data),
+            },
             "segmentation": cfg.segmentation.model_dump(mode="json"),
             "bucketing": cfg.bucketing.model_dump(mode="json"),
             "blob": cfg.final_generation.blob.model_dump(mode="json"),
             "run": {"seed": cfg.run.seed, "shard_records": cfg.run.shard_records},
-        }  # fmt: skip
+        }
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Read this process's files; merge when all files are read. Raises UserError."""
@@ -99,8 +111,12 @@ class _Sampling:
         missing = [index for index in range(len(self.files)) if not self._complete(index)]
         if missing and self.folder.shards() is None:
             shards = sorted({index % self.ctx.num_shards for index in missing})
-            log.warning("waits for other shards", stage=self.folder.name,
-                        files=f"{len(missing)} of {len(self.files)}", shard_ids=shards)  # fmt: skip
+            log.warning(
+                "waits for other shards",
+                stage=self.folder.name,
+                files=f"{len(missing)} of {len(self.files)}",
+                shard_ids=shards,
+            )
             return
         with self._alone():
             if self.folder.shards() is None:
@@ -203,7 +219,7 @@ class _Sampling:
         those that were screened out by their codes."""
         counts: Counter[str] = Counter()
         size = self.cfg.run.shard_records
-        with PartReaders(self.parts) as readers, _Parquet(_view(self.ctx)) as parquet:
+        with PartReaders(self.parts) as readers, SourcesParquet(_view(self.ctx)) as parquet:
             verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
                 records, lost = [], []
@@ -243,12 +259,15 @@ class _Sampling:
         buckets = len(self.cfg.bucketing.boundaries) - 1
         content = {
             "dataset": self.cfg.data.madlad_dataset,
-            "revision": None if self.cfg.data.files else self.manifest["settings"]["data"][
-                "madlad_revision"],
-            "max_files": self.data.max_files, "max_documents": self.data.max_documents,
+            "revision": None
+            if self.cfg.data.files
+            else self.manifest["settings"]["data"]["madlad_revision"],
+            "max_files": self.data.max_files,
+            "max_documents": self.data.max_documents,
             "documents": sum(part.documents for part in found),
             "unreadable": dict(sorted(unread.items())),
-            "pieces": pieces, "sampled": sampled.total(),
+            "pieces": pieces,
+            "sampled": sampled.total(),
             "rejected": dict(sorted(rejected.items())),
             **({"screened": dict(sorted(screened.items()))} if is_screened(self.data) else {}),
             "by_bucket": {
@@ -259,11 +278,16 @@ class _Sampling:
                 for i, kind in enumerate(TYPES)
             },
             "files": [
-                {"file": part.file, "documents": part.documents, "newlines": part.newlines,
-                 "broken_lines": part.broken_lines, "broken": part.broken}
+                {
+                    "file": part.file,
+                    "documents": part.documents,
+                    "newlines": part.newlines,
+                    "broken_lines": part.broken_lines,
+                    "broken": part.broken,
+                }
                 for part in found
             ],
-        }  # fmt: skip
+        }
         write_atomic(self.folder.path / "counts.json", to_line(content))
         stats = self.ctx.stats
         stats.records_in, stats.records_out = pieces, sampled.total()
@@ -276,9 +300,10 @@ def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]
         return data, data.sample_pool_size
     update = {
         "max_files": min(data.max_files or _LIMIT_FILES, _LIMIT_FILES),
-        "max_documents": min(data.max_documents or _LIMIT_DOCUMENTS * limit,
-                             _LIMIT_DOCUMENTS * limit),
-    }  # fmt: skip
+        "max_documents": min(
+            data.max_documents or _LIMIT_DOCUMENTS * limit, _LIMIT_DOCUMENTS * limit
+        ),
+    }
     return data.model_copy(update=update), min(limit, data.sample_pool_size)
 
 
@@ -321,43 +346,6 @@ def _write_all(path: Path, records: list[Record]) -> str:
         for record in records:
             writer.write(record)
         return writer.commit()
-
-
-class _Parquet:
-    """sampled_sources.parquet, a row group a shard; under a temporary name until `commit`."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
-        madlad = pa.struct([
-            ("lang", pa.string()), ("split", pa.string()), ("doc_id", pa.string()),
-            ("file", pa.string()), ("line", pa.int64()), ("span", pa.list_(pa.int64())),
-            ("segment_index", pa.int64()), ("segments", pa.int64()), ("url", pa.string()),
-        ])  # fmt: skip
-        self._schema = pa.schema([
-            ("source_id", pa.string()), ("source_text", pa.string()), ("source_type", pa.string()),
-            ("length", pa.float64()), ("length_bucket_id", pa.int32()),
-            ("source_meta", pa.struct([("madlad", madlad)])),
-        ])  # fmt: skip
-        self._writer = pq.ParquetWriter(self._temporary, self._schema)
-
-    def write(self, records: list[Record]) -> None:
-        import pyarrow as pa
-
-        self._writer.write_table(pa.Table.from_pylist(records, schema=self._schema))
-
-    def commit(self) -> None:
-        self._writer.close()
-        os.replace(self._temporary, self._path)
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-        self._temporary.unlink(missing_ok=True)
 
 
 def _view(ctx: Context) -> Path:

@@ -70,9 +70,13 @@ class SelectSources:
 
 
 def _write_shard(
-    ctx: Context, folder: StageFolder, index: int, ranked: Iterator[tuple[Record, int | None]],
-    room: int | None, input_digest: str | None,
-) -> None:  # fmt: skip
+    ctx: Context,
+    folder: StageFolder,
+    index: int,
+    ranked: Iterator[tuple[Record, int | None]],
+    room: int | None,
+    input_digest: str | None,
+) -> None:
     """Write records until `room` of them are chosen (None: all), and the mark."""
     least = ctx.cfg.prefilter.min_improvement
     codes: dict[str, int] = {}

@@ -12,6 +12,13 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
 
-ORDER = (SampleSources(), PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest(),
-         FormatFilter(), Export())  # fmt: skip
+ORDER = (
+    SampleSources(),
+    PrefilterScore(),
+    SelectSources(),
+    Generate128(),
+    ScoreSelectBest(),
+    FormatFilter(),
+    Export(),
+)
 BY_NAME: dict[str, Any] = {stage.name: stage for stage in ORDER}

@@ -53,8 +53,13 @@ def compose(*arguments: str, check: bool = True) -> str:
     assert PROGRAM is not None
     done = subprocess.run(
         [*PROGRAM, "-p", "scorekit-test", *arguments],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert done.returncode == 0 or not check, done.stderr[-2000:]
     return done.stdout
 
@@ -131,9 +136,14 @@ def expected(stack: None) -> list[float]:
 
 def test_each_service_scores_and_the_second_time_from_the_cache(stack: None) -> None:
     done = subprocess.run(
-        [sys.executable, "deploy/smoke.py"], cwd=ROOT, env=ENVIRONMENT, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "deploy/smoke.py"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
 

@@ -17,16 +17,26 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_the_demo_ends_with_parquet_report_and_the_best_pairs(tmp_path):
     run = tmp_path / "run"
-    less = {"data.sample_pool_size": 40, "data.target_examples_total": 6,
-            "final_generation.num_candidates": 8}  # fmt: skip
+    less = {
+        "data.sample_pool_size": 40,
+        "data.target_examples_total": 6,
+        "final_generation.num_candidates": 8,
+    }
     flags = [part for key, value in less.items() for part in ("--set", f"{key}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", "demo.synth", "--run-dir", str(run), *flags],
-        cwd=ROOT, env=os.environ | {"COLUMNS": "160"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    pairs = load_dataset("parquet", data_files=str(run / "export/train.parquet"),
-                         cache_dir=str(tmp_path / "datasets"))["train"]  # fmt: skip
+    pairs = load_dataset(
+        "parquet",
+        data_files=str(run / "export/train.parquet"),
+        cache_dir=str(tmp_path / "datasets"),
+    )["train"]
     assert 1 <= len(pairs) <= 6 and f"{len(pairs)} in {run}" in done.stdout.replace("\n", "")
     assert pairs[0]["pair_id"] == "en->ko"
     assert (

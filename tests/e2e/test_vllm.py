@@ -141,29 +141,45 @@ def config(folder: Path, url: str, services: tuple[str, str]) -> Path:
     told = {
         "run": {"out_dir": str(folder / "run"), "shard_records": 40},
         "data": {
-            "files": [str(shard)], "src_lang": "eng", "tgt_lang": "kor",
-            "sample_pool_size": SOURCES, "target_examples_total": SOURCES,
+            "files": [str(shard)],
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": SOURCES,
+            "target_examples_total": SOURCES,
         },
         "segmentation": {"max_chars": 160},
         "bucketing": {"boundaries": [0, 8, 12, 16, 24, 40]},
         "teacher": {
-            "base_url": url, "model": NAME, "prompt": "source",
+            "base_url": url,
+            "model": NAME,
+            "prompt": "source",
             "generation": {"max_tokens": 96, "max_tokens_blob": 192},
         },
         "prefilter": {"store_texts": True},
         "final_generation": {
-            "num_candidates": CANDIDATES, "store_top_k": 4,
+            "num_candidates": CANDIDATES,
+            "store_top_k": 4,
             "blob": {"blob_ratio": 0.2, "blob_max_tokens": 24},
         },
         "metricx": {"url": services[0], "checkpoint": "metricx"},
         "filters": {
-            "rules": {"off": [
-                "copied_source", "wrong_script", "wrong_language", "length_ratio", "repetition",
-                "truncated", "numbers_missing", "placeholders", "tag", "too_short",
-            ]},
+            "rules": {
+                "off": [
+                    "copied_source",
+                    "wrong_script",
+                    "wrong_language",
+                    "length_ratio",
+                    "repetition",
+                    "truncated",
+                    "numbers_missing",
+                    "placeholders",
+                    "tag",
+                    "too_short",
+                ]
+            },
             "llm_judge": {"url": services[1], "max_tokens": 24, "fail_policy": "permissive"},
         },
-    }  # fmt: skip
+    }
     path.write_text(yaml.safe_dump(told))
     return path
 
@@ -172,8 +188,11 @@ def synth(path: Path, stage: str, *more: str) -> str:
     """`python -m synth run`, which has to succeed; what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "synth", "run", "--config", path, "--stage", stage, *more],
-        cwd=ROOT, env=os.environ | {"VLLM_API_KEY": KEY}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"VLLM_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -264,7 +283,6 @@ def test_conservative_rejects_what_the_judge_failed_on(run):
 def test_single_calls_give_the_same_pairs_as_n_in_one_request(run):
     path, folder = run
     out = folder.with_name("per_call")
-    synth(path, "all", "--set", f"run.out_dir={out}",
-          "--set", "final_generation.strategy=per_call")  # fmt: skip
+    synth(path, "all", "--set", f"run.out_dir={out}", "--set", "final_generation.strategy=per_call")
     assert candidate_digests(out) == candidate_digests(folder)
     assert read(out / "export/train.jsonl") == read(folder / "export/train.jsonl")

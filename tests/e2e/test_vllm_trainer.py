@@ -40,9 +40,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("vllm")
     model = untie(make_model(folder / "model"))
     with running_vllm(
-        model, folder / "vllm.log", "--logprobs-mode", "processed_logprobs", "--enable-lora",
-        VLLM_SERVER_DEV_MODE="1", VLLM_ALLOW_RUNTIME_LORA_UPDATING="True",
-    ) as url:  # fmt: skip
+        model,
+        folder / "vllm.log",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--enable-lora",
+        VLLM_SERVER_DEV_MODE="1",
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING="True",
+    ) as url:
         yield url.removesuffix("/v1"), model
 
 
@@ -59,14 +64,17 @@ def cfg(
         {
             "policy": {"path": str(model), "lora": {"r": rank, "alpha": 16.0}},
             "generation": {
-                "prompt_template": "source", "max_new_tokens": 24, "temperature": 0.8,
-                "engine": "vllm", "vllm": {"url": url},
+                "prompt_template": "source",
+                "max_new_tokens": 24,
+                "temperature": 0.8,
+                "engine": "vllm",
+                "vllm": {"url": url},
             },
             "reward": {"w_xcomet_span": 0.0},
             "rl": {"num_updates": 5, "batch_size": 8, "lr": 3e-3, "kl_coef": 0.0},
             "misc": {"run_dir": str(tmp_path / "run"), "device": "cpu", "threads": 1},
         }
-    )  # fmt: skip
+    )
 
 
 def examples(count: int) -> list[Example]:

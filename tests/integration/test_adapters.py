@@ -66,9 +66,12 @@ def _chat(role, content):
 def test_trl_with_texts(metricx):
     function = reward_function(metricx, name="metricx")
     got = _as_trl_calls(
-        function, ["Translate: a", "Translate: b", "Translate: b"], ["가", "nan", ""],
-        src=["a", "b", "b"], ref_text=["x", "y", "y"],
-    )  # fmt: skip
+        function,
+        ["Translate: a", "Translate: b", "Translate: b"],
+        ["가", "nan", ""],
+        src=["a", "b", "b"],
+        ref_text=["x", "y", "y"],
+    )
     assert got == [_metricx("a", "가"), None, _metricx("b", "")]
     assert function.__name__ == "metricx"
 
@@ -133,9 +136,13 @@ def test_verl_one_by_one(metricx, xcomet):
     extra = {**EXTRA, "src": "a"}
     assert compute_score(**call, extra_info=extra, url=metricx) == _metricx("a", "가")
     assert compute_score(
-        **call, extra_info=extra, url=xcomet, ref_key="ground_truth",
-        reward_router_address="http://elsewhere", reward_model_tokenizer=None,
-    ) == _xcomet("a", "가", "ref")  # fmt: skip
+        **call,
+        extra_info=extra,
+        url=xcomet,
+        ref_key="ground_truth",
+        reward_router_address="http://elsewhere",
+        reward_model_tokenizer=None,
+    ) == _xcomet("a", "가", "ref")
     assert compute_score(**call | {"solution_str": ""}, extra_info=extra, url=metricx) == _metricx(
         "a", ""
     )
@@ -167,11 +174,17 @@ def test_verl_in_batches_configured_by_the_environment(metricx, monkeypatch):
 
 
 def test_verl_takes_the_source_from_a_prompt_that_the_row_carries(xcomet):
-    fields = {"source_lang": "English", "src_lang_code": "en", "target_lang": "Korean",
-              "tgt_lang_code": "ko", "text": "a {text}\n\nb"}  # fmt: skip
+    fields = {
+        "source_lang": "English",
+        "src_lang_code": "en",
+        "target_lang": "Korean",
+        "tgt_lang_code": "ko",
+        "text": "a {text}\n\nb",
+    }
     prompt = [{"role": "user", "content": fill(TEMPLATES["translategemma"], fields)}]
-    got = compute_score("wmt", "가", None, {"prompt": prompt}, url=xcomet,
-                        src_template="translategemma")  # fmt: skip
+    got = compute_score(
+        "wmt", "가", None, {"prompt": prompt}, url=xcomet, src_template="translategemma"
+    )
     assert got == _xcomet("a {text}\n\nb", "가")
 
 
@@ -222,8 +235,10 @@ def test_openrlhf_gets_rewards_by_a_plain_label(metricx):
     rewards = [_metricx("a", "가\n나"), _metricx("{b", "")]
     scores = [pytest.approx(5.0 - reward) for reward in rewards]
     assert response.json() == {
-        "rewards": rewards, "scores": rewards, "extra_logs": {"metricx_score": scores}
-    }  # fmt: skip
+        "rewards": rewards,
+        "scores": rewards,
+        "extra_logs": {"metricx_score": scores},
+    }
 
 
 def test_openrlhf_gets_rewards_by_a_label_of_fields(xcomet):
@@ -300,8 +315,12 @@ def test_the_openrlhf_process(metricx):
     command = [sys.executable, "-m", "scorekit.adapters.openrlhf", "--url", metricx]
     wrong = subprocess.run([*command, "--service", "xcomet"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "is a metricx service" in wrong.stderr
-    wide = subprocess.run([*command, "--host", "0.0.0.0", "--port", str(port)],
-                          capture_output=True, text=True, timeout=30)  # fmt: skip
+    wide = subprocess.run(
+        [*command, "--host", "0.0.0.0", "--port", str(port)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert wide.returncode == 2 and "say --no-auth" in wide.stderr
     child = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
     try:
@@ -327,8 +346,13 @@ def _answers(url):
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_every_template_gives_its_source_back(name):
     text = "Text:\n{text} (en) to Korean:\n\n\nend\n"
-    fields = {"source_lang": "English (UK)", "src_lang_code": "en-GB", "target_lang": "Korean",
-              "tgt_lang_code": "ko", "text": text}  # fmt: skip
+    fields = {
+        "source_lang": "English (UK)",
+        "src_lang_code": "en-GB",
+        "target_lang": "Korean",
+        "tgt_lang_code": "ko",
+        "text": text,
+    }
     found = template_pattern(TEMPLATES[name]).search(fill(TEMPLATES[name], fields))
     assert found["src"] == text
     assert template_pattern(TEMPLATES["teacher"]).search("Something else") is None

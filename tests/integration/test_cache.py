@@ -149,13 +149,29 @@ def test_a_damaged_value_is_a_miss(tmp_path, secret):
     """A reply meant for another call, a flipped digit, no good result: never a score."""
     key, other, good = b"k" * 16, b"l" * 16, b'{"score":3.25,"tokens":3}'
     no_results = (
-        b"{}", b'{"score":null}', b'{"score":"0"}', b'{"score":true}', b"[1.0]", b"1.0", b"", b"{",
-        b'{"score":NaN}', b'{"score":Infinity}', b'{"score":1e999}',
+        b"{}",
+        b'{"score":null}',
+        b'{"score":"0"}',
+        b'{"score":true}',
+        b"[1.0]",
+        b"1.0",
+        b"",
+        b"{",
+        b'{"score":NaN}',
+        b'{"score":Infinity}',
+        b'{"score":1e999}',
         b'{"score":' + b"9" * 400 + b"}",
-        b'{"score":1.0,"id":"x"}', b'{"score":1.0,"ok":true}', b'{"score":1.0,"cached":true}',
-        b'{"score":1.0,"i\\u0064":"x"}', b'{"score":1.0\n}', b' {"score":1.0}', b'{"score":1.0}\n',
-        b'{"score":1.0,"a":NaN}', b'{"score":1.0,"a":"\xff"}', b'{"score":1.0}{}',
-    )  # fmt: skip
+        b'{"score":1.0,"id":"x"}',
+        b'{"score":1.0,"ok":true}',
+        b'{"score":1.0,"cached":true}',
+        b'{"score":1.0,"i\\u0064":"x"}',
+        b'{"score":1.0\n}',
+        b' {"score":1.0}',
+        b'{"score":1.0}\n',
+        b'{"score":1.0,"a":NaN}',
+        b'{"score":1.0,"a":"\xff"}',
+        b'{"score":1.0}{}',
+    )
 
     async def run():
         tier = SQLiteTier(tmp_path / "c.sqlite", 2**20)

@@ -33,12 +33,14 @@ def test_a_damaged_file_is_moved_aside_and_the_service_starts_anew(tmp_path, dam
 
     assert asyncio.run(store_and_fetch(store=True)) == values
     whole = path.read_bytes()
-    path.write_bytes({
-        "first bytes": b"\0" * 100 + whole[100:],
-        "a page": whole[:4096] + os.urandom(len(whole) - 4096),
-        "half is missing": whole[: len(whole) // 2],
-        "nothing but noise": os.urandom(5000),
-    }[damage])  # fmt: skip
+    path.write_bytes(
+        {
+            "first bytes": b"\0" * 100 + whole[100:],
+            "a page": whole[:4096] + os.urandom(len(whole) - 4096),
+            "half is missing": whole[: len(whole) // 2],
+            "nothing but noise": os.urandom(5000),
+        }[damage]
+    )
     damaged = path.read_bytes()
     assert asyncio.run(store_and_fetch(store=False)) == {}
     assert asyncio.run(store_and_fetch(store=True)) == values

@@ -42,8 +42,10 @@ class Replica:
         self.deaths = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.mortal", "--port", str(port), *FLAGS],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._reader = threading.Thread(target=self._count, daemon=True)
         self._reader.start()
 

@@ -283,8 +283,9 @@ def test_progress_is_told_of_every_sample_once():
 
     async def run(url):
         async with ScoringClient(url, batch_size=3) as client:
-            await client.score([*SAMPLES, *SAMPLES, {"src": "\ud800", "mt": ""}],
-                               on_progress=told.append)  # fmt: skip
+            await client.score(
+                [*SAMPLES, *SAMPLES, {"src": "\ud800", "mt": ""}], on_progress=told.append
+            )
 
     with running_service(FakeBackend()) as url:
         asyncio.run(run(url))

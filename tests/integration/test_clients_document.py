@@ -73,8 +73,11 @@ def test_the_flags_of_the_adapter_s_server():
     commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
     shown = subprocess.run(
         [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
-        capture_output=True, text=True, check=True, env=_here() | {"COLUMNS": "200"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=_here() | {"COLUMNS": "200"},
+    )
     assert len(commands) == 2  # OpenRLHF's and slime's
     for command in commands:
         for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):

@@ -118,12 +118,18 @@ def test_failed_samples_stand_beside_good_ones(url):
         (b'{"samples": [{"src": "a", "mt": "b", "id": 3}]}', "samples.0.id: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "batch_size": 3}', "body: a field that is not"),
         (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"x": 1}}', "there are cache, overl"),
-        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 9999}}',
-         "options.max_input_length: 9999, the model reads 512"),
-        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 99.5}}',
-         "options.max_input_length: "),
-        (b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 15}}',
-         "options.max_input_length: "),
+        (
+            b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 9999}}',
+            "options.max_input_length: 9999, the model reads 512",
+        ),
+        (
+            b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 99.5}}',
+            "options.max_input_length: ",
+        ),
+        (
+            b'{"samples": [{"src": "a", "mt": "b"}], "options": {"max_input_length": 15}}',
+            "options.max_input_length: ",
+        ),
         (b'{"samples": [{"src": "a", "mt": "b"}], "priority": "urgent"}', "priority: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": 0}', "timeout_s: "),
         (b'{"samples": [{"src": "a", "mt": "b"}], "timeout_s": NaN}', "timeout_s: "),
@@ -131,7 +137,7 @@ def test_failed_samples_stand_beside_good_ones(url):
         (b'{"samples": [{"src": "\\ud800", "mt": "b"}]}', "body: Invalid JSON"),
         (b'{"samples": [{"src": "\xff", "mt": "b"}]}', "body: Invalid JSON"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
 def test_a_request_of_the_wrong_shape_is_422_and_names_the_field(url, route, body, fault):
     response = httpx.post(url + route, content=body)
@@ -297,8 +303,10 @@ def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
         refused = httpx.post(f"{url}/v1/score", json={"samples": [PAIR, {"src": "b", "mt": "m"}]})
         assert refused.status_code == 429
         assert refused.json()["error"] == {
-            "type": "overloaded", "message": "the queue is full", "retryable": True,
-        }  # fmt: skip
+            "type": "overloaded",
+            "message": "the queue is full",
+            "retryable": True,
+        }
         assert int(refused.headers["retry-after"]) >= 1
         never = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
         assert "the queue holds 10" in never["error"]["message"]

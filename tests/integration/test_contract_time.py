@@ -181,5 +181,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)
     assert response.status_code == 500 and response.headers["x-request-id"] == "the-id"
     assert response.json()["error"] == {
-        "type": "internal", "message": "a bug; see the log for request the-id", "retryable": False,
-    }  # fmt: skip
+        "type": "internal",
+        "message": "a bug; see the log for request the-id",
+        "retryable": False,
+    }

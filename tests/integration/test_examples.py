@@ -117,8 +117,11 @@ def test_the_two_systems_are_told_apart_by_nothing_but_their_translations():
 def _train(*flags, env):
     return subprocess.run(
         [sys.executable, str(EXAMPLES / "trl_grpo.py"), *flags],
-        capture_output=True, text=True, timeout=600, env=env,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=env,
+    )
 
 
 @pytest.mark.slow
@@ -148,7 +151,8 @@ def test_a_completion_that_one_service_could_not_score_has_no_reward():
 
 def test_the_wrong_service_is_told_before_weights_load():
     with running_service(FakeBackend("xcomet")) as url:
-        done = _train("--metricx-url", url, "--policy", "/nowhere",
-                      env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+        done = _train(
+            "--metricx-url", url, "--policy", "/nowhere", env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
     assert done.returncode == 2
     assert done.stderr == f"error: {url} is a xcomet service, not metricx\n"

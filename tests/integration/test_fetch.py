@@ -21,17 +21,21 @@ BIG = bytes(range(256)) * 4096  # 1 MiB
 CHECKPOINT = bytes(range(255)) * 100_000  # 25 MB: the client writes pieces of 10 MB
 MODELS: dict[str, dict[str, bytes]] = {
     "google/metricx-24-hybrid-tiny": {
-        "config.json": b"{}", "pytorch_model.bin": BIG, "README.md": b"x", "model.msgpack": BIG,
+        "config.json": b"{}",
+        "pytorch_model.bin": BIG,
+        "README.md": b"x",
+        "model.msgpack": BIG,
     },
     "google/mt5-xl": {"spiece.model": b"pieces", "config.json": b"{}", "pytorch_model.bin": BIG},
     "Unbabel/XCOMET-tiny": {
-        "hparams.yaml": b"pretrained_model: facebook/encoder", "checkpoints/model.ckpt": CHECKPOINT,
+        "hparams.yaml": b"pretrained_model: facebook/encoder",
+        "checkpoints/model.ckpt": CHECKPOINT,
         "README.md": b"x",
     },
     "facebook/encoder": {"config.json": b"{}", "sentencepiece.bpe.model": b"p", "model.bin": BIG},
     "Unbabel/XCOMET-gated": {"hparams.yaml": b"x: 1"},
     "some/policy": {"config.json": b"{}", "model.safetensors": b"weights"},
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -73,8 +77,11 @@ def hub() -> Iterator[Hub]:
                 if files is None:
                     self.refuse(401, "RepoNotFound")  # the hub does not tell them apart
                     return
-                told = {"id": "/".join(parts[2:4]), "sha": SHA,
-                        "siblings": [{"rfilename": name} for name in files]}  # fmt: skip
+                told = {
+                    "id": "/".join(parts[2:4]),
+                    "sha": SHA,
+                    "siblings": [{"rfilename": name} for name in files],
+                }
                 self.body(json.dumps(told).encode())
                 return
             model, name = "/".join(parts[:2]), "/".join(parts[4:])
@@ -114,10 +121,20 @@ def fetch(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "scorekit", "fetch", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0",
-                          "HF_HUB_ETAG_TIMEOUT": "5"} | environment,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ
+        | {
+            "HF_HOME": str(home),
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_ETAG_TIMEOUT": "5",
+        }
+        | environment,
+    )
 
 
 def files(home: Path, model: str) -> set[str]:
@@ -151,8 +168,11 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
     done = fetch(hub, tmp_path, **told)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-        "google/metricx-24-hybrid-tiny", "google/mt5-xl", "Unbabel/XCOMET-tiny", "facebook/encoder",
-    ]  # fmt: skip
+        "google/metricx-24-hybrid-tiny",
+        "google/mt5-xl",
+        "Unbabel/XCOMET-tiny",
+        "facebook/encoder",
+    ]
 
 
 def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> None:
@@ -176,8 +196,11 @@ def test_an_interrupted_download_goes_on_where_it_was(hub: Hub, tmp_path: Path) 
     assert ckpt.read_bytes() == CHECKPOINT
     assert broken.returncode == 2 and "Traceback" not in broken.stderr
     assert "the download goes on where it was" in broken.stderr
-    starts = [asked for method, path, asked in hub.asked
-              if method == "GET" and path.endswith("model.ckpt")]  # fmt: skip
+    starts = [
+        asked
+        for method, path, asked in hub.asked
+        if method == "GET" and path.endswith("model.ckpt")
+    ]
     assert starts[-1] is not None and int(starts[-1][6:].split("-")[0]) >= 10_000_000
 
 

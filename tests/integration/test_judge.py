@@ -48,12 +48,15 @@ def rules_url():
         ("The house is red.", "wrong_script"),
         ("その家は赤いです。", "wrong_script"),
         ("빨간 집, 빨간 집, 빨간 집, 빨간 집, ", "repetition"),
-        ("그 집은 빨간색이다. 매우 오래전부터 이 마을에서 유명하던 이야기가 있는데, "
-         "나는 그것을 어린 시절에 할머니에게서 처음 들었고 그 뒤로 한 번도 잊은 적이 없다. "
-         "또한 그 집을 둘러싼 숲과 강과 밭, 계절마다 바뀌는 빛깔까지도 여전히 눈에 선하고, "
-         "언젠가 다시 그곳으로 돌아가서 남은 날들을 조용히 보내고 싶다는 생각이 든다.", "length"),
+        (
+            "그 집은 빨간색이다. 매우 오래전부터 이 마을에서 유명하던 이야기가 있는데, "
+            "나는 그것을 어린 시절에 할머니에게서 처음 들었고 그 뒤로 한 번도 잊은 적이 없다. "
+            "또한 그 집을 둘러싼 숲과 강과 밭, 계절마다 바뀌는 빛깔까지도 여전히 눈에 선하고, "
+            "언젠가 다시 그곳으로 돌아가서 남은 날들을 조용히 보내고 싶다는 생각이 든다.",
+            "length",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rules_say_what_is_wrong(rules_url, candidate, reason):
     (result,) = judge(rules_url, GOOD | {"candidate": candidate})
     assert result["verdict"]["reason_code"] == reason
@@ -324,9 +327,10 @@ def test_verdicts_are_cached_under_everything_that_shapes_them(tmp_path):
             assert not judge(url, GOOD)[0]["cached"]
         assert len(fake.requests) == asked + 1
     fake.model = "newer"
-    with fake.running() as upstream, running_judge(
-        upstream=upstream, model="newer", cache=cache
-    ) as url:  # fmt: skip
+    with (
+        fake.running() as upstream,
+        running_judge(upstream=upstream, model="newer", cache=cache) as url,
+    ):
         assert not judge(url, GOOD)[0]["cached"]
 
 
@@ -337,8 +341,12 @@ def test_samples_that_differ_only_in_a_rubrics_variable_are_not_mixed_up():
 
     fake = FakeOpenAI(respond=answer)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
-        results = judge(url, GOOD | {"candidate": "첫째"}, GOOD | {"candidate": "둘째"}, GOOD
-                        | {"candidate": "첫째"})  # fmt: skip
+        results = judge(
+            url,
+            GOOD | {"candidate": "첫째"},
+            GOOD | {"candidate": "둘째"},
+            GOOD | {"candidate": "첫째"},
+        )
         assert [r["verdict"]["notes"] for r in results] == ["첫째", "둘째", "첫째"]
         assert len(fake.requests) == 2
 

@@ -52,10 +52,16 @@ def test_the_upstreams_key_comes_from_the_environment_and_stands_in_no_log():
     port = free_port()
     with fake.running() as upstream:
         process = start(
-            "--port", str(port), "--backend", "openai", "--base-url", upstream,
-            "--model", "teacher",
+            "--port",
+            str(port),
+            "--backend",
+            "openai",
+            "--base-url",
+            upstream,
+            "--model",
+            "teacher",
             VLLM_API_KEY="a-secret-key",
-        )  # fmt: skip
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             wait_ready(url)

@@ -51,9 +51,10 @@ def test_a_slow_answer_holds_up_no_other(upstream):
     def ask_slowly(url):
         found["all"] = judge(url, *(sample(f"slow {i}") for i in range(3)), sample("fast"))
 
-    with running_app(upstream.app) as base, running_judge(
-        upstream=f"{base}/v1", max_concurrency=4
-    ) as url:  # fmt: skip
+    with (
+        running_app(upstream.app) as base,
+        running_judge(upstream=f"{base}/v1", max_concurrency=4) as url,
+    ):
         asking = threading.Thread(target=ask_slowly, args=(url,))
         asking.start()
         try:
@@ -67,9 +68,10 @@ def test_a_slow_answer_holds_up_no_other(upstream):
 
 
 def test_no_more_are_asked_at_once_than_the_setting_says(upstream):
-    with running_app(upstream.app) as base, running_judge(
-        upstream=f"{base}/v1", max_concurrency=2
-    ) as url:  # fmt: skip
+    with (
+        running_app(upstream.app) as base,
+        running_judge(upstream=f"{base}/v1", max_concurrency=2) as url,
+    ):
         texts = [sample(f"slow {i}") for i in range(6)]
         results = []
         asking = threading.Thread(target=lambda: results.extend(judge(url, *texts)))

@@ -69,9 +69,11 @@ def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--port", str(port), "--cache", "memory"],
-        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env=os.environ | {"SCOREKIT_API_KEYS": "TOPSECRETKEY"},
-    )  # fmt: skip
+    )
     url, headers = f"http://127.0.0.1:{port}", {"Authorization": "Bearer TOPSECRETKEY"}
     wait_ready(url)
     sample = {"src": "CONFIDENTIAL", "mt": "poison"}
@@ -101,9 +103,12 @@ def test_a_dead_model_thread_ends_the_process_with_1():
 def _refusal(module, *flags, **environment):
     done = subprocess.run(
         [sys.executable, "-m", module, *flags],
-        capture_output=True, text=True, cwd=ROOT, timeout=120,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
         env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

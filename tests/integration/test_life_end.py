@@ -75,10 +75,23 @@ def test_a_model_that_computes_for_clients_that_have_left_does_not_abort_the_end
     port = free_port()
     model = str(ROOT / "demo/models" / name)
     process = subprocess.Popen(
-        [sys.executable, "-m", f"services.{name}", "--model", model, "--port", str(port),
-         "--cache", "memory", "--threads", "1", "--max-batch-tokens", "8192"],
+        [
+            sys.executable,
+            "-m",
+            f"services.{name}",
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--cache",
+            "memory",
+            "--threads",
+            "1",
+            "--max-batch-tokens",
+            "8192",
+        ],
         cwd=ROOT,
-    )  # fmt: skip
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         wait_ready(url)

@@ -101,11 +101,17 @@ def test_every_word_has_a_weight_and_is_counted(url: str) -> None:
 def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", byte_level_tokenizer())
     settings = [
-        f"policy.path={tmp_path}/policy", "generation.prompt_template=source", "reward.w_metricx=0",
-        "generation.max_new_tokens=12", "rl.num_updates=1", "rl.batch_size=2", "misc.device=cpu",
-        f"reward.xcomet_urls={url}", "reward.severity_weights={UNKNOWN: -0.5}",
+        f"policy.path={tmp_path}/policy",
+        "generation.prompt_template=source",
+        "reward.w_metricx=0",
+        "generation.max_new_tokens=12",
+        "rl.num_updates=1",
+        "rl.batch_size=2",
+        "misc.device=cpu",
+        f"reward.xcomet_urls={url}",
+        "reward.severity_weights={UNKNOWN: -0.5}",
         f"misc.run_dir={tmp_path}/out",
-    ]  # fmt: skip
+    ]
     examples = [example("Open it.", "a"), example("Save it.", "b")]
     done = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
     (_, before), (_, after) = done.reports

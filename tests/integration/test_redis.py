@@ -151,10 +151,22 @@ def test_without_the_password_a_service_scores_and_says_so_once(password):
     port = free_port()
     with running_redis("--requirepass", PASSWORD) as redis:
         process = subprocess.Popen(
-            [sys.executable, "-m", "scorekit.server.fake", "--port", str(port), "--cache",
-             redis.url, "--log-level", "debug"],
-            env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "scorekit.server.fake",
+                "--port",
+                str(port),
+                "--cache",
+                redis.url,
+                "--log-level",
+                "debug",
+            ],
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         url = f"http://127.0.0.1:{port}"
         try:
             wait_ready(url)

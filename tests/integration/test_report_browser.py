@@ -25,8 +25,16 @@ SRC, MT = "Open the configuration file. " * 8, "설정파일을열고저장하�
 
 def browse(folder: Path, page: Path, *flags: str) -> str:
     """Open a page in headless Chromium."""
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-               f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]  # fmt: skip
+    command = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}",
+        *flags,
+        page.as_uri(),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
@@ -40,10 +48,19 @@ def picture(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarr
 def line(number: int, score: float) -> dict:
     span = {"start": 0, "end": 4, "severity": "CRITICAL", "confidence": 0.9, "text": MT[:4]}
     return {
-        "id": str(number), "pair": "en-US>ko-KR", "src": SRC, "mt": MT, "ref": MT, "tokens": 30,
-        "finish_reason": "eos", "metricx_score": score, "xcomet_score": 0.5, "chrf": 30.0,
-        "error_spans": [span], "error": None,
-    }  # fmt: skip
+        "id": str(number),
+        "pair": "en-US>ko-KR",
+        "src": SRC,
+        "mt": MT,
+        "ref": MT,
+        "tokens": 30,
+        "finish_reason": "eos",
+        "metricx_score": score,
+        "xcomet_score": 0.5,
+        "chrf": 30.0,
+        "error_spans": [span],
+        "error": None,
+    }
 
 
 @pytest.fixture
@@ -51,8 +68,15 @@ def run(tmp_path: Path) -> Path:
     """A run whose texts are long, in two language pairs."""
     folder = tmp_path / "run"
     (folder / "completions").mkdir(parents=True)
-    figures = {"samples": 12, "metricx_score_mean": 8.0, "xcomet_score_mean": 0.5, "chrf": 20.0,
-               "spans_mean": 1.0, "bleu": 5.0, "bleu_tokenize": "char"}  # fmt: skip
+    figures = {
+        "samples": 12,
+        "metricx_score_mean": 8.0,
+        "xcomet_score_mean": 0.5,
+        "chrf": 20.0,
+        "spans_mean": 1.0,
+        "bleu": 5.0,
+        "bleu_tokenize": "char",
+    }
     figures["pairs"] = {pair: dict(figures) for pair in ("en-US>ko-KR", "en-US>de-DE")}
     for update in (0, 4):
         name = f"completions/eval-{update:06d}.jsonl"
@@ -99,10 +123,14 @@ def test_nothing_is_wider_than_a_narrow_window(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(
-    not (shutil.which("fc-list") and subprocess.run(
-        ["fc-list", ":lang=ko"], capture_output=True, text=True, check=False).stdout),
+    not (
+        shutil.which("fc-list")
+        and subprocess.run(
+            ["fc-list", ":lang=ko"], capture_output=True, text=True, check=False
+        ).stdout
+    ),
     reason="no Korean font",
-)  # fmt: skip
+)
 def test_korean_has_glyphs(tmp_path: Path) -> None:
     """Without a font, every syllable is the same empty box."""
     page = tmp_path / "korean.html"

@@ -257,8 +257,11 @@ def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_p
     found = list(read_documents(file, lambda *told: broken.append(told)))
     assert [(d.line, d.text) for d in found] == list(zip([1, 2, 8, 9], texts, strict=True))
     assert [(line, code) for line, code, _ in broken] == [
-        (3, "broken_json"), (4, "no_text"), (5, "broken_json"), (7, "broken_json"),
-    ]  # fmt: skip
+        (3, "broken_json"),
+        (4, "no_text"),
+        (5, "broken_json"),
+        (7, "broken_json"),
+    ]
     folder = run(config(tmp_path / "out", [file.url]))
     (told,) = counts(folder)["files"]
     assert told["broken_lines"] == 4 and told["broken"][0]["line"] == 3

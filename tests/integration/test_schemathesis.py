@@ -37,11 +37,27 @@ def test_no_request_makes_a_service_break_its_word(service, phases, tmp_path):
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
         done = subprocess.run(
-            [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
-             "run", "openapi.json", "--url", url, "--header", "Authorization: Bearer key",
-             "--phases", phases, "--max-examples", "30", "--no-color"],
-            capture_output=True, text=True, cwd=tmp_path, timeout=120,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "from schemathesis.cli import schemathesis; schemathesis()",
+                "run",
+                "openapi.json",
+                "--url",
+                url,
+                "--header",
+                "Authorization: Bearer key",
+                "--phases",
+                phases,
+                "--max-examples",
+                "30",
+                "--no-color",
+            ],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 selected / 6 total" in done.stdout
 

@@ -52,8 +52,9 @@ def _score_of(src, mt, ref=None, top=1.0):
 
 
 def test_a_file_is_scored_in_order_with_line_numbers_and_ids(url, tmp_path):
-    samples = [{"id": i, "src": f"s{i}", "mt": f"wrong {i}", "ref": "r" * (i % 2)}
-               for i in range(300)]  # fmt: skip
+    samples = [
+        {"id": i, "src": f"s{i}", "mt": f"wrong {i}", "ref": "r" * (i % 2)} for i in range(300)
+    ]
     samples[7] = {"id": {"doc": 7}, "src": "s", "mt": "nan", "ref": None, "other": [1]}
     source, out = _write(tmp_path / "in.jsonl", samples), tmp_path / "out.jsonl"
     done = _run(url, source, out, "--batch-size", 16)
@@ -96,8 +97,10 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
     (request,) = recorder.requests
     assert request["priority"] == "bulk"
     assert request["options"] == {
-        "overlong": "error", "max_input_length": 16, "span_offsets": "upstream"
-    }  # fmt: skip
+        "overlong": "error",
+        "max_input_length": 16,
+        "span_offsets": "upstream",
+    }
     assert _read(tmp_path / "out.jsonl")[0]["error"]["type"] == "overlong"
 
 
@@ -142,8 +145,9 @@ def test_a_service_that_is_not_there_is_told_at_once(url, tmp_path, target, code
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": "nan" if i % 97 == 3 else f"m{i}"}
-           for i in range(2000)]  # fmt: skip
+SAMPLES = [
+    {"id": f"n{i}", "src": f"s{i}", "mt": "nan" if i % 97 == 3 else f"m{i}"} for i in range(2000)
+]
 
 
 def _lines(path):
@@ -178,8 +182,9 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(url, 
 def test_an_interrupt_says_how_to_go_on(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        child = subprocess.Popen(_command(url, source, out, "--batch-size", "20"),
-                                 stderr=subprocess.PIPE, text=True)  # fmt: skip
+        child = subprocess.Popen(
+            _command(url, source, out, "--batch-size", "20"), stderr=subprocess.PIPE, text=True
+        )
         wait_until(lambda: _lines(out) >= 100)
         child.send_signal(signal.SIGINT)
         complaint = child.communicate(timeout=180)[1]
@@ -221,8 +226,9 @@ def test_the_input_is_not_overwritten(url, tmp_path):
 def test_two_processes_do_not_write_one_output(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        first = subprocess.Popen(_command(url, source, out, "--batch-size", "20"),
-                                 stderr=subprocess.DEVNULL)  # fmt: skip
+        first = subprocess.Popen(
+            _command(url, source, out, "--batch-size", "20"), stderr=subprocess.DEVNULL
+        )
         wait_until(lambda: _lines(out) >= 20)
         second = _run(url, source, out, "--batch-size", 20)
         first.kill()
@@ -234,8 +240,9 @@ def test_a_service_that_leaves_in_mid_run_is_a_fault_of_its_own(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     flags = ("--batch-size", "20", "--max-in-flight", "1", "--deadline", "6")
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        child = subprocess.Popen(_command(url, source, out, *flags), stderr=subprocess.PIPE,
-                                 text=True)  # fmt: skip
+        child = subprocess.Popen(
+            _command(url, source, out, *flags), stderr=subprocess.PIPE, text=True
+        )
         wait_until(lambda: _lines(out) >= 100)
     complaint = child.communicate(timeout=180)[1]
     assert child.returncode == 1 and f"{url} " in complaint and "Traceback" not in complaint

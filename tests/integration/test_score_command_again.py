@@ -17,8 +17,9 @@ from tests.judge_kit import GOOD, running_judge
 from tests.openai_server import FakeOpenAI
 from tests.servers import running_service, wait_until
 
-SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": "later" if i % 50 == 7 else f"m{i}"}
-           for i in range(400)]  # fmt: skip
+SAMPLES = [
+    {"id": f"n{i}", "src": f"s{i}", "mt": "later" if i % 50 == 7 else f"m{i}"} for i in range(400)
+]
 LATER = [i + 1 for i in range(400) if i % 50 == 7]
 
 
@@ -77,8 +78,12 @@ def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
         assert _run(url, source, str(whole)).exit_code == 0
     assert whole.read_bytes() == out.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {
-        "in.jsonl", "out.jsonl", "out.jsonl.meta.json", "whole.jsonl", "whole.jsonl.meta.json"
-    }  # fmt: skip
+        "in.jsonl",
+        "out.jsonl",
+        "out.jsonl.meta.json",
+        "whole.jsonl",
+        "whole.jsonl.meta.json",
+    }
 
 
 @pytest.mark.usefixtures("no_second_try")
@@ -92,8 +97,9 @@ def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_pa
         moody.seconds_per_pair = 0.2
         command = [sys.executable, "-m", "scorekit", "score", "--url", url, source, str(out)]
         again = tmp_path / "out.jsonl.again"
-        child = subprocess.Popen([*command, "--batch-size", "1", "--max-in-flight", "1"],
-                                 stderr=subprocess.DEVNULL)  # fmt: skip
+        child = subprocess.Popen(
+            [*command, "--batch-size", "1", "--max-in-flight", "1"], stderr=subprocess.DEVNULL
+        )
         wait_until(lambda: again.exists() and again.stat().st_size > len(before) // 4)
         child.kill()
         child.wait()

@@ -153,8 +153,9 @@ def test_stdin_again_goes_on_with_its_output(url, tmp_path):
 def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
     lines = b'{"src": "s", "mt": "m", "id": "' + b"x" * 50_000 + b'"}\n'
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, "-", "-"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE)  # fmt: skip
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     child.stdout.close()
     child.stdin.write(lines * 20)
     child.stdin.close()
@@ -168,8 +169,11 @@ def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
 
 def test_a_file_is_judged(judge, tmp_path):
     out = tmp_path / "out.jsonl"
-    rows = [GOOD | {"id": 1}, GOOD | {"id": 2, "candidate": "번역: 그 집은 빨간색이다."},
-            GOOD | {"id": 3, "source_lang": "no language at all"}]  # fmt: skip
+    rows = [
+        GOOD | {"id": 1},
+        GOOD | {"id": 2, "candidate": "번역: 그 집은 빨간색이다."},
+        GOOD | {"id": 3, "source_lang": "no language at all"},
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for _ in range(2):
         done = _run(judge, tmp_path / "in.jsonl", out, "--task", "translation_filter")
@@ -184,8 +188,18 @@ def test_a_file_is_judged(judge, tmp_path):
 def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, tmp_path):
     source, out = tmp_path / "in.tsv", tmp_path / "out.jsonl"
     source.write_text("id\tsrc\tmt\tother\nx\tThe house is red.\t그 집은 빨간색이다.\t7\n")
-    flags = ["--task", "translation_filter", "--variable", "source_text=src", "--variable",
-             "candidate=mt", "--set", "source_lang=en", "--set", "target_lang=ko"]  # fmt: skip
+    flags = [
+        "--task",
+        "translation_filter",
+        "--variable",
+        "source_text=src",
+        "--variable",
+        "candidate=mt",
+        "--set",
+        "source_lang=en",
+        "--set",
+        "target_lang=ko",
+    ]
     done = _run(judge, source, out, *flags)
     assert done.exit_code == 0, done.stderr
     assert _read(out)[0]["verdict"]["pass"] and _read(out)[0]["id"] == "x"

@@ -49,11 +49,26 @@ def _service(code, tmp_path, *flags):
     keys.write_text(f"\n  {FILE_KEY}  \n\n")
     keys.chmod(0o600)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "--port", str(port), "--cache", "memory",
-         "--api-keys-file", str(keys), "--log-level", "debug", *flags],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        [
+            sys.executable,
+            "-c",
+            code,
+            "--port",
+            str(port),
+            "--cache",
+            "memory",
+            "--api-keys-file",
+            str(keys),
+            "--log-level",
+            "debug",
+            *flags,
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env=os.environ | {"SCOREKIT_API_KEYS": f"other, {KEY}"},
-    )  # fmt: skip
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}) as client:
@@ -71,8 +86,11 @@ def _end(process):
 
 
 def _score(client, id="a", src=TEXT, mt="m", **more):
-    return client.post("/v1/score", json={"samples": [{"id": id, "src": src, "mt": mt}], **more},
-                       headers={"X-Request-Id": f"request-{id}"})  # fmt: skip
+    return client.post(
+        "/v1/score",
+        json={"samples": [{"id": id, "src": src, "mt": mt}], **more},
+        headers={"X-Request-Id": f"request-{id}"},
+    )
 
 
 def test_no_text_of_a_sample_reaches_the_log_whatever_happens_to_it(tmp_path):
@@ -81,10 +99,16 @@ def test_no_text_of_a_sample_reaches_the_log_whatever_happens_to_it(tmp_path):
         outcomes = {
             mt: _score(client, id=f"s{i}", mt=mt).json()["results"][0].get("error", {}).get("type")
             for i, mt in enumerate(
-                [f"{TEXT} m", f"{TEXT}\0", f"{TEXT} nan", f"{TEXT} poison",
-                 f"{TEXT} untokenisable", TEXT * 9]
+                [
+                    f"{TEXT} m",
+                    f"{TEXT}\0",
+                    f"{TEXT} nan",
+                    f"{TEXT} poison",
+                    f"{TEXT} untokenisable",
+                    TEXT * 9,
+                ]
             )
-        }  # fmt: skip
+        }
         expected = [None, "invalid_input", "non_finite", "model_failure", "model_failure"]
         assert list(outcomes.values()) == [*expected, "invalid_input"]
         assert _score(client, id="bug").status_code == 500

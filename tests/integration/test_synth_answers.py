@@ -254,10 +254,14 @@ def test_no_password_is_taken_from_a_url_nor_kept_anywhere(tmp_path, url):
     with pytest.raises(UserError, match=REDIS_PASSWORD):
         open_answers(url)
     path = tmp_path / "c.yaml"
-    path.write_text(json.dumps({
-        "run": {"out_dir": str(tmp_path / "run"), "answers": url},
-        "data": {"src_lang": "eng", "tgt_lang": "kor"},
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "run": {"out_dir": str(tmp_path / "run"), "answers": url},
+                "data": {"src_lang": "eng", "tgt_lang": "kor"},
+            }
+        )
+    )
     done = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all"])
     assert done.exit_code == 2 and REDIS_PASSWORD in done.output
     assert "geheim" not in done.output and not (tmp_path / "run").exists()
@@ -317,7 +321,7 @@ def test_a_redis_that_is_restarted_is_waited_for():
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def test_more_sources_and_candidates_pay_for_what_is_new_alone(tmp_path, teacher, metricx):  # noqa: F811
+def test_more_sources_and_candidates_pay_for_what_is_new_alone(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     run(config(tmp_path, teacher, metricx))
     asked = choices(teacher)
@@ -341,7 +345,7 @@ def choices(fake):
     return sum(request.body.get("n", 1) for request in fake.requests)
 
 
-def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metricx):  # noqa: F811
+def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:1])
@@ -352,8 +356,12 @@ def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metric
 
 
 def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
-    tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    undisturbed,
+    monkeypatch,
+):
     monkeypatch.setattr("synth.drive.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
@@ -368,7 +376,7 @@ def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
     assert output(tmp_path) == output(undisturbed)
 
 
-def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, metricx):  # noqa: F811
+def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     path = tmp_path / "c.yaml"
@@ -381,7 +389,7 @@ def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, met
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
 
 
-def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):  # noqa: F811
+def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:2])
@@ -404,8 +412,12 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):  # noqa:
 
 @pytest.mark.parametrize("fault", ["lines", "byte", "torn", "gone"])
 def test_a_changed_shard_is_noticed_named_and_made_again(
-    tmp_path, teacher, metricx, undisturbed, fault  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    undisturbed,
+    fault,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg)
@@ -446,8 +458,11 @@ def test_what_an_upstream_refused_is_no_answer_to_keep():
 
 
 def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
-    tmp_path, teacher, metricx, monkeypatch  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    monkeypatch,
+):
     texts = [f"Sentence number {i} is to be translated." for i in range(60)]
     write_sources(tmp_path, texts, per_shard=60)
     cfg = config(tmp_path, teacher, metricx)
@@ -470,8 +485,13 @@ def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
 
 @pytest.mark.parametrize("fault", [{"refuse_n": True}, {"most_choices": 1}])
 def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
-    fault, tmp_path, teacher, metricx, undisturbed, monkeypatch  # noqa: F811
-):  # fmt: skip
+    fault,
+    tmp_path,
+    teacher,
+    metricx,
+    undisturbed,
+    monkeypatch,
+):
     monkeypatch.setattr("synth.drive.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)

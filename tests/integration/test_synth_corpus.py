@@ -25,9 +25,9 @@ def invoke(tmp_path, *arguments):
     kept = structlog.get_config()
     try:
         return CliRunner().invoke(
-            app, ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources",
-                  *arguments]
-        )  # fmt: skip
+            app,
+            ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources", *arguments],
+        )
     finally:
         structlog.configure(**kept)
 
@@ -37,9 +37,14 @@ def prepare(tmp_path, *broken):
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, *broken]) + "\n")
     config = {
         "run": {"out_dir": str(tmp_path / "run")},
-        "data": {"src_lang": "kor", "tgt_lang": "eng", "files": [str(tmp_path / "a.jsonl")],
-                 "sample_pool_size": 50, "max_unreadable": 0.5},
-    }  # fmt: skip
+        "data": {
+            "src_lang": "kor",
+            "tgt_lang": "eng",
+            "files": [str(tmp_path / "a.jsonl")],
+            "sample_pool_size": 50,
+            "max_unreadable": 0.5,
+        },
+    }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
 
 

@@ -60,11 +60,16 @@ def config(out_dir, teacher, metricx, **more):
     data = {
         "run": {"out_dir": str(out_dir), "shard_records": 8},
         "data": {"src_lang": "eng", "tgt_lang": "kor", "target_examples_total": 10},
-        "teacher": {"base_url": teacher.url, "model": teacher.model, "max_concurrency": 8,
-                    "retry": {"max_attempts": 2, "backoff_s": [0.01]}, "wait_for_server_s": 0},
+        "teacher": {
+            "base_url": teacher.url,
+            "model": teacher.model,
+            "max_concurrency": 8,
+            "retry": {"max_attempts": 2, "backoff_s": [0.01]},
+            "wait_for_server_s": 0,
+        },
         "final_generation": {"num_candidates": 6, "store_top_k": 3},
         "metricx": {"url": metricx.url, "checkpoint": "fake-metricx"},
-    }  # fmt: skip
+    }
     for key, value in more.items():
         section, _, name = key.partition("__")
         data[section] = {**data.get(section, {}), name: value}
@@ -74,15 +79,22 @@ def config(out_dir, teacher, metricx, **more):
 def write_sources(out_dir, texts, per_shard=8):
     """What sample_sources leaves behind."""
     folder = StageFolder(out_dir, "sample_sources")
-    folder.set_manifest({"stage": folder.name, "digest": digest_of(texts),
-                         "shards": -(-len(texts) // per_shard)})  # fmt: skip
+    folder.set_manifest(
+        {"stage": folder.name, "digest": digest_of(texts), "shards": -(-len(texts) // per_shard)}
+    )
     for index in range(0, len(texts), per_shard):
         with ShardWriter(folder.shard(index // per_shard)) as shard:
             for offset, text in enumerate(texts[index : index + per_shard]):
-                shard.write({
-                    "source_id": source_id(text), "source_text": text, "source_type": "sentence",
-                    "length": 5.0, "length_bucket_id": (index + offset) % 3, "source_meta": {},
-                })  # fmt: skip
+                shard.write(
+                    {
+                        "source_id": source_id(text),
+                        "source_text": text,
+                        "source_type": "sentence",
+                        "length": 5.0,
+                        "length_bucket_id": (index + offset) % 3,
+                        "source_meta": {},
+                    }
+                )
             mark = {"records": shard.records, "rejected": {}, "input": None}
             folder.set_mark(index // per_shard, {**mark, "digest": shard.commit()})
 
@@ -143,8 +155,10 @@ def test_the_most_improved_of_each_bucket_are_selected(undisturbed):
     assert len(chosen) == 10 and sorted(r["rank"] for r in chosen) == list(range(10))
     everything = records(undisturbed, "prefilter_score")
     for bucket, share in ((0, 4), (1, 3), (2, 3)):
-        best = sorted((r["prefilter"]["improvement"] for r in everything
-                       if r["length_bucket_id"] == bucket), reverse=True)[:share]  # fmt: skip
+        best = sorted(
+            (r["prefilter"]["improvement"] for r in everything if r["length_bucket_id"] == bucket),
+            reverse=True,
+        )[:share]
         mine = [r["prefilter"]["improvement"] for r in chosen if r["length_bucket_id"] == bucket]
         assert sorted(mine, reverse=True) == best
     rest = list(StageFolder(undisturbed, "select_sources").all_rejected())
@@ -158,9 +172,7 @@ def test_best_selection_takes_the_lowest_score(undisturbed):
         for c in r["topk"]:
             sample = TranslationSample(src=r["source_text"], mt=c["text"])
             assert c["score"] == fake_score(sample, 25.0)
-        assert r["candidate_counts"] == {
-            "asked": 6, "distinct": 6, "scored": 6, "out": {}
-        }  # fmt: skip
+        assert r["candidate_counts"] == {"asked": 6, "distinct": 6, "scored": 6, "out": {}}
         assert "candidates" not in r
 
 
@@ -197,8 +209,16 @@ def test_machines_share_the_shards_and_make_what_one_makes(tmp_path, teacher, me
 
 def test_both_strategies_name_the_same_candidates(tmp_path, teacher, metricx, undisturbed):
     write_sources(tmp_path, TEXTS)
-    run(config(tmp_path, teacher, metricx, final_generation__strategy="per_call",
-               final_generation__num_candidates=6, final_generation__store_top_k=3))  # fmt: skip
+    run(
+        config(
+            tmp_path,
+            teacher,
+            metricx,
+            final_generation__strategy="per_call",
+            final_generation__num_candidates=6,
+            final_generation__store_top_k=3,
+        )
+    )
     assert output(tmp_path) == output(undisturbed)
 
 
@@ -234,8 +254,10 @@ def test_failed_scores_never_win(tmp_path, teacher):
         cfg = config(tmp_path, teacher, backend)
         run(cfg)
     for r in records(tmp_path, "score_select_best"):
-        assert all(fake_score(TranslationSample(src=r["source_text"], mt=c["text"]), 1.0) >= 0.5
-                   for c in r["topk"])  # fmt: skip
+        assert all(
+            fake_score(TranslationSample(src=r["source_text"], mt=c["text"]), 1.0) >= 0.5
+            for c in r["topk"]
+        )
         counts = r["candidate_counts"]
         assert counts["scored"] + counts["out"].get("score_non_finite", 0) == 6
 

@@ -86,12 +86,16 @@ def test_the_rates_of_a_dry_run_are_taken(tmp_path):
     assert "40 scores/s" in shown(estimate(cfg))
 
 
-def test_the_disk_of_a_real_run_is_estimated_within_a_factor_of_two(undisturbed, teacher, metricx):  # noqa: F811
+def test_the_disk_of_a_real_run_is_estimated_within_a_factor_of_two(undisturbed, teacher, metricx):
     cfg = driver.config(
-        undisturbed, teacher, metricx, data__sample_pool_size=len(driver.TEXTS),
-        bucketing__boundaries=[0, 20], final_generation__blob={"blob_ratio": 0},
+        undisturbed,
+        teacher,
+        metricx,
+        data__sample_pool_size=len(driver.TEXTS),
+        bucketing__boundaries=[0, 20],
+        final_generation__blob={"blob_ratio": 0},
         filters__llm_judge={"enabled": False},
-    )  # fmt: skip
+    )
     made = plan(cfg)
     names = ("prefilter_score", "select_sources", "score_select_best")
     told = sum(cost.disk_bytes for cost in made.costs if cost.stage in names)
@@ -99,5 +103,8 @@ def test_the_disk_of_a_real_run_is_estimated_within_a_factor_of_two(undisturbed,
     real = sum(path.stat().st_size for path in files)
     answers = (undisturbed / "answers.sqlite").stat().st_size
     assert 0.4 < told / real < 2.5 and 0.4 < made.answers_bytes / answers < 2.5, (
-        told, real, made.answers_bytes, answers,
-    )  # fmt: skip
+        told,
+        real,
+        made.answers_bytes,
+        answers,
+    )

@@ -42,16 +42,27 @@ def test_the_rows_have_the_six_fields_and_where_they_come_from(done):
         jsonschema.validate(row, schema())
     row = rows[1]
     assert list(row) == [
-        "pair_id", "source_lang_code", "target_lang_code", "source_text", "target_text",
-        "metricx_qe_score_best", "source_id", "kind", "bucket", "prefilter", "selection",
-    ]  # fmt: skip
+        "pair_id",
+        "source_lang_code",
+        "target_lang_code",
+        "source_text",
+        "target_text",
+        "metricx_qe_score_best",
+        "source_id",
+        "kind",
+        "bucket",
+        "prefilter",
+        "selection",
+    ]
     assert (row["source_id"], row["kind"], row["bucket"]) == (source_id(gold(2)[1][0]), "blob", 1)
     assert row["prefilter"] == {"greedy": 5.0, "sample": 3.25, "improvement": 1.75, "rank": 1}
     src, mt = gold(2)[1]
     assert (row["source_text"], row["target_text"]) == (src, mt)
     assert (row["pair_id"], row["source_lang_code"], row["target_lang_code"]) == (
-        "en->ko", "en-US", "ko-KR",
-    )  # fmt: skip
+        "en->ko",
+        "en-US",
+        "ko-KR",
+    )
     assert row["metricx_qe_score_best"] == 1.5 + 1 / 8
     assert row["selection"]["madlad"]["span"] == [0, len(src)]
     assert row["selection"]["metricx"]["versions"]["torch"] == "2.9.0"
@@ -90,10 +101,15 @@ def test_seeds_are_those_that_the_stages_send(done):
     assert '["source_id"], "prefilter")' in inspect.getsource(prefilter_score)
 
 
-@pytest.mark.parametrize("url", [
-    "http://user:pw@host:8000/v1", "http://host:8000/v1?key=pw", "http://host:8000/v1#pw",
-    "http://pw@host:8000/v1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:pw@host:8000/v1",
+        "http://host:8000/v1?key=pw",
+        "http://host:8000/v1#pw",
+        "http://pw@host:8000/v1",
+    ],
+)
 def test_no_credentials_stay_in_a_url(url):
     assert bare_url(url) == "http://host:8000/v1"
 
@@ -111,13 +127,20 @@ def test_parquet_and_jsonl_say_the_same(done):
 def test_the_export_is_the_same_bytes_again_and_in_another_folder(done, tmp_path):
     first = {p.name: p.read_bytes() for p in (done.run.out_dir / "export").iterdir()}
     assert set(first) == {
-        "train.jsonl", "train.parquet", "pairs.jsonl", "pairs.parquet", "README.md",
+        "train.jsonl",
+        "train.parquet",
+        "pairs.jsonl",
+        "pairs.parquet",
+        "README.md",
         "manifest.json",
-    }  # fmt: skip
+    }
     run_export(done, overwrite=True)
     assert {p.name: p.read_bytes() for p in (done.run.out_dir / "export").iterdir()} == first
-    elsewhere = config(tmp_path / "elsewhere", export={"preference_pairs": True},
-                       metricx={"checkpoint": "org/metricx-24-tiny", "batch_size": 3})  # fmt: skip
+    elsewhere = config(
+        tmp_path / "elsewhere",
+        export={"preference_pairs": True},
+        metricx={"checkpoint": "org/metricx-24-tiny", "batch_size": 3},
+    )
     elsewhere.run.out_dir.mkdir()
     make_run(elsewhere.run.out_dir)
     run_filter(elsewhere)
@@ -155,10 +178,13 @@ def test_the_trainer_reads_the_export_by_its_columns(done):
     from trainer.translation.data import load_examples
 
     columns = {
-        "src_text": "source_text", "src_lang": "source_lang_code", "tgt_lang": "target_lang_code",
-        "src_lang_code": "source_lang_code", "tgt_lang_code": "target_lang_code",
+        "src_text": "source_text",
+        "src_lang": "source_lang_code",
+        "tgt_lang": "target_lang_code",
+        "src_lang_code": "source_lang_code",
+        "tgt_lang_code": "target_lang_code",
         "ref_text": "target_text",
-    }  # fmt: skip
+    }
     for name in ("train.jsonl", "train.parquet"):
         examples = load_examples(done.run.out_dir / "export" / name, columns=columns)
         rows = train(done)
@@ -180,20 +206,26 @@ def test_options_of_the_export_are_kept_to(tmp_path):
     run_filter(cfg)
     run_export(cfg)
     assert {p.name for p in (tmp_path / "export").iterdir()} == {
-        "train.jsonl", "README.md", "manifest.json",
-    }  # fmt: skip
+        "train.jsonl",
+        "README.md",
+        "manifest.json",
+    }
     only = config(tmp_path, export={"formats": ["parquet"]})
     run_export(only, overwrite=True)
     assert {p.name for p in (tmp_path / "export").iterdir()} == {
-        "train.parquet", "README.md", "manifest.json",
-    }  # fmt: skip
+        "train.parquet",
+        "README.md",
+        "manifest.json",
+    }
     both = config(tmp_path, export={"preference_pairs": True})
     run_export(both, overwrite=True)
     assert (tmp_path / "export" / "pairs.parquet").exists()
     run_export(only, overwrite=True, limit=3)
     assert {p.name for p in (tmp_path / "export").iterdir()} == {
-        "train.parquet", "README.md", "manifest.json",
-    }  # fmt: skip
+        "train.parquet",
+        "README.md",
+        "manifest.json",
+    }
     assert StageFolder(tmp_path, "export").mark(0)["records"] == 3
     assert run_export(only, overwrite=True).stats.records_out == 8
 
@@ -222,8 +254,9 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
     assert head["license"] == "odc-by"
     assert head["language"] == ["en", "ko"]
     assert head["configs"][0] == {
-        "config_name": "default", "data_files": [{"split": "train", "path": "train.parquet"}],
-    }  # fmt: skip
+        "config_name": "default",
+        "data_files": [{"split": "train", "path": "train.parquet"}],
+    }
     assert "served-name" in text and "org/metricx-24-tiny" in text
     settings = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     assert settings["data"]["madlad_split"] == "noisy"
@@ -258,9 +291,12 @@ def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
         "run_export(config(sys.argv[1], export={'preference_pairs': True}), overwrite=True)\n"
     )
     died = subprocess.run(
-        [sys.executable, "-c", code, str(done.run.out_dir)], cwd=ROOT, env={**os.environ},
-        capture_output=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(done.run.out_dir)],
+        cwd=ROOT,
+        env={**os.environ},
+        capture_output=True,
+        check=False,
+    )
     assert died.returncode == -9, died.stderr.decode()
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name[0] != "."} == before
     assert StageFolder(done.run.out_dir, "export").mark(0) is None

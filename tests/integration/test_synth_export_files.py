@@ -63,8 +63,10 @@ def test_a_large_export_is_numbered_files_that_hold_the_rows_of_a_small_one(filt
     folder = filtered / "export"
     assert {path.name for path in folder.iterdir()} == {"README.md", "manifest.json"} | {
         f"{name}-0000{number}-of-00003.{kind}"
-        for name in ("train", "pairs") for number in range(3) for kind in ("jsonl.zst", "parquet")
-    }  # fmt: skip
+        for name in ("train", "pairs")
+        for number in range(3)
+        for kind in ("jsonl.zst", "parquet")
+    }
     rows = [r for path in sorted(folder.glob("train-*.zst")) for r in read_records(path)]
     assert rows == train(plain)
     tables = [pyarrow.parquet.read_table(path) for path in sorted(folder.glob("train-*.parquet"))]
@@ -78,8 +80,10 @@ def test_files_take_their_rows_across_shards(tmp_path):
     folder = StageFolder(tmp_path, "format_filter")
     write_stage(folder, [[{}] * 5, [], [{}] * 2])
     assert plan_files(folder, 3, None) == [
-        [Piece(0, 0, 3)], [Piece(0, 3, 5), Piece(2, 0, 1)], [Piece(2, 1, 2)],
-    ]  # fmt: skip
+        [Piece(0, 0, 3)],
+        [Piece(0, 3, 5), Piece(2, 0, 1)],
+        [Piece(2, 1, 2)],
+    ]
     assert plan_files(folder, 3, 4) == [[Piece(0, 0, 3)], [Piece(0, 3, 4)]]
     assert plan_files(folder, 7, None) == [[Piece(0, 0, 5), Piece(2, 0, 2)]]
     write_stage(folder, [[]])
@@ -122,9 +126,11 @@ def test_a_killed_export_goes_on_with_the_files_that_are_missing(filtered, tmp_p
     made = exported_run(tmp_path / "plain")
     run_export(config(made.run.out_dir, export=SHARDED), overwrite=True)
     died = subprocess.run(
-        [sys.executable, "-c", DYING, str(filtered), "7"], cwd=ROOT, capture_output=True,
+        [sys.executable, "-c", DYING, str(filtered), "7"],
+        cwd=ROOT,
+        capture_output=True,
         check=False,
-    )  # fmt: skip
+    )
     assert died.returncode == -9, died.stderr.decode()
     staging = filtered / ".export"
     whole = {path.name: path.stat().st_ino for path in staging.glob("[!.]*")}
@@ -167,8 +173,11 @@ def test_the_manifest_says_what_the_rows_share(tmp_path):
     folder = cfg.run.out_dir / "export"
     told = json.loads((folder / "manifest.json").read_bytes())
     assert {file["name"] for file in told["files"]} == {
-        "train.jsonl", "train.parquet", "pairs.jsonl", "pairs.parquet",
-    }  # fmt: skip
+        "train.jsonl",
+        "train.parquet",
+        "pairs.jsonl",
+        "pairs.parquet",
+    }
     for file in told["files"]:
         content = (folder / file["name"]).read_bytes()
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
@@ -247,8 +256,12 @@ def test_the_head_of_the_card_is_what_the_hub_and_datasets_read(filtered):
     assert patterns == {"default": "train-*.parquet", "preference_pairs": "pairs-*.parquet"}
     for told in head["dataset_info"]:
         info = DatasetInfo._from_yaml_dict(told)
-        loaded = load_dataset(str(filtered / "export"), told["config_name"], split="train",
-                              cache_dir=str(filtered / "cache"))  # fmt: skip
+        loaded = load_dataset(
+            str(filtered / "export"),
+            told["config_name"],
+            split="train",
+            cache_dir=str(filtered / "cache"),
+        )
         assert loaded.features == info.features
         assert loaded.num_rows == info.splits["train"].num_examples
     text = card.content
@@ -261,9 +274,12 @@ def test_the_trainer_reads_the_numbered_files(filtered):
 
     run_export(config(filtered, export={**SHARDED, "formats": ["parquet"]}))
     columns = {
-        "src_text": "source_text", "src_lang": "source_lang_code", "tgt_lang": "target_lang_code",
-        "src_lang_code": "source_lang_code", "tgt_lang_code": "target_lang_code",
+        "src_text": "source_text",
+        "src_lang": "source_lang_code",
+        "tgt_lang": "target_lang_code",
+        "src_lang_code": "source_lang_code",
+        "tgt_lang_code": "target_lang_code",
         "ref_text": "target_text",
-    }  # fmt: skip
+    }
     examples = load_examples(filtered / "export", columns=columns, split="train")
     assert len(examples) == 8

@@ -34,19 +34,24 @@ def corpus(tmp_path_factory):
     return path
 
 
-def arguments(folder, corpus, teacher, metricx):  # noqa: F811
+def arguments(folder, corpus, teacher, metricx):
     """The command for all stages of a run in this folder."""
     cfg = config(
-        folder, teacher, metricx, data__files=[str(corpus)], data__sample_pool_size=20,
-        filters__llm_judge={"enabled": False}, filters__rule_based=False,
-    )  # fmt: skip
+        folder,
+        teacher,
+        metricx,
+        data__files=[str(corpus)],
+        data__sample_pool_size=20,
+        filters__llm_judge={"enabled": False},
+        filters__rule_based=False,
+    )
     path = folder.parent / f"{folder.name}.json"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     return ["run", "--config", str(path), "--stage", "all"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, corpus, teacher, metricx):  # noqa: F811
+def finished(tmp_path_factory, corpus, teacher, metricx):
     folder = tmp_path_factory.mktemp("finished") / "run"
     done = CliRunner().invoke(app, arguments(folder, corpus, teacher, metricx))
     assert done.exit_code == 0, done.output
@@ -54,7 +59,7 @@ def finished(tmp_path_factory, corpus, teacher, metricx):  # noqa: F811
 
 
 @pytest.fixture
-def copied(finished, corpus, tmp_path, teacher, metricx):  # noqa: F811
+def copied(finished, corpus, tmp_path, teacher, metricx):
     """(a finished run, the command that goes on with it)."""
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run", [*arguments(tmp_path / "run", corpus, teacher, metricx), "--resume"]
@@ -70,16 +75,26 @@ def the_line(done) -> str:
 
 @pytest.mark.parametrize("room", [300, 9_000, 60_000])
 def test_a_disk_without_room_ends_the_run_in_a_line_and_room_lets_it_go_on(
-    room, finished, corpus, tmp_path, teacher, metricx  # noqa: F811
-):  # fmt: skip
+    room,
+    finished,
+    corpus,
+    tmp_path,
+    teacher,
+    metricx,
+):
     command = arguments(tmp_path / "run", corpus, teacher, metricx)
 
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # of every file; then EFBIG
 
     def invoke(*more, before=None):
-        return subprocess.run([sys.executable, "-m", "synth", *command, *more], text=True,
-                              capture_output=True, preexec_fn=before, timeout=300)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "synth", *command, *more],
+            text=True,
+            capture_output=True,
+            preexec_fn=before,
+            timeout=300,
+        )
 
     full = invoke(before=limited)
     assert full.returncode == 2, full.stderr
@@ -115,7 +130,7 @@ def test_a_torn_file_of_a_run_is_named_with_what_to_do(stage, name, content, cop
 
 @pytest.mark.parametrize("stage", ["sample_sources", "prefilter_score", "select_sources"])
 @pytest.mark.parametrize("fault", ["torn", "a number", "gone", "a shard"])
-def test_what_is_told_of_a_damaged_stage_mends_it(stage, fault, copied, finished, teacher):  # noqa: F811
+def test_what_is_told_of_a_damaged_stage_mends_it(stage, fault, copied, finished, teacher):
     folder, command = copied
     files = StageFolder(folder, stage)
     mark = files.path / "000" / "done-00000.json"
@@ -159,7 +174,7 @@ def test_a_changed_file_of_the_export_is_named_and_made_again(name, fault, copie
 
 
 @pytest.mark.parametrize("stage", ["sample_sources", "generate_128"])
-def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied, finished, teacher):  # noqa: F811
+def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied, finished, teacher):
     folder, command = copied
     path = StageFolder(folder, stage).path / "stage.json"
     path.write_bytes(re.sub(rb'"shards": \d+', b'"shards": 1', path.read_bytes()))
@@ -186,7 +201,7 @@ def test_a_mark_of_the_sample_that_is_gone_is_no_other_machines_work(copied, fin
 
 
 @pytest.mark.parametrize("stage", ["sample_sources", "prefilter_score", "generate_128"])
-def test_a_stage_folder_that_was_deleted_by_hand_is_made_again(stage, copied, finished, teacher):  # noqa: F811
+def test_a_stage_folder_that_was_deleted_by_hand_is_made_again(stage, copied, finished, teacher):
     folder, command = copied
     asked = len(teacher.requests)
     shutil.rmtree(folder / "stages" / stage)
@@ -215,7 +230,7 @@ CORPORA = {
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_a_corpus_without_a_source_is_a_line(name, tmp_path, teacher, metricx):  # noqa: F811
+def test_a_corpus_without_a_source_is_a_line(name, tmp_path, teacher, metricx):
     content, told = CORPORA[name]
     path = tmp_path / "corpus.jsonl"
     if content is not None:
@@ -225,8 +240,11 @@ def test_a_corpus_without_a_source_is_a_line(name, tmp_path, teacher, metricx): 
 
 
 def test_a_misspelt_name_beside_others_leaves_out_no_share_of_the_corpus(
-    tmp_path, corpus, teacher, metricx  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    corpus,
+    teacher,
+    metricx,
+):
     command = arguments(tmp_path / "run", corpus, teacher, metricx)
     given = json.dumps([str(corpus), str(tmp_path / "other.jsonl")])
     done = CliRunner().invoke(app, [*command, "--set", f"data.files={given}"])
@@ -235,8 +253,12 @@ def test_a_misspelt_name_beside_others_leaves_out_no_share_of_the_corpus(
 
 @pytest.mark.parametrize("theirs", ["config.yaml", "export/mine.txt", "rejected.jsonl"])
 def test_a_folder_that_is_no_runs_is_not_written_over(
-    theirs, tmp_path, corpus, teacher, metricx  # noqa: F811
-):  # fmt: skip
+    theirs,
+    tmp_path,
+    corpus,
+    teacher,
+    metricx,
+):
     folder = tmp_path / "run"
     (folder / theirs).parent.mkdir(parents=True)
     (folder / theirs).write_text("mine")

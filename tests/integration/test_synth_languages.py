@@ -23,22 +23,43 @@ from tests.servers import running_service
 #: For each tag: what the prompt calls it, a text in it, and one in its other variant (None where no
 #: check tells them apart) with the code that rejects it.
 VARIANTS = {
-    "zh-TW": ("Traditional Chinese (Taiwan)", "這個函式會傳回檔案的內容，並且關閉連線。",
-              "这个函数会返回文件的内容，并且关闭连接。", "wrong_variant"),
-    "zh-CN": ("Simplified Chinese", "这个函数会返回文件的内容，并且关闭连接。",
-              "這個函式會傳回檔案的內容，並且關閉連線。", "wrong_variant"),
-    "sr-Latn": ("Serbian (Latin script)", 
-                "Ova funkcija vraća sadržaj datoteke i zatvara vezu sa serverom.",
-                "Ова функција враћа садржај датотеке и затвара везу са сервером.", "wrong_script"),
-    "hi-Latn": ("Hindi (Latin script)", 
-                "Yeh function file ki saamagri lautata hai aur connection band karta hai.",
-                "यह फ़ंक्शन फ़ाइल की सामग्री लौटाता है और कनेक्शन को तुरंत बंद कर देता है।", "wrong_script"),
-    "pt-BR": ("Portuguese (Brazil)", "Esta função devolve o conteúdo do arquivo e fecha a conexão.",
-              None, None),
-    "pt-PT": ("Portuguese (Portugal)", 
-              "Esta função devolve o conteúdo do ficheiro e fecha a ligação.",
-              None, None),
-}  # fmt: skip
+    "zh-TW": (
+        "Traditional Chinese (Taiwan)",
+        "這個函式會傳回檔案的內容，並且關閉連線。",
+        "这个函数会返回文件的内容，并且关闭连接。",
+        "wrong_variant",
+    ),
+    "zh-CN": (
+        "Simplified Chinese",
+        "这个函数会返回文件的内容，并且关闭连接。",
+        "這個函式會傳回檔案的內容，並且關閉連線。",
+        "wrong_variant",
+    ),
+    "sr-Latn": (
+        "Serbian (Latin script)",
+        "Ova funkcija vraća sadržaj datoteke i zatvara vezu sa serverom.",
+        "Ова функција враћа садржај датотеке и затвара везу са сервером.",
+        "wrong_script",
+    ),
+    "hi-Latn": (
+        "Hindi (Latin script)",
+        "Yeh function file ki saamagri lautata hai aur connection band karta hai.",
+        "यह फ़ंक्शन फ़ाइल की सामग्री लौटाता है और कनेक्शन को तुरंत बंद कर देता है।",
+        "wrong_script",
+    ),
+    "pt-BR": (
+        "Portuguese (Brazil)",
+        "Esta função devolve o conteúdo do arquivo e fecha a conexão.",
+        None,
+        None,
+    ),
+    "pt-PT": (
+        "Portuguese (Portugal)",
+        "Esta função devolve o conteúdo do ficheiro e fecha a ligação.",
+        None,
+        None,
+    ),
+}
 #: The fake knows one sentence: what compares it with its source is left out.
 OFF = ["too_short", "too_long", "length_ratio", "numbers_missing", "placeholders", "truncated"]
 
@@ -80,15 +101,22 @@ def answer(good, bad, share):
 def config(out_dir, corpus, teacher, metricx, **sections):
     base = {
         "run": {"out_dir": str(out_dir), "shard_records": 4},
-        "data": {"files": [corpus], "sample_pool_size": 12, "target_examples_total": 6,
-                 "src_lang": "en"},
+        "data": {
+            "files": [corpus],
+            "sample_pool_size": 12,
+            "target_examples_total": 6,
+            "src_lang": "en",
+        },
         "bucketing": {"boundaries": [0, 30, 400]},
         "teacher": {"base_url": teacher, "model": "teacher", "wait_for_server_s": 0},
         "final_generation": {"num_candidates": 6, "store_top_k": 6, "blob": {"enabled": False}},
         "metricx": {"url": metricx, "checkpoint": "fake-metricx"},
-        "filters": {"rules": {"off": OFF}, "llm_judge": {"enabled": False},
-                    "on_reject": "next_best"},
-    }  # fmt: skip
+        "filters": {
+            "rules": {"off": OFF},
+            "llm_judge": {"enabled": False},
+            "on_reject": "next_best",
+        },
+    }
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return SynthConfig.model_validate(base)
@@ -131,10 +159,14 @@ def test_the_judge_is_told_the_tag(tag, code, tmp_path, corpus, metricx):
     _, good, bad, _ = VARIANTS[tag]
     with FakeOpenAI(respond=answer(good, bad, 0.5)).running() as url, running_judge() as judge:
         cfg = config(
-            tmp_path / "run", corpus, url, metricx, data={"tgt_lang": tag},
+            tmp_path / "run",
+            corpus,
+            url,
+            metricx,
+            data={"tgt_lang": tag},
             segmentation={"max_chars": 100},
             filters={"rule_based": False, "llm_judge": {"url": judge}},
-        )  # fmt: skip
+        )
         run_stages(cfg, RunOptions(STAGES))
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and all(row["target_text"].startswith(good) for row in rows)
@@ -175,14 +207,18 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx)
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"tgt_lang": "Koraen"},
-         r"data\.tgt_lang: unknown language 'Koraen'; near it: .*Korean \(ko\)"),
+        (
+            {"tgt_lang": "Koraen"},
+            r"data\.tgt_lang: unknown language 'Koraen'; near it: .*Korean \(ko\)",
+        ),
         ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(one of your own"),
-        ({"tgt_lang": "qjj", "languages": [{"code": "qjj", "name": "x", "scripts": ["Elvish"]}]},
-         "data.languages: qjj: no script 'Elvish'; there are"),
+        (
+            {"tgt_lang": "qjj", "languages": [{"code": "qjj", "name": "x", "scripts": ["Elvish"]}]},
+            "data.languages: qjj: no script 'Elvish'; there are",
+        ),
         ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is no language tag"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_language_is_one_line(data, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         config(tmp_path, "x.jsonl", "http://localhost:1/v1", "http://localhost:2", data=data)

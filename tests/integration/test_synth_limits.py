@@ -28,12 +28,17 @@ def middle(values):
     return sorted(values)[len(values) // 2]
 
 
-def test_sources_that_improved_too_little_are_not_taken(tmp_path, undisturbed, teacher, metricx):  # noqa: F811
+def test_sources_that_improved_too_little_are_not_taken(tmp_path, undisturbed, teacher, metricx):
     found = records(undisturbed, "prefilter_score")
     least = middle([r["prefilter"]["improvement"] for r in found])
     write_sources(tmp_path, TEXTS)
-    cfg = config(tmp_path, teacher, metricx, data__target_examples_total=len(TEXTS),
-                 prefilter__min_improvement=least)  # fmt: skip
+    cfg = config(
+        tmp_path,
+        teacher,
+        metricx,
+        data__target_examples_total=len(TEXTS),
+        prefilter__min_improvement=least,
+    )
     run(cfg)
     able = {r["source_id"] for r in found if r["prefilter"]["improvement"] >= least}
     assert {r["source_id"] for r in records(tmp_path, "select_sources")} == able
@@ -46,7 +51,7 @@ def test_sources_that_improved_too_little_are_not_taken(tmp_path, undisturbed, t
         run(cfg, resume=True)
 
 
-def test_candidates_that_scored_too_badly_are_not_kept(tmp_path, undisturbed, teacher, metricx):  # noqa: F811
+def test_candidates_that_scored_too_badly_are_not_kept(tmp_path, undisturbed, teacher, metricx):
     before = records(undisturbed, "score_select_best")
     most = middle([r["topk"][0]["score"] for r in before])
     write_sources(tmp_path, TEXTS)
@@ -55,8 +60,9 @@ def test_candidates_that_scored_too_badly_are_not_kept(tmp_path, undisturbed, te
     run(cfg)
     wanted = {
         r["source_id"]: [c for c in r["topk"] if c["score"] <= most]
-        for r in before if r["topk"][0]["score"] <= most
-    }  # fmt: skip
+        for r in before
+        if r["topk"][0]["score"] <= most
+    }
     kept = records(tmp_path, "score_select_best")
     assert {r["source_id"]: r["topk"] for r in kept} == wanted
     lost = rejected(tmp_path, "score_select_best")

@@ -55,9 +55,11 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     assert ctx.stats.rejected == {"judge:meta_phrase": 2}
     kept = next(StageFolder(tmp_path, "format_filter").records())
     assert kept["filters"] == {
-        "passed": [], "failed": [], "tried": [],
+        "passed": [],
+        "failed": [],
+        "tried": [],
         "judge": {"pass": True, "reason_code": "ok", "notes": ""},
-    }  # fmt: skip
+    }
     run_export(cfg)
     assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
     with pytest.raises(UserError, match="is the rules back end"), running_judge() as url:
@@ -84,9 +86,11 @@ def test_views_join_the_shards_in_order(done):
     assert len(list(read_records(out_dir / "final_candidates_topk.jsonl"))) == 10
     rejected = list(read_records(out_dir / "rejected.jsonl"))
     assert [(r["stage"], r["reason_code"]) for r in rejected] == [
-        ("select_sources", "not_selected"), ("select_sources", "not_selected"),
-        ("format_filter", "meta_phrase"), ("format_filter", "meta_phrase"),
-    ]  # fmt: skip
+        ("select_sources", "not_selected"),
+        ("select_sources", "not_selected"),
+        ("format_filter", "meta_phrase"),
+        ("format_filter", "meta_phrase"),
+    ]
     before = (out_dir / "rejected.jsonl").read_bytes()
     write_views(ctx, "format_filter")
     assert (out_dir / "rejected.jsonl").read_bytes() == before
@@ -123,8 +127,10 @@ def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
     assert stats == json.loads((out_dir / "stats.json").read_text())
     stage = stats["stages"]["format_filter"]
     assert (stage["records_in"], stage["records_out"], stage["rejected"]) == (
-        10, 8, {"meta_phrase": 2},
-    )  # fmt: skip
+        10,
+        8,
+        {"meta_phrase": 2},
+    )
     assert stage["judge"]["requests"] == 5
     assert stage["teacher"] == {
         "requests": 10,
@@ -277,8 +283,11 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
     ctx = run_filter(cfg, num_shards=3)
     ctx.stats.began, ctx.stats.started = ctx.stats.began - 8, ctx.stats.started - 8
     ctx.stats.flush(ctx.folder("format_filter"), every_s=0)
-    lines = {line.split("│")[1].strip(): line for line in _shown(status(tmp_path)).splitlines()
-             if line.startswith("│")}  # fmt: skip
+    lines = {
+        line.split("│")[1].strip(): line
+        for line in _shown(status(tmp_path)).splitlines()
+        if line.startswith("│")
+    }
     row = [cell.strip() for cell in lines["format_filter"].split("│")]
     assert row[2:6] == ["1 of 3", "4", "3", "1"]
     assert row[7] in ("0:00:12", "0:00:11", "0:00:13")  # 6 left at 4 in 8 s
@@ -287,8 +296,11 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
 
 
 def test_an_estimate_counts_requests_sequences_and_tokens(tmp_path):
-    cfg = config(tmp_path, data={"sample_pool_size": 1000, "target_examples_total": 50},
-                 final_generation={"num_candidates": 128})  # fmt: skip
+    cfg = config(
+        tmp_path,
+        data={"sample_pool_size": 1000, "target_examples_total": 50},
+        final_generation={"num_candidates": 128},
+    )
     costs = {cost.stage: cost for cost in plan(cfg, Rates(1000.0)).costs}
     assert costs["prefilter_score"].requests == costs["prefilter_score"].scored == 2000
     assert costs["generate_128"].requests == 50 * 4
@@ -298,8 +310,11 @@ def test_an_estimate_counts_requests_sequences_and_tokens(tmp_path):
     made = plan(cfg, Rates(1000.0))
     assert made.hours(costs["generate_128"])["teacher"] == costs["generate_128"].tokens_out / 3.6e6
     assert "generate_128" in _shown(estimate(cfg, Rates(1000.0)))
-    alone = config(tmp_path, data={"sample_pool_size": 1000, "target_examples_total": 50},
-                   final_generation={"num_candidates": 128, "strategy": "per_call"})  # fmt: skip
+    alone = config(
+        tmp_path,
+        data={"sample_pool_size": 1000, "target_examples_total": 50},
+        final_generation={"num_candidates": 128, "strategy": "per_call"},
+    )
     assert plan(alone).costs[3].requests == 6400
     stored = config(tmp_path, final_generation={"num_candidates": 128, "store_candidates": True})
     bare = config(tmp_path, final_generation={"num_candidates": 128})
@@ -322,7 +337,7 @@ WARNINGS = [
     ({"teacher": {"requests_per_minute": 10}}, "requests_per_minute alone"),
     ({"data": {"target_examples_total": 100, "sample_pool_size": 10}}, "all are selected"),
     ({"data": {"sample_pool_size": 10**12}}, "run.out_dir"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("sections", "told"), WARNINGS, ids=[told[:25] for _, told in WARNINGS])

@@ -49,7 +49,7 @@ def teacher():
         yield fake
 
 
-def config(out_dir, corpus, teacher, metricx, **sections):  # noqa: F811
+def config(out_dir, corpus, teacher, metricx, **sections):
     made = one_pair.config(
         out_dir, corpus, teacher.url, metricx, data={"tgt_lang": "ko"}, **sections
     ).model_dump(mode="json")
@@ -58,9 +58,14 @@ def config(out_dir, corpus, teacher, metricx, **sections):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, corpus, teacher, metricx):  # noqa: F811
-    cfg = config(tmp_path_factory.mktemp("pairs") / "run", corpus, teacher, metricx,
-                 export={"preference_pairs": True})  # fmt: skip
+def finished(tmp_path_factory, corpus, teacher, metricx):
+    cfg = config(
+        tmp_path_factory.mktemp("pairs") / "run",
+        corpus,
+        teacher,
+        metricx,
+        export={"preference_pairs": True},
+    )
     run_pairs(cfg, RunOptions(STAGES))
     return cfg
 
@@ -68,8 +73,10 @@ def finished(tmp_path_factory, corpus, teacher, metricx):  # noqa: F811
 def test_each_pair_is_a_run_of_its_own(finished):
     out = finished.run.out_dir
     assert list(pair_configs(finished)) == ["en-zh-TW", "ko-sr-Latn"]
-    for name, (source, target) in {"en-zh-TW": ("en-US", "zh-TW"),
-                                   "ko-sr-Latn": ("ko-KR", "sr-Latn")}.items():  # fmt: skip
+    for name, (source, target) in {
+        "en-zh-TW": ("en-US", "zh-TW"),
+        "ko-sr-Latn": ("ko-KR", "sr-Latn"),
+    }.items():
         rows = list(read_records(out / name / "export/train.jsonl"))
         assert len(rows) == 6
         assert {(r["source_lang_code"], r["target_lang_code"]) for r in rows} == {(source, target)}
@@ -113,7 +120,7 @@ def test_the_commands_go_over_all_pairs(command, finished, tmp_path):
         assert name in told.output.replace("\n", "")
 
 
-def test_show_prints_all_pairs_and_the_command_runs_them(tmp_path, corpus, teacher, metricx):  # noqa: F811
+def test_show_prints_all_pairs_and_the_command_runs_them(tmp_path, corpus, teacher, metricx):
     cfg = config(tmp_path / "run", corpus, teacher, metricx)
     save_config(cfg, tmp_path / "pairs.yaml")
     given = ["--config", str(tmp_path / "pairs.yaml")]
@@ -127,7 +134,7 @@ def test_show_prints_all_pairs_and_the_command_runs_them(tmp_path, corpus, teach
     assert len(shown.stdout.splitlines()) == 12
 
 
-def test_a_pair_that_is_left_open_stops_no_other(monkeypatch, tmp_path, corpus, teacher, metricx):  # noqa: F811
+def test_a_pair_that_is_left_open_stops_no_other(monkeypatch, tmp_path, corpus, teacher, metricx):
     cfg = config(tmp_path / "run", corpus, teacher, metricx)
     real = synth.pairs.run_stages
 
@@ -146,7 +153,7 @@ def test_a_pair_that_is_left_open_stops_no_other(monkeypatch, tmp_path, corpus, 
     assert (tmp_path / "run/export/README.md").is_file()
 
 
-def test_what_no_config_of_pairs_may_say(tmp_path, corpus, teacher, metricx):  # noqa: F811
+def test_what_no_config_of_pairs_may_say(tmp_path, corpus, teacher, metricx):
     made = config(tmp_path, corpus, teacher, metricx).model_dump(mode="json")
     for data, words in (
         ({"src_lang": "en", "tgt_lang": "ko"}, "or pairs: not both"),
@@ -159,7 +166,7 @@ def test_what_no_config_of_pairs_may_say(tmp_path, corpus, teacher, metricx):  #
             SynthConfig.model_validate({**made, "data": {**made["data"], **data}})
 
 
-def test_a_users_mistake_names_its_pair(tmp_path, corpus, teacher, metricx):  # noqa: F811
+def test_a_users_mistake_names_its_pair(tmp_path, corpus, teacher, metricx):
     cfg = config(tmp_path / "run", corpus, teacher, metricx)
     cfg.data.pairs[1].files = [str(tmp_path / "nothing/*.gz")]
     with pytest.raises(UserError, match=r"^ko-sr-Latn: data\.files: "):

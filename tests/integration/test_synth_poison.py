@@ -59,8 +59,11 @@ def sick():
 
 @pytest.mark.parametrize("how", [500, 429, "close"])
 def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
-    tmp_path, sick, metricx, how  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    sick,
+    metricx,
+    how,
+):
     sick.how = how
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, sick, metricx)
@@ -75,7 +78,7 @@ def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     assert len(list(folder.all_rejected())) == 12 and len(list(folder.records())) == 8
 
 
-def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):  # noqa: F811
+def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, sick, metricx)
     with pytest.raises(Unfinished):
@@ -87,8 +90,9 @@ def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, si
 
 
 def test_a_source_that_was_too_long_is_asked_for_again_where_the_stage_is(
-    tmp_path, metricx  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    metricx,
+):
     fake = FakeOpenAI(respond=korean)
     fake.context_length = 100
     with fake.running() as fake.url:

@@ -34,7 +34,7 @@ TEXTS = [f"Sentence number {i} is to be translated." for i in range(160)]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, teacher, metricx):  # noqa: F811
+def alone(tmp_path_factory, teacher, metricx):
     out = tmp_path_factory.mktemp("alone")
     write_sources(out, TEXTS)
     run(config(out, teacher, metricx), stages=[STAGE])
@@ -53,8 +53,11 @@ def of_stage(out_dir):
 
 
 def test_two_processes_make_the_same_bytes_within_one_budget(
-    tmp_path, teacher, metricx, alone  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    alone,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.forget()
@@ -70,8 +73,11 @@ def test_two_processes_make_the_same_bytes_within_one_budget(
 
 
 def test_the_shards_of_a_process_that_dies_are_taken_over(
-    tmp_path, teacher, metricx, alone  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    alone,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.forget()
@@ -91,8 +97,11 @@ def test_the_shards_of_a_process_that_dies_are_taken_over(
 
 
 def test_what_is_left_open_is_counted_once_and_asked_for_on_resume(
-    tmp_path, teacher, metricx, alone  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    alone,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.retry.max_attempts = 1
@@ -103,21 +112,32 @@ def test_what_is_left_open_is_counted_once_and_asked_for_on_resume(
     assert of_stage(tmp_path) == alone
 
 
-def test_a_mistake_ends_all_in_one_line(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_mistake_ends_all_in_one_line(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx, teacher__model="another")
     with pytest.raises(UserError, match="does not serve a model named 'another'"):
         start(cfg)
 
 
-def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):  # noqa: F811
+def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.forget()
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
-    command = [sys.executable, "-m", "synth", "run", "--config", str(file), "--processes", "2",
-               "--stage", STAGE.name, "--resume"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "synth",
+        "run",
+        "--config",
+        str(file),
+        "--processes",
+        "2",
+        "--stage",
+        STAGE.name,
+        "--resume",
+    ]
 
     for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         teacher.hang = True

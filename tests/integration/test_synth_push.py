@@ -65,9 +65,13 @@ def command(cfg, *more, repo=REPO):
 
 def push(hub, cfg, *more, token=TOKEN, repo=REPO):
     return subprocess.run(
-        command(cfg, *more, repo=repo), cwd=ROOT, env=environment(hub, token),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command(cfg, *more, repo=repo),
+        cwd=ROOT,
+        env=environment(hub, token),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def refused(done, told):
@@ -92,8 +96,14 @@ def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
         f"folder = snapshot_download({REPO!r}, repo_type='dataset')\n"
         "json.dump(list(load_dataset(folder, split='train')), sys.stdout)\n"
     )
-    back = subprocess.run([sys.executable, "-c", code], env=environment(hub), cwd=tmp_path,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    back = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(hub),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert back.returncode == 0, back.stderr
     rows = [r for path in sorted(folder.glob("*.zst")) for r in read_records(path)]
     assert json.loads(back.stdout) == rows
@@ -124,8 +134,12 @@ def test_a_push_takes_away_the_files_of_the_one_before(hub, sharded):
     hub.repos[REPO].files["notes.md"] = b"of people"
     assert push(hub, small).returncode == 0
     assert set(hub.repos[REPO].files) == {
-        "train.jsonl", "train.parquet", "README.md", "manifest.json", "notes.md",
-    }  # fmt: skip
+        "train.jsonl",
+        "train.parquet",
+        "README.md",
+        "manifest.json",
+        "notes.md",
+    }
 
 
 def test_no_run_that_is_not_finished_or_was_changed_is_pushed(hub, tmp_path):
@@ -168,8 +182,11 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub, sharded):
 
 def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
     pairs = [{"src_lang": "eng", "tgt_lang": "kor"}, {"src_lang": "eng", "tgt_lang": "de"}]
-    cfg = config(tmp_path / "run", data={"src_lang": "", "tgt_lang": "", "pairs": pairs},
-                 filters={"rule_based": False})  # fmt: skip
+    cfg = config(
+        tmp_path / "run",
+        data={"src_lang": "", "tgt_lang": "", "pairs": pairs},
+        filters={"rule_based": False},
+    )
     for one in pair_configs(cfg).values():
         one.run.out_dir.mkdir(parents=True)
         make_run(one.run.out_dir)
@@ -180,8 +197,9 @@ def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
     folder = cfg.run.out_dir / "export"
     assert hub.repos[REPO].files == {
         path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*") if path.is_file()
-    }  # fmt: skip
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert hub.repos[REPO].commits == ["20 pairs, en->ko, en->de"]
     (folder / "en-de" / "train.parquet").unlink()
     assert refused(push(hub, cfg), "en-de/train.parquet: was changed or is gone")

@@ -38,8 +38,12 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_ray_cluster_makes_the_same_bytes(
-    tmp_path, cluster, teacher, metricx, undisturbed  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    cluster,
+    teacher,
+    metricx,
+    undisturbed,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     for stage in (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest()):
@@ -71,8 +75,12 @@ def two_nodes():
 
 @pytest.mark.slow
 def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
-    tmp_path, two_nodes, teacher, metricx, undisturbed  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    two_nodes,
+    teacher,
+    metricx,
+    undisturbed,
+):
     cluster, nodes = two_nodes
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)  # 8 requests in flight, 4 a node
@@ -95,7 +103,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
 
 
 @pytest.mark.slow
-def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, teacher, metricx):  # noqa: F811
+def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     stage = PrefilterScore()
 
@@ -114,7 +122,7 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
     assert "\n" not in str(failed.value)
 
 
-def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):  # noqa: F811
+def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.max_sequences = 100
     cfg.teacher.requests_per_minute = 60.0

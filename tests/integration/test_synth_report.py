@@ -53,9 +53,14 @@ def page_of(cfg, **figures):
 
 def test_it_names_pair_teacher_scorer_and_settings(done):
     text, page = page_of(done)
-    for told in ("English (en-US) → Korean (ko-KR)", "served-name", "org/metricx-24-tiny, abc123",
-                 "8 a source, temperature 1", "the next best of 2 candidates is tried",
-                 "num_candidates: 8"):  # fmt: skip
+    for told in (
+        "English (en-US) → Korean (ko-KR)",
+        "served-name",
+        "org/metricx-24-tiny, abc123",
+        "8 a source, temperature 1",
+        "the next best of 2 candidates is tried",
+        "num_candidates: 8",
+    ):
         assert told in text, told
     assert 'lang="ko-KR"' in page
 
@@ -92,8 +97,15 @@ def test_it_tells_who_was_rescued_by_the_next_best(done):
 
 
 def test_it_tells_what_was_spent_and_what_was_not(done):
-    teacher = {"requests": 1234, "retries": 7, "fallbacks": 3, "failures": 2, "prompt_tokens": 5000,
-               "completion_tokens": 90_000, "choices": 8}  # fmt: skip
+    teacher = {
+        "requests": 1234,
+        "retries": 7,
+        "fallbacks": 3,
+        "failures": 2,
+        "prompt_tokens": 5000,
+        "completion_tokens": 90_000,
+        "choices": 8,
+    }
     text, _ = page_of(done, teacher=teacher, answers_kept=4321)
     row = re.search(r"format_filter \d+:\d\d:\d\d (.*?) Fall-backs", text)[1]
     assert row.split() == ["1,234", "5,000", "90,000", "7", "3", "2", "–", "–", "4,321"]
@@ -103,8 +115,10 @@ def test_it_tells_of_documents_that_could_not_be_read(done):
     path = StageFolder(done.run.out_dir, "sample_sources").path / "counts.json"
     counts = json.loads(path.read_text())
     broken = [{"line": 7, "code": "broken_json", "reason": HOSTILE}]
-    counts |= {"unreadable": {"broken_json": 1500},
-               "files": [{"file": "a.jsonl.gz", "broken": broken}]}  # fmt: skip
+    counts |= {
+        "unreadable": {"broken_json": 1500},
+        "files": [{"file": "a.jsonl.gz", "broken": broken}],
+    }
     path.write_text(json.dumps(counts))
     text, page = page_of(done)
     assert "broken_json 1,500 The line of the file is no JSON" in text
@@ -119,8 +133,10 @@ def test_hostile_candidates_are_shown_and_not_obeyed(done):
             {**r, "topk": [{**c, "text": HOSTILE} for c in r["topk"]], "source_text": HOSTILE}
             for r in folder.records()
         ]
-        lost = [{**r, "best": {"index": 1, "text": HOSTILE, "score": 1.0}}
-                for r in folder.all_rejected()]  # fmt: skip
+        lost = [
+            {**r, "best": {"index": 1, "text": HOSTILE, "score": 1.0}}
+            for r in folder.all_rejected()
+        ]
         write_stage(folder, [records], lost)
     _, page = page_of(done)
     assert "<img src=x" not in page and "<script" not in page and "&lt;img src=x" in page

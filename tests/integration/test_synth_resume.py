@@ -61,7 +61,7 @@ class Revised(FakeBackend):
         return replace(super().load(), revision="another")
 
 
-def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)
@@ -74,7 +74,7 @@ def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, met
     assert told["revision"] == "another"
 
 
-def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     path = StageFolder(tmp_path, "prefilter_score").lock(1)
@@ -92,7 +92,7 @@ def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher
     assert f"waits for process {os.getpid()}" in line and not path.exists()
 
 
-def test_a_finished_stage_needs_no_service(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_finished_stage_needs_no_service(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=PREFILTER)
@@ -100,7 +100,7 @@ def test_a_finished_stage_needs_no_service(tmp_path, teacher, metricx):  # noqa:
     run(cfg, stages=PREFILTER, resume=True)
 
 
-def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teacher, metricx):  # noqa: F811
+def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     folder = StageFolder(tmp_path, "sample_sources")
@@ -124,13 +124,18 @@ def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
     clear(Context(cfg, tmp_path), "generate_128", ["score_select_best", "format_filter", "export"])
     assert not (tmp_path / "export").exists() and not view.exists()
     assert {path.name for path in tmp_path.glob("stages/*")} == {
-        "sample_sources", "prefilter_score", "select_sources",
-    }  # fmt: skip
+        "sample_sources",
+        "prefilter_score",
+        "select_sources",
+    }
 
 
 def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
-    tmp_path, teacher, metricx, monkeypatch  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    monkeypatch,
+):
     write_sources(tmp_path, TEXTS)
     run(config(tmp_path, teacher, metricx))
     hotter = config(tmp_path, teacher, metricx, teacher__generation={"final_temperature": 0.7})
@@ -150,7 +155,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
     assert records(tmp_path, "generate_128") == records(fresh, "generate_128")
 
 
-def test_one_of_several_machines_clears_nothing(tmp_path, teacher, metricx):  # noqa: F811
+def test_one_of_several_machines_clears_nothing(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)
@@ -159,22 +164,25 @@ def test_one_of_several_machines_clears_nothing(tmp_path, teacher, metricx):  # 
     assert StageFolder(tmp_path, "prefilter_score").mark(0)
 
 
-def test_one_stage_of_one_machine_ends_with_its_own_shards(tmp_path, teacher, metricx, capsys):  # noqa: F811
+def test_one_stage_of_one_machine_ends_with_its_own_shards(tmp_path, teacher, metricx, capsys):
     write_sources(tmp_path, TEXTS)
     run_stages(config(tmp_path, teacher, metricx), RunOptions(("prefilter_score",), num_shards=2))
     assert "other machines' shards are not done" in capsys.readouterr().err
 
 
 def test_several_stages_of_one_machine_take_the_shards_that_nobody_is_at(
-    tmp_path, teacher, metricx, undisturbed  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    undisturbed,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run_stages(cfg, RunOptions(tuple(NAMES), shard_id=1, num_shards=2))
     assert output(tmp_path) == output(undisturbed)
 
 
-def test_nothing_is_cleared_under_a_driver_that_reads_it(tmp_path, teacher, metricx):  # noqa: F811
+def test_nothing_is_cleared_under_a_driver_that_reads_it(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=PREFILTER)
@@ -185,8 +193,10 @@ def test_nothing_is_cleared_under_a_driver_that_reads_it(tmp_path, teacher, metr
 
 
 def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_at_all(
-    tmp_path, teacher, metricx  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:2])
@@ -206,7 +216,7 @@ def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_
         asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
 
 
-def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):  # noqa: F811
+def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     for place in (cfg.teacher, cfg.metricx):
@@ -224,7 +234,7 @@ def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, te
     assert kept["teacher"]["generation"]["top_p"] == 1.0
 
 
-def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.base_url = cfg.teacher.base_url.replace("http://", "http://user:secret@")
@@ -235,8 +245,9 @@ def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, m
 
 
 def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up(
-    tmp_path, metricx  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    metricx,
+):
     def respond(body, seed):
         if "number 3 " in body["messages"][-1]["content"]:
             raise RuntimeError("the engine fell over")
@@ -262,8 +273,11 @@ def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up
 
 @pytest.mark.parametrize("status", [400, 500])
 def test_a_teacher_that_fails_everybody_stops_the_run_and_uses_up_no_source(
-    tmp_path, metricx, monkeypatch, status  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    metricx,
+    monkeypatch,
+    status,
+):
     monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 5)
     fake = FakeOpenAI(respond=korean)
     with fake.running() as fake.url:
@@ -277,7 +291,7 @@ def test_a_teacher_that_fails_everybody_stops_the_run_and_uses_up_no_source(
     assert len(records(tmp_path, "prefilter_score")) == 20
 
 
-def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metricx):  # noqa: F811
+def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.cut = True
@@ -291,12 +305,16 @@ def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metri
     ("given", "told"),
     [
         ("run --config c.yaml --stage all", "run --config c.yaml --stage all --resume"),
-        ("run --config c.yaml --stage all --dry-run --limit 5 --overwrite",
-         "run --config c.yaml --stage all --dry-run --limit 5 --resume"),
-        ("run --config 'a b.yaml' --stage export --resume --set run.seed=3 --num-shards 2",
-         "run --config 'a b.yaml' --stage export --set run.seed=3 --num-shards 2 --resume"),
+        (
+            "run --config c.yaml --stage all --dry-run --limit 5 --overwrite",
+            "run --config c.yaml --stage all --dry-run --limit 5 --resume",
+        ),
+        (
+            "run --config 'a b.yaml' --stage export --resume --set run.seed=3 --num-shards 2",
+            "run --config 'a b.yaml' --stage export --set run.seed=3 --num-shards 2 --resume",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_line_that_says_how_to_resume_is_the_same_command(given, told):
     import shlex
 

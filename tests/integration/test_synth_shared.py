@@ -57,8 +57,11 @@ def stopped_with(lock):
 
 @pytest.mark.parametrize("which", ["sample_sources-merge", "sample_sources-00000", "views"])
 def test_who_waits_for_a_process_that_was_stopped_says_so(
-    tmp_path, teacher, metricx, which  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+    which,
+):
     write_corpus(tmp_path / "corpus.jsonl.gz", 5)
     cfg = config(
         tmp_path / "run", teacher, metricx, data__files=[str(tmp_path / "corpus.jsonl.gz")]
@@ -111,8 +114,10 @@ def test_processes_of_one_number_on_two_machines_write_files_of_their_own(tmp_pa
 
 
 def test_what_a_server_says_is_shown_on_the_terminal_and_not_obeyed(
-    tmp_path, teacher, metricx  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    teacher,
+    metricx,
+):
     folder = tmp_path / "run [/red] [link=x]"
     write_sources(folder, TEXTS)
     cfg = config(folder, teacher, metricx)

@@ -66,7 +66,7 @@ def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path):
         made.run_filter(made.config(tmp_path))
 
 
-def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teacher, metricx):  # noqa: F811
+def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run_stages(cfg, RunOptions(tuple(NAMES)))
@@ -88,7 +88,7 @@ def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teac
     assert not folder.shard(1).exists()
 
 
-def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):  # noqa: F811
+def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     final = {"num_candidates": 6, "store_candidates": True}
     cfg = config(tmp_path, teacher, metricx).model_copy(deep=True)
@@ -151,6 +151,7 @@ def test_large_views_are_printed_and_not_written(tmp_path):
     assert shown("prefilter_candidates") == records(tmp_path, "prefilter_score")
     assert shown("format_filter") == records(tmp_path, "format_filter")
     assert [r["reason_code"] for r in shown("rejected")] == ["not_selected"] * 2 + [
-        "meta_phrase"] * 2  # fmt: skip
+        "meta_phrase"
+    ] * 2
     wrong = CliRunner().invoke(app, ["show", "nothing", "--config", str(path)])
     assert wrong.exit_code == 2 and "give one of rejected, prefilter_candidates" in wrong.output

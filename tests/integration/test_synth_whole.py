@@ -60,13 +60,18 @@ def run(tmp_path_factory):
     ):
         cfg = {
             "run": {"out_dir": str(folder / "run"), "shard_records": 40},
-            "data": {"files": [str(shard)], "src_lang": "en", "tgt_lang": "ko",
-                     "sample_pool_size": SOURCES, "target_examples_total": SOURCES},
+            "data": {
+                "files": [str(shard)],
+                "src_lang": "en",
+                "tgt_lang": "ko",
+                "sample_pool_size": SOURCES,
+                "target_examples_total": SOURCES,
+            },
             "teacher": {"base_url": teacher_url, "model": teacher.model},
             "final_generation": {"num_candidates": CANDIDATES},
             "metricx": {"url": metricx_url, "checkpoint": "fake-metricx"},
             "filters": {"llm_judge": {"url": judge_url}},
-        }  # fmt: skip
+        }
         (folder / "c.yaml").write_text(yaml.safe_dump(cfg))
         command = ["run", "--config", str(folder / "c.yaml"), "--stage", "all"]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
@@ -119,9 +124,15 @@ def test_no_source_is_lost_between_the_stages(run):
 def test_the_files_that_the_requirement_names_are_there(run):
     folder, _ = run
     for name in (
-        "sampled_sources.parquet", "prefilter_candidates.jsonl", "final_candidates_topk.jsonl",
-        "rejected.jsonl", "stats.json", "logs.txt", "export/train.jsonl", "export/train.parquet",
-    ):  # fmt: skip
+        "sampled_sources.parquet",
+        "prefilter_candidates.jsonl",
+        "final_candidates_topk.jsonl",
+        "rejected.jsonl",
+        "stats.json",
+        "logs.txt",
+        "export/train.jsonl",
+        "export/train.parquet",
+    ):
         assert os.path.getsize(folder / name), name
     sampled = pyarrow.parquet.read_table(folder / "sampled_sources.parquet")
     assert {"source_text", "length_bucket_id", "source_meta"} <= set(sampled.column_names)

@@ -91,8 +91,11 @@ def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
         groups = [batch.submit(pairs(n)) for n in range(64)]
         results = [group.result().results["metricx"] for group in groups]
     assert [r.ok for r in results[0]] == [True, True]
-    told = [not r.ok and "given up for this batch" in r.error.message
-            for of_group in results for r in of_group]  # fmt: skip
+    told = [
+        not r.ok and "given up for this batch" in r.error.message
+        for of_group in results
+        for r in of_group
+    ]
     assert sum(told) >= 2 * (64 - 32)  # two rounds of 8 at once, and some that followed
 
 
@@ -183,14 +186,26 @@ def small_run(
     """Four updates on a tiny policy."""
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
-    cfg = load_config(TrainerConfig, None, [
-        f"policy.path={folder / 'policy'}", f"misc.run_dir={folder / name}",
-        "misc.device=cpu", "misc.threads=1", "generation.prompt_template=source",
-        "generation.max_new_tokens=4", "generation.num_samples_per_prompt=2", "rl.batch_size=4",
-        "rl.num_updates=4", "rl.lr=0.01", "reward.w_xcomet_span=0",
-        f"reward.metricx_urls={url}", "misc.save_every_n_updates=0",
-        *(f"stop.{key}={value}" for key, value in rules.items()),
-    ])  # fmt: skip
+    cfg = load_config(
+        TrainerConfig,
+        None,
+        [
+            f"policy.path={folder / 'policy'}",
+            f"misc.run_dir={folder / name}",
+            "misc.device=cpu",
+            "misc.threads=1",
+            "generation.prompt_template=source",
+            "generation.max_new_tokens=4",
+            "generation.num_samples_per_prompt=2",
+            "rl.batch_size=4",
+            "rl.num_updates=4",
+            "rl.lr=0.01",
+            "reward.w_xcomet_span=0",
+            f"reward.metricx_urls={url}",
+            "misc.save_every_n_updates=0",
+            *(f"stop.{key}={value}" for key, value in rules.items()),
+        ],
+    )
     examples = [example(f"Open {n}.", str(n)) for n in range(8)]
     return run_toy_rl(examples, [], cfg, resume=resume)
 
@@ -229,9 +244,10 @@ def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path)
         whole = small_run(tmp_path, url, "whole")
         log, messages = tmp_path / "run/log.jsonl", tmp_path / "run/messages.log"
         switch.down = lambda body: (  # until it is said that it is down
-            log.exists() and log.read_text().count("\n") == 1
+            log.exists()
+            and log.read_text().count("\n") == 1
             and "attempt 1" not in messages.read_text()
-        )  # fmt: skip
+        )
         done = small_run(tmp_path, url, "run", skipped_updates=9)
     assert [line["attempts"] for line in done.updates] == [1, 2, 1, 1]
     assert without_seconds(done) == without_seconds(whole)

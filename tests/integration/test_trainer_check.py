@@ -35,11 +35,16 @@ def settings(tmp_path: Path, urls: tuple[str, str]) -> list[str]:
     save_policy(tmp_path / "policy", byte_level_tokenizer())
     train = write_examples(tmp_path / "train.jsonl", [f"Open {n}." for n in range(8)])
     return [
-        f"policy.path={tmp_path}/policy", f"data.train={train}", f"data.eval={train}",
-        "generation.prompt_template=source", "generation.max_new_tokens=8",
-        f"reward.metricx_urls={urls[0]}", f"reward.xcomet_urls={urls[1]}",
-        "misc.device=cpu", f"misc.run_dir={tmp_path}/out",
-    ]  # fmt: skip
+        f"policy.path={tmp_path}/policy",
+        f"data.train={train}",
+        f"data.eval={train}",
+        "generation.prompt_template=source",
+        "generation.max_new_tokens=8",
+        f"reward.metricx_urls={urls[0]}",
+        f"reward.xcomet_urls={urls[1]}",
+        "misc.device=cpu",
+        f"misc.run_dir={tmp_path}/out",
+    ]
 
 
 def check(settings: list[str], *overrides: str) -> Findings:
@@ -69,20 +74,32 @@ def test_every_fault_is_named_not_only_the_first(
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "file").write_text("")
     faults = [
-        "data.eval=gone.jsonl", f"policy.reference_path={tmp_path}/gone",
-        "policy.tokenizer=./gone", f"reward.metricx_urls=http://127.0.0.1:{free_port()}",
-        f"reward.xcomet_urls={urls[0]}", "misc.trackers=[smoke]", f"misc.run_dir={tmp_path}/file/x",
-        "generation.temperature=0", "generation.engine=vllm",
+        "data.eval=gone.jsonl",
+        f"policy.reference_path={tmp_path}/gone",
+        "policy.tokenizer=./gone",
+        f"reward.metricx_urls=http://127.0.0.1:{free_port()}",
+        f"reward.xcomet_urls={urls[0]}",
+        "misc.trackers=[smoke]",
+        f"misc.run_dir={tmp_path}/file/x",
+        "generation.temperature=0",
+        "generation.engine=vllm",
         f"generation.vllm.url=http://127.0.0.1:{free_port()}",
-    ]  # fmt: skip
+    ]
     sets = [part for value in [*settings, *faults] for part in ("--set", value)]
     done = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
     assert done.exit_code == 2
     errors = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
     assert [line.split(":")[0] for line in errors if line.count(":") > 1] == [
-        "config", "data.eval", "policy.reference_path", "policy.tokenizer", "metricx", "xcomet",
-        "vLLM", "misc.trackers", "misc.run_dir",
-    ]  # fmt: skip
+        "config",
+        "data.eval",
+        "policy.reference_path",
+        "policy.tokenizer",
+        "metricx",
+        "xcomet",
+        "vLLM",
+        "misc.trackers",
+        "misc.run_dir",
+    ]
     assert "is a metricx service" in done.stderr
     assert f"error: misc.run_dir: {tmp_path}/file/x: " in done.stderr  # its key once
 
@@ -136,9 +153,13 @@ def test_the_memory_estimate_counts_what_is_held() -> None:
 
 def test_activations_are_what_torch_keeps_within_a_quarter() -> None:
     sizes: dict[str, Any] = {
-        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+    }
     model = tiny_llama(byte_level_tokenizer(), **sizes)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}

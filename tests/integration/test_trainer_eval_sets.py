@@ -42,22 +42,29 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 "eval_sets": {
                     "news": str(write_examples(folder / "n.jsonl", ["Read."] * 2, ref="읽기")),
                     "de.menus": {
-                        "path": str(folder / "nested.jsonl"), "src_lang": "en", "tgt_lang": "de",
+                        "path": str(folder / "nested.jsonl"),
+                        "src_lang": "en",
+                        "tgt_lang": "de",
                     },
                 },
             },
             "policy": {"path": str(folder / "policy")},
             "generation": {
-                "prompt_template": "source", "max_new_tokens": 8, "num_samples_per_prompt": 2,
+                "prompt_template": "source",
+                "max_new_tokens": 8,
+                "num_samples_per_prompt": 2,
             },
             "reward": {"metricx_urls": m, "xcomet_urls": x},
             "rl": {"num_updates": 3, "batch_size": 4, "lr": 0.02},
             "eval": {"eval_every_n_updates": 1, "eval_limit": 3, "best_by": "news"},
             "misc": {
-                "threads": 1, "device": "cpu", "run_dir": str(folder / "run"),
-                "save_every_n_updates": 1, "keep_checkpoints": 5,
+                "threads": 1,
+                "device": "cpu",
+                "run_dir": str(folder / "run"),
+                "save_every_n_updates": 1,
+                "keep_checkpoints": 5,
             },
-        }  # fmt: skip
+        }
         (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
         yield folder / "config.yaml"
 
@@ -98,8 +105,11 @@ def test_every_set_has_its_lines_and_dumps(run: Artifacts) -> None:
 def test_the_best_checkpoint_is_that_of_the_set_that_decides(
     run: Artifacts, tmp_path: Path
 ) -> None:
-    rewards = {line["update"]: line["reward_mean"] for line in lines(run.run_dir)
-               if line["set"] == "news" and line["update"]}  # fmt: skip
+    rewards = {
+        line["update"]: line["reward_mean"]
+        for line in lines(run.run_dir)
+        if line["set"] == "news" and line["update"]
+    }
     best = best_checkpoint(run.run_dir / "checkpoints")
     assert best is not None
     state = read_state(best)
@@ -145,9 +155,7 @@ def test_a_resumed_run_goes_on_with_all_sets(config: Path, run: Artifacts, tmp_p
         trained(config, f"misc.run_dir={copy}", "eval.best_by=null", resume=True)
     other = write_examples(tmp_path / "other.jsonl", ["Else."])
     with pytest.raises(UserError, match=r"data.eval_sets.news: .* the data, the prompt template"):
-        trained(
-            config, f"misc.run_dir={copy}", f"data.eval_sets.news={other}", resume=True
-        )  # fmt: skip
+        trained(config, f"misc.run_dir={copy}", f"data.eval_sets.news={other}", resume=True)
 
 
 def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -> None:
@@ -155,8 +163,11 @@ def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -
     found = run_evaluation(cfg, load_held_out(cfg))
     assert [of.name for of in found] == ["eval", "news", "de.menus"]
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {f"evaluation{name}.{ending}" for name in ("", "-news", "-de.menus")
-                     for ending in ("json", "jsonl", "html")}  # fmt: skip
+    assert names == {
+        f"evaluation{name}.{ending}"
+        for name in ("", "-news", "-de.menus")
+        for ending in ("json", "jsonl", "html")
+    }
     again = cfg.model_copy(
         update={"misc": cfg.misc.model_copy(update={"run_dir": f"{tmp_path}/b"})}
     )

@@ -46,8 +46,9 @@ def test_an_evaluation_by_sampling_is_the_same_twice() -> None:
     """And leaves the random state and the model's mode as they were."""
     tokenizer = letter_tokenizer()
     model = tiny_llama(tokenizer).train()
-    generation = GenerationConfig(prompt_template="source", max_new_tokens=6, temperature=1.0,
-                                  num_samples_per_prompt=1)  # fmt: skip
+    generation = GenerationConfig(
+        prompt_template="source", max_new_tokens=6, temperature=1.0, num_samples_per_prompt=1
+    )
     examples = [example("ab", str(n)) for n in range(8)]
     texts = []
     with (
@@ -73,8 +74,9 @@ def test_the_reward_stands_beside_its_coverage() -> None:
     """It is what the best checkpoint is chosen by."""
     tokenizer = letter_tokenizer("anxy")
     model = tiny_llama(tokenizer)
-    generation = GenerationConfig(prompt_template="source", max_new_tokens=40, temperature=1.0,
-                                  num_samples_per_prompt=1)  # fmt: skip
+    generation = GenerationConfig(
+        prompt_template="source", max_new_tokens=40, temperature=1.0, num_samples_per_prompt=1
+    )
     examples = [example("ax", str(n)) for n in range(8)]
     with (
         running_service(FakeBackend("metricx")) as url,
@@ -127,9 +129,11 @@ def config(policy: Path, folder: Path, services: dict[str, list[str]]) -> Traine
 
 SOURCES = [
     *(example(f"Save <{n}>.", str(n), "저장") for n in range(12)),
-    *(Example(f"d{n}", f"Open {n}.", "English", "German", "en-US", "de-DE", "Datei öffnen")
-      for n in range(11)),
-]  # fmt: skip
+    *(
+        Example(f"d{n}", f"Open {n}.", "English", "German", "en-US", "de-DE", "Datei öffnen")
+        for n in range(11)
+    ),
+]
 
 
 def test_two_policies_stand_side_by_side(

@@ -92,19 +92,26 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
     """After the second update one source of 17 has no score; its evaluation is rated as none."""
     sources = [f"Save {n}." for n in range(17)]
     with switched_service("xcomet") as (switch, url):
-        cfg = TrainerConfig.model_validate({
-            "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
-            "generation": {
-                "prompt_template": "source", "max_new_tokens": 4, "num_samples_per_prompt": 2,
-            },
-            "reward": {"metricx_urls": metricx, "xcomet_urls": url},
-            "rl": {"num_updates": 3, "batch_size": 2, "lr": 0.01},
-            "eval": {"eval_every_n_updates": 1},
-            "misc": {
-                "threads": 1, "device": "cpu", "run_dir": str(tmp_path / "run"),
-                "save_every_n_updates": 1, "keep_checkpoints": 3,
-            },
-        })  # fmt: skip
+        cfg = TrainerConfig.model_validate(
+            {
+                "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
+                "generation": {
+                    "prompt_template": "source",
+                    "max_new_tokens": 4,
+                    "num_samples_per_prompt": 2,
+                },
+                "reward": {"metricx_urls": metricx, "xcomet_urls": url},
+                "rl": {"num_updates": 3, "batch_size": 2, "lr": 0.01},
+                "eval": {"eval_every_n_updates": 1},
+                "misc": {
+                    "threads": 1,
+                    "device": "cpu",
+                    "run_dir": str(tmp_path / "run"),
+                    "save_every_n_updates": 1,
+                    "keep_checkpoints": 3,
+                },
+            }
+        )
         log = tmp_path / "run/log.jsonl"
         switch.down = lambda body: "Save 16." in body and len(read_jsonl(log)) == 2
         run = run_toy_rl([example("Open."), example("Close.")], list(map(example, sources)), cfg)
@@ -117,8 +124,10 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
         for path in checkpoints(run.run_dir / "checkpoints")
     }
     assert {update: state.reward for update, state in states.items()} == {
-        1: reports[1].reward_mean, 2: None, 3: reports[3].reward_mean,
-    }  # fmt: skip
+        1: reports[1].reward_mean,
+        2: None,
+        3: reports[3].reward_mean,
+    }
     assert (
         "step 2 is no candidate for the best checkpoint: its evaluation scored 94 %" in caplog.text
     )

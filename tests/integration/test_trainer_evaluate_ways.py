@@ -46,12 +46,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "data": {"train": str(sources), "eval": str(sources)},
             "policy": {"path": str(folder / "policy"), "lora": {"r": 4}},
             "generation": {
-                "prompt_template": "source", "max_new_tokens": 6, "num_samples_per_prompt": 2,
+                "prompt_template": "source",
+                "max_new_tokens": 6,
+                "num_samples_per_prompt": 2,
             },
             "reward": {"metricx_urls": m, "xcomet_urls": x},
             "rl": {"num_updates": 1, "batch_size": 4, "lr": 0.05},
             "misc": {"threads": 1, "device": "cpu", "run_dir": str(folder / "run")},
-        }  # fmt: skip
+        }
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(values), encoding="utf-8")
         yield path
@@ -87,9 +89,13 @@ def command(
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     return subprocess.run(
         [sys.executable, *(torchrun if world > 1 else ()), "-m", module, "evaluate", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
-    )  # fmt: skip
+    )
 
 
 def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
@@ -143,8 +149,12 @@ def test_an_evaluation_samples_with_the_engine_of_the_config(
 
 def test_a_dead_vllm_is_one_line_before_anything_is_loaded(config: Path, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    told = ("generation.engine=vllm", f"generation.vllm.url={url}", f"misc.run_dir={tmp_path}",
-            "reward.metricx_urls=http://127.0.0.1:9")  # fmt: skip
+    told = (
+        "generation.engine=vllm",
+        f"generation.vllm.url={url}",
+        f"misc.run_dir={tmp_path}",
+        "reward.metricx_urls=http://127.0.0.1:9",
+    )
     overrides = [part for value in told for part in ("--set", value)]
     done = command("--config", str(config), *overrides)
     assert done.returncode == 2 and done.stdout == ""
@@ -175,8 +185,16 @@ def test_several_processes_give_the_figures_of_one(
     shared; and one line of a mistake."""
     base = str(config.parent / "policy")
     evaluated(config, tmp_path / "one", f"policy.path={checkpoint}", against=base)
-    arguments = ["--config", str(config), "--set", f"policy.path={checkpoint}", "--against", base,
-                 "--set", f"misc.run_dir={tmp_path / 'two'}"]  # fmt: skip
+    arguments = [
+        "--config",
+        str(config),
+        "--set",
+        f"policy.path={checkpoint}",
+        "--against",
+        base,
+        "--set",
+        f"misc.run_dir={tmp_path / 'two'}",
+    ]
     done = command(*arguments, world=2, module=module)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == done.stdout.count("comparison: ") == 1

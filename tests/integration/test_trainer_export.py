@@ -33,11 +33,19 @@ def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     settings = [
-        *NO_SERVICE, f"policy.path={folder}/policy", "generation.prompt_template=source",
-        "generation.max_new_tokens=8", "rl.num_updates=2", "rl.batch_size=4", "rl.lr=0.02",
-        "misc.device=cpu", "misc.threads=1", f"misc.run_dir={folder}/out",
-        "misc.save_every_n_updates=1", *overrides,
-    ]  # fmt: skip
+        *NO_SERVICE,
+        f"policy.path={folder}/policy",
+        "generation.prompt_template=source",
+        "generation.max_new_tokens=8",
+        "rl.num_updates=2",
+        "rl.batch_size=4",
+        "rl.lr=0.02",
+        "misc.device=cpu",
+        "misc.threads=1",
+        f"misc.run_dir={folder}/out",
+        "misc.save_every_n_updates=1",
+        *overrides,
+    ]
     cfg = load_config(TrainerConfig, None, settings)
     examples = [example(f"Open {n}.", str(n)) for n in range(6)]
     return run_toy_rl(examples[:4], examples[4:] if held_out else [], cfg).run_dir

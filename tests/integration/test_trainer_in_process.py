@@ -47,8 +47,15 @@ def _result(mt: str) -> dict[str, Any]:
         error = {"type": "model_failure", "message": "no", "retryable": False}
         return {"id": None, "ok": False, "error": error}
     whole = {"src": False, "mt": False}
-    return {"id": None, "ok": True, "score": float(len(mt)), "tokens": 1, "truncated": whole,
-            "mt_covered": len(mt), "cached": False}  # fmt: skip
+    return {
+        "id": None,
+        "ok": True,
+        "score": float(len(mt)),
+        "tokens": 1,
+        "truncated": whole,
+        "mt_covered": len(mt),
+        "cached": False,
+    }
 
 
 class NoScorer:
@@ -124,9 +131,11 @@ def test_a_real_model_by_its_name_in_the_config() -> None:
     pairs = [("Open the file.", "파일을 여십시오."), ("Save it.", "저장")]
     wanted = direct.score_batch([SampleForScoring(*pair) for pair in pairs]).sequence_scores
     rewarder = opened(
-        METRICX, MiscConfig(device="cpu"), metricx_model_name=folder,
+        METRICX,
+        MiscConfig(device="cpu"),
+        metricx_model_name=folder,
         metricx_scorer_args={"max_batch_tokens": 64},
-    )  # fmt: skip
+    )
     found = rewarder.score(pairs).results["metricx"]
     rewarder.close()
     assert [getattr(result, "score", None) for result in found] == pytest.approx(

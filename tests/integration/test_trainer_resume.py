@@ -44,16 +44,20 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             },
             "policy": {"path": str(folder / "policy")},
             "generation": {
-                "prompt_template": "source", "max_new_tokens": 8, "num_samples_per_prompt": 2,
+                "prompt_template": "source",
+                "max_new_tokens": 8,
+                "num_samples_per_prompt": 2,
             },
             "reward": {"metricx_urls": m, "xcomet_urls": x},
             "rl": {"num_updates": UPDATES, "batch_size": 4, "lr": 1e-3, "warmup_updates": 3},
             "eval": {"eval_every_n_updates": 2},
             "misc": {
-                "threads": 1, "device": "cpu", "run_dir": str(folder / "whole"),
+                "threads": 1,
+                "device": "cpu",
+                "run_dir": str(folder / "whole"),
                 "save_every_n_updates": 1,
             },
-        }  # fmt: skip
+        }
         (folder / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
         yield folder / "config.yaml"
 
@@ -73,10 +77,23 @@ def here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Arti
 
 def start(config: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer", "train", "--config", str(config),
-         "--set", f"misc.run_dir={out}", *arguments],
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "trainer",
+            "train",
+            "--config",
+            str(config),
+            "--set",
+            f"misc.run_dir={out}",
+            *arguments,
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -245,15 +262,24 @@ def test_learning_rate_kl_and_stop_rules_may_change(
 ) -> None:
     """As the run's log says; the updates so far stay, and the next one has the new settings."""
     out = shutil.copytree(whole, tmp_path / "run")
-    changes = ["rl.lr=0.002", "rl.lr_decay=linear", "rl.warmup_updates=0", "rl.kl_coef=0.5",
-               "stop.kl_ceiling=9", "rl.num_updates=7"]  # fmt: skip
+    changes = [
+        "rl.lr=0.002",
+        "rl.lr_decay=linear",
+        "rl.warmup_updates=0",
+        "rl.kl_coef=0.5",
+        "stop.kl_ceiling=9",
+        "rl.num_updates=7",
+    ]
     here(config, out, *changes, resume=True)
     lines = read(out / "log.jsonl")
     assert lines[:UPDATES] == read(whole / "log.jsonl")
     assert lines[UPDATES]["lr"] == pytest.approx(0.002 / 7)
     told = (out / "messages.log").read_text(encoding="utf-8")
-    for change in ("rl.lr: 0.001 then, 0.002 now", "rl.kl_coef: 0.05 then, 0.5 now",
-                   "stop.kl_ceiling: None then, 9.0 now"):  # fmt: skip
+    for change in (
+        "rl.lr: 0.001 then, 0.002 now",
+        "rl.kl_coef: 0.05 then, 0.5 now",
+        "stop.kl_ceiling: None then, 9.0 now",
+    ):
         assert f"changed since the run began: {change}" in told
 
 

@@ -19,11 +19,19 @@ def test_weights_in_bfloat16_are_corrected_for_without_being_asked(tmp_path: Pat
     examples = [example(f"Open file {n}.", str(n)) for n in range(4)]
     with running_service(FakeBackend("metricx")) as url:
         settings = [
-            f"policy.path={tmp_path}/policy", "policy.lora.r=2", "policy.weights_dtype=bfloat16",
-            "generation.prompt_template=source", "generation.max_new_tokens=12",
-            f"reward.metricx_urls={url}", "reward.w_xcomet_span=0", "rl.num_updates=1",
-            "rl.ppo_epochs=1", "rl.batch_size=4", "misc.device=cpu", "misc.threads=1",
-        ]  # fmt: skip
+            f"policy.path={tmp_path}/policy",
+            "policy.lora.r=2",
+            "policy.weights_dtype=bfloat16",
+            "generation.prompt_template=source",
+            "generation.max_new_tokens=12",
+            f"reward.metricx_urls={url}",
+            "reward.w_xcomet_span=0",
+            "rl.num_updates=1",
+            "rl.ppo_epochs=1",
+            "rl.batch_size=4",
+            "misc.device=cpu",
+            "misc.threads=1",
+        ]
 
         def first_update(correction: str) -> dict[str, Any]:
             own = [

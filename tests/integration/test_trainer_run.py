@@ -34,9 +34,10 @@ from trainer.translation.config import TrainerConfig
 from trainer.translation.train import Artifacts, run_toy_rl
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {
-    k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "XCOMET_URL")
-} | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # fmt: skip
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "XCOMET_URL")} | {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def command(*arguments: str) -> list[str]:
@@ -45,9 +46,14 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), cwd=ROOT, env=ENVIRONMENT | environment, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+        command(*arguments),
+        cwd=ROOT,
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -71,12 +77,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"train": str(train), "eval": str(held_out)},
         "policy": {"path": str(folder / "policy")},
         "generation": {
-            "prompt_template": "source", "max_new_tokens": 12, "num_samples_per_prompt": 4,
+            "prompt_template": "source",
+            "max_new_tokens": 12,
+            "num_samples_per_prompt": 4,
         },
         "rl": {"num_updates": 1, "batch_size": 8, "lr": 1e-3},
         "eval": {"eval_every_n_updates": 1},
         "misc": {"threads": 1, "device": "cpu", "run_dir": str(folder / "out")},
-    }  # fmt: skip
+    }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
@@ -122,9 +130,15 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
 
     checkpoint = out / "checkpoints/step-000001"
     again = run(
-        "evaluate", "--config", str(config), "--set", f"policy.path={checkpoint}", "--limit", "2",
+        "evaluate",
+        "--config",
+        str(config),
+        "--set",
+        f"policy.path={checkpoint}",
+        "--limit",
+        "2",
         **fake_urls,
-    )  # fmt: skip
+    )
     assert again.returncode == 0, again.stderr
     report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert report["samples"] == 2
@@ -138,14 +152,25 @@ def check_log_line(line: dict[str, Any]) -> None:
     """Every figure that the log of an update has to have."""
     for name in (
         "completion_length_mean",
-        *(f"{n}_{k}" for n in ("metricx_score", "metricx_reward", "xcomet_score", "token_rewards")
-          for k in ("mean", "std")),
+        *(
+            f"{n}_{k}"
+            for n in ("metricx_score", "metricx_reward", "xcomet_score", "token_rewards")
+            for k in ("mean", "std")
+        ),
         "token_rewards_nonzero_frac",
         *(f"spans_{severity}_mean" for severity in ("MINOR", "MAJOR", "CRITICAL")),
-        "policy_loss", "approx_kl", "clip_frac", "kl_ref",
-        "metricx_coverage", "xcomet_coverage", "reward_coverage",
-        "rollout_s", "logprob_s", "reward_s", "update_s",
-    ):  # fmt: skip
+        "policy_loss",
+        "approx_kl",
+        "clip_frac",
+        "kl_ref",
+        "metricx_coverage",
+        "xcomet_coverage",
+        "reward_coverage",
+        "rollout_s",
+        "logprob_s",
+        "reward_s",
+        "update_s",
+    ):
         assert isinstance(line[name], float | int), name
     assert line["A_norm_mean"] == pytest.approx(0, abs=1e-6)
     assert line["A_norm_std"] == pytest.approx(1, abs=1e-3)
@@ -210,11 +235,21 @@ def test_help_loads_no_torch() -> None:
 
 def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("train", "--config", str(config), "--set", "rl.num_updates=100000",
-                "--set", f"misc.run_dir={tmp_path}"),
-        cwd=ROOT, env=ENVIRONMENT | fake_urls, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command(
+            "train",
+            "--config",
+            str(config),
+            "--set",
+            "rl.num_updates=100000",
+            "--set",
+            f"misc.run_dir={tmp_path}",
+        ),
+        cwd=ROOT,
+        env=ENVIRONMENT | fake_urls,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 600
     while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -323,9 +358,13 @@ def test_spans_alone_drive_out_the_marked_tokens(
 def test_stopping_is_learned(tmp_path: Path) -> None:
     """The EOS gets its share of the reward; with no other reward no service is needed."""
     done = toy(
-        tmp_path, ("[]", "[]"), "reward.w_metricx=0", "reward.w_xcomet_span=0",
-        "reward.no_eos_penalty=5", "rl.num_updates=8",
-    )  # fmt: skip
+        tmp_path,
+        ("[]", "[]"),
+        "reward.w_metricx=0",
+        "reward.w_xcomet_span=0",
+        "reward.no_eos_penalty=5",
+        "rl.num_updates=8",
+    )
     cut = [line["truncated_frac"] for line in done.updates]
     assert cut[0] > 0.3
     assert cut[-1] < 0.1

@@ -163,14 +163,18 @@ class LengthScorer:
             [
                 Scored.model_validate(
                     {
-                        "id": None, "ok": True, "score": self.factor * len(s.mt), "tokens": 1,
-                        "truncated": {"src": False, "mt": False}, "mt_covered": len(s.mt),
+                        "id": None,
+                        "ok": True,
+                        "score": self.factor * len(s.mt),
+                        "tokens": 1,
+                        "truncated": {"src": False, "mt": False},
+                        "mt_covered": len(s.mt),
                         "cached": False,
                     }
                 )
                 for s in samples
             ]
-        )  # fmt: skip
+        )
 
 
 class BrokenScorer(LengthScorer):

@@ -54,8 +54,13 @@ def rewards_of(services: Services, *texts: tuple[str, str], **changes: Any) -> l
 
 def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) -> None:
     """Not for a NUL, not for its length; what the translation does itself has its price."""
-    texts = [(NUL, "열기"), (LONG, "열기"), (FINE, "열기"), (FINE, "말을 " * 3 + "\0"),
-             (FINE, "열기 " * 40)]  # fmt: skip
+    texts = [
+        (NUL, "열기"),
+        (LONG, "열기"),
+        (FINE, "열기"),
+        (FINE, "말을 " * 3 + "\0"),
+        (FINE, "열기 " * 40),
+    ]
     nul, overlong, fine, own_nul, own_length = rewards_of(services, *texts, overlong="penalty")
     assert nul.r_seq is overlong.r_seq is None
     assert nul.text_error is overlong.text_error is overlong.overlong is None
@@ -122,11 +127,17 @@ def settings(tmp_path: Path, services: Services) -> list[str]:
     train = write_examples(tmp_path / "train.jsonl", [FINE, "Save it.", NUL, "Close it.", NUL])
     held_out = write_examples(tmp_path / "eval.jsonl", [FINE, NUL])
     return [
-        f"policy.path={tmp_path}/policy", f"data.train={train}", f"data.eval={held_out}",
-        "generation.prompt_template=source", "generation.max_new_tokens=4", "rl.num_updates=1",
-        "rl.batch_size=3", "misc.device=cpu", f"misc.run_dir={tmp_path}/out",
+        f"policy.path={tmp_path}/policy",
+        f"data.train={train}",
+        f"data.eval={held_out}",
+        "generation.prompt_template=source",
+        "generation.max_new_tokens=4",
+        "rl.num_updates=1",
+        "rl.batch_size=3",
+        "misc.device=cpu",
+        f"misc.run_dir={tmp_path}/out",
         *(f"reward.{key}={url}" for key, url in services.urls.items()),
-    ]  # fmt: skip
+    ]
 
 
 def run(settings: list[str], *overrides: str) -> Any:

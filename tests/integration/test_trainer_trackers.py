@@ -34,14 +34,20 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
     return TrainerConfig.model_validate(
         {
             "policy": {"path": str(policy)},
-            "generation": {"prompt_template": "source", "max_new_tokens": 4,
-                           "num_samples_per_prompt": 2},
+            "generation": {
+                "prompt_template": "source",
+                "max_new_tokens": 4,
+                "num_samples_per_prompt": 2,
+            },
             "reward": {"metricx_urls": ["http://127.0.0.1:9"], "w_xcomet_span": 0},
             "rl": {"num_updates": 2, "batch_size": 2, "lr": 1e-3},
-            "misc": {"device": "cpu", "run_dir": str(tmp_path / "run"),
-                     "trackers": ["tensorboard"]},
+            "misc": {
+                "device": "cpu",
+                "run_dir": str(tmp_path / "run"),
+                "trackers": ["tensorboard"],
+            },
         }
-    )  # fmt: skip
+    )
 
 
 def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
@@ -68,8 +74,14 @@ def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
 
 def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
-    line = {"loss": math.nan, "kl": math.inf, "text": "a", "none": None, "skipped": True,
-            "pairs": {"en>ko": {"chrf": 1.5}}}  # fmt: skip
+    line = {
+        "loss": math.nan,
+        "kl": math.inf,
+        "text": "a",
+        "none": None,
+        "skipped": True,
+        "pairs": {"en>ko": {"chrf": 1.5}},
+    }
     with tracking(accelerator, {"rl": {"lr": None, "urls": ["a"]}}):
         track(accelerator, "train", line, 1)
     tags = events(tmp_path / "scorekit").Tags()["scalars"]
@@ -88,9 +100,11 @@ def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tensorbord", "'tensorbord' is unknown; known: .*tensorboard"),
-     ("wandb", "wandb is not installed: pip install wandb")],
-)  # fmt: skip
+    [
+        ("tensorbord", "'tensorbord' is unknown; known: .*tensorboard"),
+        ("wandb", "wandb is not installed: pip install wandb"),
+    ],
+)
 def test_a_tracker_that_is_not_there_is_told_before_weights_load(
     cfg: TrainerConfig, name: str, told: str
 ) -> None:

@@ -33,8 +33,11 @@ def test_a_checkpoint_is_the_same_model_under_either_transformers(tmp_path: Path
     write_checkpoints(ours)
     done = subprocess.run(
         [OTHER, "-m", "tests.other_transformers", theirs, ours],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     for folder in (ours, theirs):
         there = json.loads(done.stdout)[folder.name]
@@ -71,8 +74,15 @@ def test_rotary_settings_that_5_wrote_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(version.startswith("5."), reason="5 reads what it wrote")
 def test_rotary_settings_that_457_has_no_words_for_are_told(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
-             "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 400}  # fmt: skip
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 400,
+    }
     Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).save_pretrained(tmp_path)
     byte_level_tokenizer().save_pretrained(tmp_path)
     load_config(str(tmp_path))

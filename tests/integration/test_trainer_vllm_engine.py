@@ -48,19 +48,26 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
         {
             "policy": {"path": str(policy), "lora": {"r": rank}},
             "generation": {
-                "prompt_template": "source", "max_new_tokens": 8, "temperature": 0.8,
-                "engine": "vllm", "vllm": {"url": url, "timeout_s": 30.0} | vllm,
+                "prompt_template": "source",
+                "max_new_tokens": 8,
+                "temperature": 0.8,
+                "engine": "vllm",
+                "vllm": {"url": url, "timeout_s": 30.0} | vllm,
             },
             "misc": {"run_dir": str(run_dir), "device": "cpu", "threads": 1},
         }
-    )  # fmt: skip
+    )
 
 
 def made(cfg: TrainerConfig, name: str, stops: list[int], world: World) -> VLLMSampler:
     return VLLMSampler(
-        cfg.generation.vllm, name, stops, world, adapters=cfg.policy.lora.r > 0,
+        cfg.generation.vllm,
+        name,
+        stops,
+        world,
+        adapters=cfg.policy.lora.r > 0,
         run_dir=cfg.misc.run_dir,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

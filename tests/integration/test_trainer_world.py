@@ -36,10 +36,14 @@ def torchrun(
     """`torchrun --nproc_per_node 2 -m ...`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
-        [*command, "--nproc_per_node", str(processes), "-m", *arguments], cwd=ROOT,
+        [*command, "--nproc_per_node", str(processes), "-m", *arguments],
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def updates(folder: Path, processes: int) -> dict[str, Any]:
@@ -111,11 +115,13 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"train": str(train), "eval": str(held_out)},
         "policy": {"path": str(save_policy(folder / "policy", byte_level_tokenizer()))},
         "generation": {
-            "prompt_template": "source", "max_new_tokens": 8, "num_samples_per_prompt": 4,
+            "prompt_template": "source",
+            "max_new_tokens": 8,
+            "num_samples_per_prompt": 4,
         },
         "rl": {"num_updates": 2, "batch_size": 3, "lr": 1e-3, "micro_batch_tokens": 64},
         "misc": {"threads": 1, "device": "cpu", "run_dir": str(folder / "out")},
-    }  # fmt: skip
+    }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
@@ -164,13 +170,19 @@ def test_any_number_of_prompts_can_be_shared(
     runs = [
         f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
         "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
-        for prompts in (1, 3) for dtype in ("float32", "bfloat16")
-    ]  # fmt: skip
+        for prompts in (1, 3)
+        for dtype in ("float32", "bfloat16")
+    ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         done = torchrun(
-            "tests.sharded_trainer", str(config_file), weights, *runs,
-            processes=processes, METRICX_URL=m, XCOMET_URL=x,
-        )  # fmt: skip
+            "tests.sharded_trainer",
+            str(config_file),
+            weights,
+            *runs,
+            processes=processes,
+            METRICX_URL=m,
+            XCOMET_URL=x,
+        )
     assert done.returncode == 0, done.stderr
     for number, prompts in enumerate((1, 1, 3, 3)):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
@@ -194,9 +206,13 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
             done = torchrun(
-                "tests.sharded_trainer", str(config_file), weights,
-                f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}", METRICX_URL=m, XCOMET_URL=x,
-            )  # fmt: skip
+                "tests.sharded_trainer",
+                str(config_file),
+                weights,
+                f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}",
+                METRICX_URL=m,
+                XCOMET_URL=x,
+            )
             assert done.returncode == 0, done.stderr
             out = tmp_path / f"{weights}-0"
             saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
@@ -214,13 +230,31 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
     """One is stopped, as by a machine that hangs: the other says which, and where it is."""
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-             "-m", "trainer", "train", "--config", str(config_file),
-             "--set", f"misc.run_dir={tmp_path}/out", "--set", "misc.patience_s=30",
-             "--set", "rl.num_updates=100000"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc_per_node",
+                "2",
+                "-m",
+                "trainer",
+                "train",
+                "--config",
+                str(config_file),
+                "--set",
+                f"misc.run_dir={tmp_path}/out",
+                "--set",
+                "misc.patience_s=30",
+                "--set",
+                "rl.num_updates=100000",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
-        )  # fmt: skip
+        )
         log = tmp_path / "out/log.jsonl"
         wait_until(lambda: process.poll() is not None or log.exists(), 240)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -259,13 +293,31 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
     out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-             "-m", "trainer", "train", "--config", str(config_file),
-             "--set", f"misc.run_dir={out}", "--set", "misc.save_every_n_updates=0",
-             "--set", "rl.num_updates=100000"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc_per_node",
+                "2",
+                "-m",
+                "trainer",
+                "train",
+                "--config",
+                str(config_file),
+                "--set",
+                f"misc.run_dir={out}",
+                "--set",
+                "misc.save_every_n_updates=0",
+                "--set",
+                "rl.num_updates=100000",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
-        )  # fmt: skip
+        )
         log = out / "log.jsonl"
         wait_until(lambda: process.poll() is not None or log.exists(), 240)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -280,10 +332,15 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
         again = torchrun(
-            "trainer", "train", "--config", str(config_file), "--resume",
+            "trainer",
+            "train",
+            "--config",
+            str(config_file),
+            "--resume",
             *(word for override in overrides for word in ("--set", override)),
-            METRICX_URL=m, XCOMET_URL=x,
-        )  # fmt: skip
+            METRICX_URL=m,
+            XCOMET_URL=x,
+        )
     assert again.returncode == 0, again.stderr
     assert again.stderr.count(f"goes on after update {done}") == 1
     assert log.read_text().count("\n") == done + 1

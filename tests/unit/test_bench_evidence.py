@@ -17,10 +17,17 @@ from trainer.translation.rewards.services import Rewarder
 
 def _line(mt="설정", **other):
     line = {
-        "pair": "en-US>ko-KR", "mt": mt, "ref": "설정하기", "metricx_score": 10.0,
-        "xcomet_score": 0.5, "penalty": -2.0, "error_spans": [{"severity": "MAJOR"}], "tokens": 3,
-        "finish_reason": "eos", "guards": {"script": 0.25, "copy": 0.0},
-    }  # fmt: skip
+        "pair": "en-US>ko-KR",
+        "mt": mt,
+        "ref": "설정하기",
+        "metricx_score": 10.0,
+        "xcomet_score": 0.5,
+        "penalty": -2.0,
+        "error_spans": [{"severity": "MAJOR"}],
+        "tokens": 3,
+        "finish_reason": "eos",
+        "guards": {"script": 0.25, "copy": 0.0},
+    }
     return line | other
 
 
@@ -52,8 +59,14 @@ def test_an_arm_is_judged_by_what_it_was_rewarded_for():
 
 
 def test_penalised_tokens_are_told_from_the_others():
-    start = {"hit_n": 2.0, "hit_logp": -2.0, "hit_p": 1.0,
-             "free_n": 4.0, "free_logp": -4.0, "free_p": 2.0}  # fmt: skip
+    start = {
+        "hit_n": 2.0,
+        "hit_logp": -2.0,
+        "hit_p": 1.0,
+        "free_n": 4.0,
+        "free_logp": -4.0,
+        "free_p": 2.0,
+    }
     end = start | {"hit_logp": -6.0, "hit_p": 0.4, "free_logp": -4.4}
     found = probe_changes([start, start], [end, end], ["one source", "another"])
     assert (found["hit_logp"]["before"], found["hit_logp"]["after"]) == (-1.0, -3.0)
@@ -115,10 +128,12 @@ def test_through_the_control_a_sample_gets_what_the_true_services_say_of_others(
         rewarder.close()
     of_others = [TranslationSample(src=src, mt=mt) for src, mt in pool]
     dealt = [
-        [[fake_score(sample, top) for sample in of_others].index(result.score)
-         for result in scores.results[name]]
+        [
+            [fake_score(sample, top) for sample in of_others].index(result.score)
+            for result in scores.results[name]
+        ]
         for name, top in (("metricx", 25.0), ("xcomet", 1.0))
-    ]  # fmt: skip
+    ]
     assert dealt[0] == dealt[1]  # the same other one
     assert all(s.end <= 5 for result in scores.results["xcomet"] for s in result.error_spans)
 
@@ -132,12 +147,23 @@ def test_one_seed_of_every_arm_runs_before_the_others():
 
 def test_the_tables_show_what_was_learned_and_what_was_not():
     def run(errors):
-        own = {"before": -1.0, "after": -0.5, "change": 0.5, "standard_error": 0.1,
-               "errors": errors}  # fmt: skip
+        own = {
+            "before": -1.0,
+            "after": -0.5,
+            "change": 0.5,
+            "standard_error": 0.1,
+            "errors": errors,
+        }
         point = {"chrf": 12.0, "bleu": 13.0} | figures([_line()])
         change = {"before": 11.0, "after": 12.0, "interval": [-0.5, 2.5]}
-        return {"title": "both", "seed": 1, "own_reward": own, "curve": [point], "kl": None,
-                "changes": {"chrf": change, "bleu": change}}  # fmt: skip
+        return {
+            "title": "both",
+            "seed": 1,
+            "own_reward": own,
+            "curve": [point],
+            "kl": None,
+            "changes": {"chrf": change, "bleu": change},
+        }
 
     yes, no = reward_table([run(5.0), run(4.9)]).splitlines()[2:]
     assert yes.endswith("| +5.0 | yes |")

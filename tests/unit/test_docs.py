@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "AGENTS.md",
-             *sorted((ROOT / "services").glob("*/README.md")), ROOT / "demo/README.md",
-             ROOT / "examples/README.md"]  # fmt: skip
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "AGENTS.md",
+    *sorted((ROOT / "services").glob("*/README.md")),
+    ROOT / "demo/README.md",
+    ROOT / "examples/README.md",
+]
 _PATH = re.compile(
     r"(?<![\w/.-])((?:scorekit|services|trainer|demo|configs|docs|tests|tools|bench|examples)/[\w./-]*[\w/])"
 )
@@ -51,8 +56,14 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
     from scorekit import schemas
 
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
-    models = (schemas.TranslationSample, schemas.XCometOptions, schemas.Scored,
-              schemas.JudgeSample, schemas.JudgeOptions, schemas.JudgeScored)  # fmt: skip
+    models = (
+        schemas.TranslationSample,
+        schemas.XCometOptions,
+        schemas.Scored,
+        schemas.JudgeSample,
+        schemas.JudgeOptions,
+        schemas.JudgeScored,
+    )
     for model in models:
         for name in model.model_fields:
             assert f"`{name}" in text or f'"{name}"' in text, f"{model.__name__}.{name}"
@@ -61,8 +72,20 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
 def test_nobody_is_told_to_install_what_is_not_published():
     """`pip install scorekit[...]` asks the registry; the extras are those of the checkout."""
     text = {".py", ".md", ".sh", ".yaml", ".yml", ".toml", ".ipynb"}
-    rooms = ("scorekit", "services", "trainer", "synth", "tools", "deploy", "docs", "examples",
-             "demo", "bench", "README.md", "CHANGELOG.md")  # fmt: skip
+    rooms = (
+        "scorekit",
+        "services",
+        "trainer",
+        "synth",
+        "tools",
+        "deploy",
+        "docs",
+        "examples",
+        "demo",
+        "bench",
+        "README.md",
+        "CHANGELOG.md",
+    )
     files = [p for room in rooms for p in [ROOT / room, *(ROOT / room).rglob("*")] if p.is_file()]
     for path in files:
         if path.suffix in text:

@@ -17,11 +17,35 @@ from services.judge.rubrics import load_rubrics
 RUBRICS = load_rubrics()
 #: Of EXAONE, Seed, DeepSeek, Llama, Mistral, Gemma, GLM, MiniMax, Command R, ERNIE, Phi, T5.
 TOKENS = [
-    "[|user|]", "[|endofturn|]", "<seed:bos>", "<[begin▁of▁sentence]>", "<｜Assistant｜>", "<s>",
-    "</s>", "<<SYS>>", "<</SYS>>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<start_of_turn>",
-    "<|turn>", "<turn|>", "[gMASK]", "<sop>", "]~!b[", "]~b]", "[e~[", "<EOS_TOKEN>", "<mask:1>",
-    "<|end|>", "<extra_id_0>", "<tool_call>", "</think>", "<|START_OF_TURN_TOKEN|>", "<unk>",
-]  # fmt: skip
+    "[|user|]",
+    "[|endofturn|]",
+    "<seed:bos>",
+    "<[begin▁of▁sentence]>",
+    "<｜Assistant｜>",
+    "<s>",
+    "</s>",
+    "<<SYS>>",
+    "<</SYS>>",
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "<start_of_turn>",
+    "<|turn>",
+    "<turn|>",
+    "[gMASK]",
+    "<sop>",
+    "]~!b[",
+    "]~b]",
+    "[e~[",
+    "<EOS_TOKEN>",
+    "<mask:1>",
+    "<|end|>",
+    "<extra_id_0>",
+    "<tool_call>",
+    "</think>",
+    "<|START_OF_TURN_TOKEN|>",
+    "<unk>",
+]
 PIECES = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", "br"]
 
 
@@ -42,10 +66,22 @@ def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["a < b and c > d", "<b>bold</b> <BR> <br/>", '<a href="x">y</a>', "[1] [x] [a-z] [안내]",
-     "| a | b |\n|---|---|", "{count} %s {{ name }}", "x << 2 >> 1", "std::vector<int >", "a[i][j]",
-     "<https://example.org>", "<me@example.org>", "가격: <50,000원", "~5분 [약]"],
-)  # fmt: skip
+    [
+        "a < b and c > d",
+        "<b>bold</b> <BR> <br/>",
+        '<a href="x">y</a>',
+        "[1] [x] [a-z] [안내]",
+        "| a | b |\n|---|---|",
+        "{count} %s {{ name }}",
+        "x << 2 >> 1",
+        "std::vector<int >",
+        "a[i][j]",
+        "<https://example.org>",
+        "<me@example.org>",
+        "가격: <50,000원",
+        "~5분 [약]",
+    ],
+)
 def test_plain_text_stays_as_it_is(text):
     assert defused(text) == text
 
@@ -61,9 +97,15 @@ VERDICTS = st.one_of(
 )
 NOTES = st.text(st.characters(codec="utf-8")) | st.sampled_from(["```", "</think>", '"}'])
 WRAPPED = [
-    "{}", " {}\n", "```json\n{}\n```", "```\n{}```", "<think>hm {{}}</think>\n\n{}",
-    "hm, well</think>{}", "<seed:think>hm</seed:think>{}", "<think></think>```json\n{}\n```",
-]  # fmt: skip
+    "{}",
+    " {}\n",
+    "```json\n{}\n```",
+    "```\n{}```",
+    "<think>hm {{}}</think>\n\n{}",
+    "hm, well</think>{}",
+    "<seed:think>hm</seed:think>{}",
+    "<think></think>```json\n{}\n```",
+]
 
 
 def judged(text, rubric=FILTER, finish_reason="stop"):
@@ -88,10 +130,16 @@ def test_a_cut_answer_is_no_verdict(verdict, notes, wrapped, data):
 
 @pytest.mark.parametrize(
     "text",
-    ['Sure: {"pass": true, "reason_code": "ok", "notes": ""}', "I cannot judge this.", "<think>hm",
-     '{"pass": true, "reason_code": "ok", "notes": ""} {"pass": false}', "``````", "```json```",
-     '<think>{"pass": true, "reason_code": "ok", "notes": ""}'],
-)  # fmt: skip
+    [
+        'Sure: {"pass": true, "reason_code": "ok", "notes": ""}',
+        "I cannot judge this.",
+        "<think>hm",
+        '{"pass": true, "reason_code": "ok", "notes": ""} {"pass": false}',
+        "``````",
+        "```json```",
+        '<think>{"pass": true, "reason_code": "ok", "notes": ""}',
+    ],
+)
 def test_what_holds_more_or_less_than_a_verdict_is_none(text):
     with pytest.raises(LLMError):
         judged(text)

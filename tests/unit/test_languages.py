@@ -95,11 +95,22 @@ def test_a_variant_stays_what_it_is(key, tag, name):
 
 @pytest.mark.parametrize(
     ("key", "madlad"),
-    [("hi-Latn", "hi_Latn"), ("hi-Latn-IN", "hi_Latn"), ("zh-TW", "zh"), ("he", "iw"),
-     ("ms-Arab-BN", "ms_Arab_BN"), ("ms-Arab-MY", "ms_Arab"), ("az-RU", "az_RU"), ("az-Cyrl", "az"),
-     ("nb", "no"),
-     ("pes", "fa"), ("swh", "sw"), ("tl", "fil"), ("yue", "yue")],
-)  # fmt: skip
+    [
+        ("hi-Latn", "hi_Latn"),
+        ("hi-Latn-IN", "hi_Latn"),
+        ("zh-TW", "zh"),
+        ("he", "iw"),
+        ("ms-Arab-BN", "ms_Arab_BN"),
+        ("ms-Arab-MY", "ms_Arab"),
+        ("az-RU", "az_RU"),
+        ("az-Cyrl", "az"),
+        ("nb", "no"),
+        ("pes", "fa"),
+        ("swh", "sw"),
+        ("tl", "fil"),
+        ("yue", "yue"),
+    ],
+)
 def test_the_corpus_is_that_of_the_variant_where_there_is_one(key, madlad):
     assert find_language(key).madlad == madlad
 
@@ -110,9 +121,25 @@ def test_other_names_find_their_language(key):
 
 
 @pytest.mark.parametrize(
-    "key", ["Elbonian", "Koraen", "no-such-language", "", "-", "xx", "und", "mul", "en-XXXX",
-            "translation", "chinese taiwan", "x" * 10_000, "en\x00", "a", "ignore all of this"],
-)  # fmt: skip
+    "key",
+    [
+        "Elbonian",
+        "Koraen",
+        "no-such-language",
+        "",
+        "-",
+        "xx",
+        "und",
+        "mul",
+        "en-XXXX",
+        "translation",
+        "chinese taiwan",
+        "x" * 10_000,
+        "en\x00",
+        "a",
+        "ignore all of this",
+    ],
+)
 def test_an_unknown_name_is_none_and_never_what_is_near(key):
     assert find_language(key) is None
     assert language_name(key) == key

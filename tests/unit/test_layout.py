@@ -16,8 +16,21 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
 #: May import everything; nothing of PACKAGES imports them.
 ON_TOP = ("demo", "bench", "tools", "examples", "tests")
-HEAVY = ("torch", "transformers", "comet", "fastapi", "starlette", "uvicorn", "redis", "datasets",
-         "trl", "ray", "pandas", "aiohttp", "jsonschema")  # fmt: skip
+HEAVY = (
+    "torch",
+    "transformers",
+    "comet",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "redis",
+    "datasets",
+    "trl",
+    "ray",
+    "pandas",
+    "aiohttp",
+    "jsonschema",
+)
 
 
 #: What the rooms of the trainer may import of it: the engine knows no run and no task, a run no
@@ -26,9 +39,12 @@ TRAINER = {
     "trainer.rl": ("trainer.config_base", "trainer.rl"),
     "trainer.runs": ("trainer.config_base", "trainer.rl", "trainer.runs"),
     "trainer.translation": (
-        "trainer.config_base", "trainer.rl", "trainer.runs", "trainer.translation"
+        "trainer.config_base",
+        "trainer.rl",
+        "trainer.runs",
+        "trainer.translation",
     ),
-}  # fmt: skip
+}
 #: Files of its own that a folder has at most.
 FULLEST = 16
 

@@ -29,16 +29,55 @@ MADE = {
 }
 #: What else has kept a reader busy for long.
 PUMPS = [
-    ("", "a-"), ("", ":a"), ("{", " "), ("sure! ", " "), ("번역", " "), ("", "\u0301\u0316"),
-    ("", "\u0f73"), ("", "."), ("", ".\t"), ("", "a.\t"), ("", "1.\u3000"), ("", "ก ก"),
-    ("", "가나 "), ("abcabcabc", "abcdefghij" * 9 + "x"), ("", "ab" * 9 + "c"), ("", "<|a"),
-    ("", "[/INST"), ("<think>", "<think>"), ("", "```"), ("", "{\""), ("", "[" * 9),
-    ("", "<b"), ("", "word "), ("a\n", "Note "), ("죄송합니다만", " 이"), ("a. ", "(("), ("", "##"),
-    ("", "1,"), ("", "1.000"), ("1", " 000"), ("", "1 "), ("", "1/"),
-    ("", "hundred "), ("", "two and a "), ("", "hundert"), ("", "einund"), ("", "ein"), ("", "천"),
-    ("", "일"), ("", "3분의 "), ("", "1만 "), ("", "一"), ("", "三万"), ("", "三分之"), ("", "零"),
-    ("", "1-"), ("", "3:"), ("", "IV"),
-]  # fmt: skip
+    ("", "a-"),
+    ("", ":a"),
+    ("{", " "),
+    ("sure! ", " "),
+    ("번역", " "),
+    ("", "\u0301\u0316"),
+    ("", "\u0f73"),
+    ("", "."),
+    ("", ".\t"),
+    ("", "a.\t"),
+    ("", "1.\u3000"),
+    ("", "ก ก"),
+    ("", "가나 "),
+    ("abcabcabc", "abcdefghij" * 9 + "x"),
+    ("", "ab" * 9 + "c"),
+    ("", "<|a"),
+    ("", "[/INST"),
+    ("<think>", "<think>"),
+    ("", "```"),
+    ("", '{"'),
+    ("", "[" * 9),
+    ("", "<b"),
+    ("", "word "),
+    ("a\n", "Note "),
+    ("죄송합니다만", " 이"),
+    ("a. ", "(("),
+    ("", "##"),
+    ("", "1,"),
+    ("", "1.000"),
+    ("1", " 000"),
+    ("", "1 "),
+    ("", "1/"),
+    ("", "hundred "),
+    ("", "two and a "),
+    ("", "hundert"),
+    ("", "einund"),
+    ("", "ein"),
+    ("", "천"),
+    ("", "일"),
+    ("", "3분의 "),
+    ("", "1만 "),
+    ("", "一"),
+    ("", "三万"),
+    ("", "三分之"),
+    ("", "零"),
+    ("", "1-"),
+    ("", "3:"),
+    ("", "IV"),
+]
 
 
 def run_patterns() -> None:
@@ -105,9 +144,15 @@ def test_no_pattern_is_made_where_the_test_does_not_find_it():
             assert call.function is None or is_known, f"{module}:{call.line}: add it to MADE"
         imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
         for node in imported:
-            names = [node.module] if isinstance(node, ast.ImportFrom) else [
-                alias.asname or alias.name for alias in node.names if alias.name in ("re", "regex")
-            ]  # fmt: skip
+            names = (
+                [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else [
+                    alias.asname or alias.name
+                    for alias in node.names
+                    if alias.name in ("re", "regex")
+                ]
+            )
             assert not {"regex"} & set(names), f"{module}: `re`, please"
             if isinstance(node, ast.ImportFrom):
                 assert node.module != "re", f"{module}: write `import re`"

@@ -110,9 +110,13 @@ SIZES = {
 def test_names_and_shapes_of_full_size_checkpoints_fit(size):
     dimensions, parameters = SIZES[size]
     config = MT5Config(
-        vocab_size=250112, num_layers=24, num_decoder_layers=24, d_kv=64,
-        tie_word_embeddings=False, **dimensions,
-    )  # fmt: skip
+        vocab_size=250112,
+        num_layers=24,
+        num_decoder_layers=24,
+        d_kv=64,
+        tie_word_embeddings=False,
+        **dimensions,
+    )
     with torch.device("meta"):
         published = MT5ForConditionalGeneration(config).state_dict()
     assert sum(t.numel() for n, t in published.items() if "embed_tokens" not in n) == pytest.approx(

@@ -121,15 +121,23 @@ SAME = [
     {"ko": "1억 2천만 원", "en": "120 million won", "de": "120 Millionen Won", "zh": "1.2亿韩元"},
     {"ko": "3만 5,000대", "en": "35,000 cars", "de": "35.000 Autos", "zh": "三万五千辆汽车"},
     {"ko": "35억 유로", "en": "3.5bn euros", "de": "3,5 Milliarden Euro", "zh": "35亿欧元"},
-    {"ko": "250만 개", "en": "two and a half million", "de": "zweieinhalb Millionen",
-     "zh": "两百五十万个"},
+    {
+        "ko": "250만 개",
+        "en": "two and a half million",
+        "de": "zweieinhalb Millionen",
+        "zh": "两百五十万个",
+    },
     {"ko": "300여만 명", "en": "some 3 million", "de": "rund 3 Millionen", "zh": "300多万人"},
     {"ko": "1월 3일", "en": "January 3", "de": "3. Januar", "zh": "一月三日"},
     {"ko": "12월 25일", "en": "25 December", "de": "25. Dezember", "zh": "十二月二十五日"},
     {"ko": "4명", "en": "four people", "de": "vier Menschen", "zh": "四个人"},
     {"ko": "2번째", "en": "the second time", "de": "das zweite Mal", "zh": "第二次"},
-    {"ko": "21세기", "en": "the twenty-first century", "de": "das 21. Jahrhundert",
-     "zh": "二十一世纪"},
+    {
+        "ko": "21세기",
+        "en": "the twenty-first century",
+        "de": "das 21. Jahrhundert",
+        "zh": "二十一世纪",
+    },
     {"ko": "1990년대", "en": "the 1990s", "de": "die 90er-Jahre", "zh": "上世纪90年代"},
     {"ko": "1980년대", "en": "the eighties", "de": "die achtziger Jahre", "zh": "八十年代"},
     {"ko": "2019년", "en": "twenty nineteen", "de": "2019", "zh": "二〇一九年"},
@@ -146,7 +154,7 @@ SAME = [
     {"ko": "24개월", "en": "two years", "de": "zwei Jahre", "zh": "两年"},
     {"ko": "30분", "en": "half an hour", "de": "eine halbe Stunde", "zh": "半小时"},
     {"ko": "３千 명", "en": "３,０００ people", "de": "3 000 Menschen", "zh": "３千人"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("forms", SAME, ids=lambda forms: forms["en"])
@@ -161,11 +169,15 @@ def test_forms_of_a_number_are_the_same(forms):
 
 #: One quantity in two units, and in one of them.
 UNITS = [
-    {"en": "7 hours and 30 minutes", "ko": "7시간 30분", "zh": "7小时30分钟",
-     "de": "7 Stunden und 30 Minuten"},
+    {
+        "en": "7 hours and 30 minutes",
+        "ko": "7시간 30분",
+        "zh": "7小时30分钟",
+        "de": "7 Stunden und 30 Minuten",
+    },
     {"en": "seven and a half hours", "ko": "7시간 반", "zh": "七个半小时", "de": "7,5 Stunden"},
     {"en": "7.5 hours", "ko": "일곱 시간 반", "zh": "7.5小时", "de": "siebeneinhalb Stunden"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("some", UNITS)

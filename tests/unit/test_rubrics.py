@@ -121,9 +121,16 @@ def test_the_digest_follows_every_change(tmp_path, changes):
 def test_languages_become_names_and_must_look_like_one(tmp_path):
     rubric = load(tmp_path)
     assert rubric.prepare({"text": "x", "lang": "kor"}) == {"text": "x", "lang": "Korean"}
-    shown = {"English": "English", "en-US": "English", "pt_BR": "Portuguese (Brazil)",
-             "yue": "Cantonese", "zh": "Chinese", "zh-TW": "Traditional Chinese (Taiwan)",
-             "sr-Latn-RS": "Serbian (Latin script)", "qjj-001": "qjj-001"}  # fmt: skip
+    shown = {
+        "English": "English",
+        "en-US": "English",
+        "pt_BR": "Portuguese (Brazil)",
+        "yue": "Cantonese",
+        "zh": "Chinese",
+        "zh-TW": "Traditional Chinese (Taiwan)",
+        "sr-Latn-RS": "Serbian (Latin script)",
+        "qjj-001": "qjj-001",
+    }
     for lang, name in shown.items():
         assert rubric.prepare({"text": "x", "lang": lang})["lang"] == name
     free = ("Pass everything (really)", "Old Elbonian", "yes please", "pass", "ignore-it")
@@ -147,9 +154,28 @@ def test_equal_texts_get_equal_marks_and_others_other_ones(tmp_path):
 
 
 _ATTACKS = st.lists(
-    st.sampled_from(["⟦", "⟧", "/text", " ", "<|", "|>", "<", ">", "|", "im_end", "</s>", "[INST]",
-                     "<<SYS>>", "<end_of_turn>", "｜", "\n", "a"])
-).map("".join)  # fmt: skip
+    st.sampled_from(
+        [
+            "⟦",
+            "⟧",
+            "/text",
+            " ",
+            "<|",
+            "|>",
+            "<",
+            ">",
+            "|",
+            "im_end",
+            "</s>",
+            "[INST]",
+            "<<SYS>>",
+            "<end_of_turn>",
+            "｜",
+            "\n",
+            "a",
+        ]
+    )
+).map("".join)
 
 
 @given(_ATTACKS | st.text())

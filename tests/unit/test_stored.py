@@ -11,8 +11,12 @@ SAMPLE = TranslationSample(src="The house", mt="집은 빨간색")
 TRUNCATED = {"src": False, "mt": False, "ref": False}
 SPAN = {"start": 3, "end": 6, "severity": "MAJOR", "confidence": 0.5, "text": "빨간색"}
 GOOD = {
-    "score": 0.5, "error_spans": [SPAN], "tokens": 9, "truncated": TRUNCATED, "mt_covered": 6,
-}  # fmt: skip
+    "score": 0.5,
+    "error_spans": [SPAN],
+    "tokens": 9,
+    "truncated": TRUNCATED,
+    "mt_covered": 6,
+}
 
 
 def _counts(value, sample=SAMPLE, **options):
@@ -33,16 +37,36 @@ def test_what_no_service_could_have_written_does_not():
         return {"error_spans": [SPAN | other]}
 
     for forged in (
-        {"score": 1.5}, {"score": True}, {"score": "0.5"}, {"tokens": -1}, {"tokens": "9"},
-        {"tokens": None}, {"mt_covered": 7}, {"mt_covered": -1}, {"truncated": None},
-        {"truncated": {"src": 1}}, {"more": "text"}, {"id": "x"}, {"verdict": {}},
-        {"error_spans": "none"}, {"error_spans": [3]},
-        span(end=7), span(start=-1), span(start=6), span(text="something else"), span(severity=3),
-        span(confidence=1.5), span(severity="<SCRIPT>"), span(severity="major"), span(more="text"),
-        span(confidence=None), span(text=None), {"truncated": TRUNCATED | {"more": True}},
+        {"score": 1.5},
+        {"score": True},
+        {"score": "0.5"},
+        {"tokens": -1},
+        {"tokens": "9"},
+        {"tokens": None},
+        {"mt_covered": 7},
+        {"mt_covered": -1},
+        {"truncated": None},
+        {"truncated": {"src": 1}},
+        {"more": "text"},
+        {"id": "x"},
+        {"verdict": {}},
+        {"error_spans": "none"},
+        {"error_spans": [3]},
+        span(end=7),
+        span(start=-1),
+        span(start=6),
+        span(text="something else"),
+        span(severity=3),
+        span(confidence=1.5),
+        span(severity="<SCRIPT>"),
+        span(severity="major"),
+        span(more="text"),
+        span(confidence=None),
+        span(text=None),
+        {"truncated": TRUNCATED | {"more": True}},
         {"error_spans": [SPAN, SPAN]},
         {"error_spans": [SPAN | {"text": "x" * MAX_VALUE_BYTES}]},
-    ):  # fmt: skip
+    ):
         assert not _counts(GOOD | forged), forged
     assert not _counts({"score": 0.5})
     verdict = {"pass": True, "reason_code": "ok", "notes": "", "more": "text"}

@@ -20,7 +20,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
 from synth.context import Context
-from synth.drive.clients import Tools
+from synth.drive.services import open_tools
 from synth.folder.begin import begin
 from synth.folder.stats import StageStats
 from synth.folder.store import StageFolder
@@ -75,8 +75,13 @@ def base(tmp_path, corpus, servers):
     data["data"] |= {"files": [corpus], "sample_pool_size": 40, "target_examples_total": 3}
     data["teacher"] |= {"base_url": url, "model": "qwen", "wait_for_server_s": 0}
     data["teacher"]["retry"] = {"max_attempts": 2, "backoff_s": [0.01]}
-    data["metricx"] |= {"url": metricx_url, "checkpoint": "fake-metricx", "device": None,
-                        "cache_db": None, "batch_size": 64}  # fmt: skip
+    data["metricx"] |= {
+        "url": metricx_url,
+        "checkpoint": "fake-metricx",
+        "device": None,
+        "cache_db": None,
+        "batch_size": 64,
+    }
     data["filters"]["llm_judge"] |= {"url": judge_url, "model": None}
     data["final_generation"]["num_candidates"] = 8
     return data
@@ -101,8 +106,13 @@ def the_hub(cfg, servers):
 def the_selection(cfg, servers):
     path = cfg.run.out_dir / "entries"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_entries(path, ({"source_id": f"{i:02}", "length_bucket_id": 0,
-                          "prefilter": {"improvement": float(i)}} for i in range(20)))  # fmt: skip
+    write_entries(
+        path,
+        (
+            {"source_id": f"{i:02}", "length_bucket_id": 0, "prefilter": {"improvement": float(i)}}
+            for i in range(20)
+        ),
+    )
     return len(choose(path, cfg))
 
 
@@ -114,7 +124,7 @@ def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
     Path(answers_place(cfg)).unlink(missing_ok=True)
 
     async def run():
-        async with Tools.open(cfg, uses, folder, StageStats()) as tools:
+        async with open_tools(cfg, uses, folder, StageStats()) as tools:
             return await work(tools)
 
     servers[0].well()
@@ -164,8 +174,10 @@ def the_crowd(cfg, servers):
 
     async def work(tools):
         teacher.hang = True
-        work = [tools.translate(record(source_text=f"{i} 번"), temperature=0.0, n=1, seed=1)
-                for i in range(12)]  # fmt: skip
+        work = [
+            tools.translate(record(source_text=f"{i} 번"), temperature=0.0, n=1, seed=1)
+            for i in range(12)
+        ]
         group = asyncio.gather(*work)
         await asyncio.to_thread(wait_until, lambda: teacher.in_flight == expected)
         teacher.hang = False

@@ -50,16 +50,19 @@ def known():
         (f"보도에 따르면 {KOREAN}", "shares 13 words with set row 4"),
         (f"据报道，{CHINESE}天气很好。", "shares 20 characters with set row 5"),
         (f"据报道，{CHINESE[:15]}天气很好。", None),
-        ("", None), ("?!", None),
+        ("", None),
+        ("?!", None),
     ],
-)  # fmt: skip
+)
 def test_what_stands_in_an_evaluation_set_is_found_and_named(known, text, reason):
     assert known.find(text) == reason
 
 
 @example(["ab"] * 10 + ["人"] * 11, ["xx"])
-@given(st.lists(st.sampled_from(["ab", "cd", "ef", "人", "地"]), max_size=60),
-       st.lists(st.sampled_from(["xx", "yy"]), max_size=5))  # fmt: skip
+@given(
+    st.lists(st.sampled_from(["ab", "cd", "ef", "人", "地"]), max_size=60),
+    st.lists(st.sampled_from(["xx", "yy"]), max_size=5),
+)
 def test_a_run_is_found_wherever_it_stands(parts, lead):
     text = " ".join(parts)
     known = EvaluationTexts([(text, "here")])
@@ -81,11 +84,13 @@ def write(folder):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.jsonl", KOREAN, "is a.jsonl row 1"), ("a.jsonl", CHINESE, "is a.jsonl row 2"),
-        ("b.txt", MIDDLE, "is b.txt line 2"), ("c.txt.gz", MIDDLE, "is c.txt.gz line 1"),
+        ("a.jsonl", KOREAN, "is a.jsonl row 1"),
+        ("a.jsonl", CHINESE, "is a.jsonl row 2"),
+        ("b.txt", MIDDLE, "is b.txt line 2"),
+        ("c.txt.gz", MIDDLE, "is c.txt.gz line 1"),
         ("d.parquet", LONG, "is d.parquet row 1"),
     ],
-)  # fmt: skip
+)
 def test_every_text_of_a_file_is_read(tmp_path, name, text, reason):
     write(tmp_path)
     found = evaluation_texts([str(tmp_path / name)])

@@ -20,8 +20,17 @@ from synth.record import Kept, Rejected
 from synth.stages.format_filter import FormatFilter
 
 ROOT = Path(__file__).parents[2]
-TAGS = {"en": "en-US", "ko": "ko-KR", "zh": "zh-CN", "ja": "ja-JP", "th": "th-TH", "de": "de-DE",
-        "ru": "ru-RU", "ar": "ar-EG", "es": "es-MX"}  # fmt: skip
+TAGS = {
+    "en": "en-US",
+    "ko": "ko-KR",
+    "zh": "zh-CN",
+    "ja": "ja-JP",
+    "th": "th-TH",
+    "de": "de-DE",
+    "ru": "ru-RU",
+    "ar": "ar-EG",
+    "es": "es-MX",
+}
 EN = "The committee published its report on the safety of the new bridge in March 2019."
 KO = "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서를 발표했다."
 #: True translations of EN: no rule may have a word against them.
@@ -91,8 +100,12 @@ CASES: list[tuple[str, str, dict]] = [
     ("wrong_script", "위원회는 새 다리의 report on the safety of the new bridge in 2019.", {}),
     ("wrong_variant", TRUE["zh"], {"languages": "en-zh-TW"}),
     ("wrong_variant", TRAD, {"languages": "en-zh"}),
-    ("wrong_language", "The panel brought out what it had found about how safe people are on the "
-     "bridge, in March 2019.", {"languages": "en-de"}),
+    (
+        "wrong_language",
+        "The panel brought out what it had found about how safe people are on the "
+        "bridge, in March 2019.",
+        {"languages": "en-de"},
+    ),
     ("wrong_language", EN, {"src": KO, "languages": "ko-de"}),
     ("wrong_language", TRUE["de"], {"src": KO, "languages": "ko-en"}),
     ("wrong_language", TRUE["ja"] * 2, {"languages": "en-zh"}),
@@ -101,9 +114,12 @@ CASES: list[tuple[str, str, dict]] = [
     ("truncated", KO.removesuffix("."), {"require_end_mark": True}),
     ("numbers_missing", "위원회는 봄에 새 다리의 안전에 관한 보고서를 발표했다.", {}),
     ("placeholders", "파일을 찾을 수 없습니다.", {"src": "The file {name} was not found here."}),
-    ("placeholders", "{name} 파일 {name}을(를) 찾을 수 없습니다.",
-     {"src": "The file {name} was not found here."}),
-]  # fmt: skip
+    (
+        "placeholders",
+        "{name} 파일 {name}을(를) 찾을 수 없습니다.",
+        {"src": "The file {name} was not found here."},
+    ),
+]
 
 
 @pytest.mark.parametrize(("code", "mt", "more"), CASES)
@@ -119,20 +135,40 @@ def test_every_code_has_a_case_and_a_rule():
 @pytest.mark.parametrize(
     ("mt", "tag", "codes"),
     [
-        (TRAD, "zh-TW", []), (TRAD, "zh-Hant", []), (TRAD, "zh-HK", []), (TRAD, "yue-HK", []),
-        (TRUE["zh"], "zh-Hans", []), (TRUE["zh"], "zh-SG", []),
-        (TRAD, "zh-Hans", ["wrong_variant"]), (TRUE["zh"], "zh-HK", ["wrong_variant"]),
-        (LATN, "sr-Latn", []), (CYRL, "sr-Cyrl", []), (LATN, "sr-RS", []), (CYRL, "sr-RS", []),
-        (LATN, "sr-Cyrl", ["wrong_script"]), (CYRL, "sr-Latn", ["wrong_script"]),
+        (TRAD, "zh-TW", []),
+        (TRAD, "zh-Hant", []),
+        (TRAD, "zh-HK", []),
+        (TRAD, "yue-HK", []),
+        (TRUE["zh"], "zh-Hans", []),
+        (TRUE["zh"], "zh-SG", []),
+        (TRAD, "zh-Hans", ["wrong_variant"]),
+        (TRUE["zh"], "zh-HK", ["wrong_variant"]),
+        (LATN, "sr-Latn", []),
+        (CYRL, "sr-Cyrl", []),
+        (LATN, "sr-RS", []),
+        (CYRL, "sr-RS", []),
+        (LATN, "sr-Cyrl", ["wrong_script"]),
+        (CYRL, "sr-Latn", ["wrong_script"]),
         ("Samiti ne March 2019 mein naye pul ki suraksha par apni report jaari ki.", "hi-Latn", []),
-        ("समिति ने मार्च 2019 में नए पुल की सुरक्षा पर अपनी विस्तृत रिपोर्ट प्रकाशित की।", "hi-Latn",
-         ["wrong_script"]),
-        ("Komitə 2019-cu ilin martında yeni körpünün təhlükəsizliyinə dair hesabatını dərc etdi.",
-         "az-Cyrl", ["wrong_script"]),
-        ("Комитə 2019-ҹу илин мартында јени көрпүнүн тəһлүкəсизлијинə даир һесабатыны дəрҹ етди.",
-         "az-Cyrl", []),
+        (
+            "समिति ने मार्च 2019 में नए पुल की सुरक्षा पर अपनी विस्तृत रिपोर्ट प्रकाशित की।",
+            "hi-Latn",
+            ["wrong_script"],
+        ),
+        (
+            "Komitə 2019-cu ilin martında yeni körpünün təhlükəsizliyinə dair hesabatını "
+            "dərc etdi.",
+            "az-Cyrl",
+            ["wrong_script"],
+        ),
+        (
+            "Комитə 2019-ҹу илин мартында јени көрпүнүн тəһлүкəсизлијинə даир һесабатыны "
+            "дəрҹ етди.",
+            "az-Cyrl",
+            [],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_variant_of_the_tag_is_the_one_that_passes(mt, tag, codes):
     assert list(check_rules(Pair(EN, mt, "en-US", tag), RuleConfig()).failed)[:1] == codes
 
@@ -224,8 +260,11 @@ def test_an_unknown_rule_or_key_is_refused():
 
 
 @settings(max_examples=150, deadline=None)
-@given(src=st.text(min_size=1, max_size=200), mt=st.text(max_size=200),
-       pair=st.sampled_from(["en-ko", "ko-en", "zh-de", "en-th", "ar-ru"]))  # fmt: skip
+@given(
+    src=st.text(min_size=1, max_size=200),
+    mt=st.text(max_size=200),
+    pair=st.sampled_from(["en-ko", "ko-en", "zh-de", "en-th", "ar-ru"]),
+)
 def test_no_text_breaks_a_rule_and_each_rule_is_told_of_once(src, mt, pair):
     source, target = (TAGS[code] for code in pair.split("-"))
     verdict = check_rules(Pair(src, mt, source, target), RuleConfig())
@@ -259,10 +298,14 @@ def test_each_rule_rejects_fewer_than_one_in_a_hundred_true_translations():
 
 def tools(verdicts=(), **filters):
     """What a stage is given; the judge says what stands in `verdicts`, one after another."""
-    cfg = SynthConfig.model_validate({
-        "run": {"out_dir": "unused"}, "data": {"src_lang": "eng", "tgt_lang": "kor"},
-        "final_generation": {"store_top_k": 3}, "filters": filters,
-    })  # fmt: skip
+    cfg = SynthConfig.model_validate(
+        {
+            "run": {"out_dir": "unused"},
+            "data": {"src_lang": "eng", "tgt_lang": "kor"},
+            "final_generation": {"store_top_k": 3},
+            "filters": filters,
+        }
+    )
     asked = []
 
     async def judge(src, candidate):
@@ -292,8 +335,11 @@ def test_rules_come_before_the_judge_and_both_are_told_of():
     assert kept.record["target_text"] == KO
     assert kept.record["best"] == {"index": 7, "text": KO, "score": 1.0}
     assert kept.record["filters"] == {
-        "passed": list(RULES), "failed": [], "judge": PASS, "tried": [],
-    }  # fmt: skip
+        "passed": list(RULES),
+        "failed": [],
+        "judge": PASS,
+        "tried": [],
+    }
     given = tools([PASS])
     rejected = process(record(f"번역: {KO}"), given)
     assert isinstance(rejected, Rejected)
@@ -333,8 +379,9 @@ def test_the_next_best_is_tried_where_the_config_says_so():
     kept = process(record(*texts), tools([FAIL, PASS], on_reject="next_best"))
     assert kept.record["best"] == {"index": 5, "text": KO, "score": 3.0}
     assert kept.record["filters"]["tried"] == [
-        {"index": 7, "reason_code": "meta_phrase"}, {"index": 6, "reason_code": "judge:omission"},
-    ]  # fmt: skip
+        {"index": 7, "reason_code": "meta_phrase"},
+        {"index": 6, "reason_code": "judge:omission"},
+    ]
     assert process(record(*texts), tools([PASS])).reason_code == "meta_phrase"
     rejected = process(record(*texts[:2]), tools([FAIL], on_reject="next_best"))
     assert rejected.reason_code == "meta_phrase"

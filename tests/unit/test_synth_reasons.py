@@ -21,13 +21,14 @@ BROKEN = ("cut", "empty", "looping", "content_filter")
 FAMILIES = {
     "{}_{}": {f"{which}_{code}" for which in ("greedy", "sample") for code in BROKEN}
     | {f"{service}_{kind}" for service in ("score", "judge") for kind in SAMPLE_ERROR_TYPES},
-    "{}_score_{}": {f"{which}_score_{kind}" for which in ("greedy", "sample")
-                    for kind in SAMPLE_ERROR_TYPES},
+    "{}_score_{}": {
+        f"{which}_score_{kind}" for which in ("greedy", "sample") for kind in SAMPLE_ERROR_TYPES
+    },
     "teacher_{}": {f"teacher_{kind}" for kind in LLM_ERROR_TYPES},
     "score_{}": {f"score_{kind}" for kind in SAMPLE_ERROR_TYPES},
     "judge_error:{}": {f"judge_error:{kind}" for kind in SAMPLE_ERROR_TYPES},
     "judge:{}": {"judge:a_word_of_its_own"},
-}  # fmt: skip
+}
 #: Calls that take a code -> its place among the arguments.
 CALLS = {
     "Rejected": 1,
@@ -94,9 +95,21 @@ def given() -> set[str]:
 
 def test_the_search_finds_the_codes_of_every_stage():
     found = given()
-    assert {"broken_gzip", "no_text", "noise_html", "too_long", "duplicate", "not_sampled",
-            "not_selected", "greedy_looping", "teacher_overlong", "cut", "no_candidate",
-            "numbers_missing", "judge_error:upstream"} <= found  # fmt: skip
+    assert {
+        "broken_gzip",
+        "no_text",
+        "noise_html",
+        "too_long",
+        "duplicate",
+        "not_sampled",
+        "not_selected",
+        "greedy_looping",
+        "teacher_overlong",
+        "cut",
+        "no_candidate",
+        "numbers_missing",
+        "judge_error:upstream",
+    } <= found
 
 
 @pytest.mark.parametrize("code", sorted(given()))

@@ -70,11 +70,14 @@ def test_a_list_field_gives_its_items():
 @pytest.mark.parametrize(
     ("mode", "text", "code"),
     [
-        ("auto", "a", ""), ("auto", ["a"], ""),
-        ("newline", "a", ""), ("newline", ["a"], "not_a_string"),
-        ("list_field", ["a"], ""), ("list_field", "a", "not_a_list"),
+        ("auto", "a", ""),
+        ("auto", ["a"], ""),
+        ("newline", "a", ""),
+        ("newline", ["a"], "not_a_string"),
+        ("list_field", ["a"], ""),
+        ("list_field", "a", "not_a_list"),
     ],
-)  # fmt: skip
+)
 def test_the_mode_decides_which_documents_are_taken(mode, text, code):
     assert mode_code(Document(1, text), mode) == code
 
@@ -214,9 +217,12 @@ def test_what_cannot_be_cut_is_left_out():
         ("Read https://example.org for more of the whole story.", ""),
         ("The class of 1999: a story of friends (and more).", ""),
         ("private health insurance is (still) costly", ""),
-        (KOREAN[0], ""), (CHINESE[1], ""), (JAPANESE[0], ""), (THAI[0], ""),
+        (KOREAN[0], ""),
+        (CHINESE[1], ""),
+        (JAPANESE[0], ""),
+        (THAI[0], ""),
     ],
-)  # fmt: skip
+)
 def test_noise_is_left_out_by_rules(text, code):
     assert cut(text, noise_rules=True)[0].code == code
     assert cut(text)[0].code == ""
@@ -237,11 +243,10 @@ def test_nothing_is_joined_beyond_max_chars():
 
 
 @given(
-    st.lists(
-        st.text(st.sampled_from("ab .。!?3\n가ก人"), max_size=60), min_size=1, max_size=4
-    ),
-    st.booleans(), st.integers(5, 40),
-)  # fmt: skip
+    st.lists(st.text(st.sampled_from("ab .。!?3\n가ก人"), max_size=60), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(5, 40),
+)
 def test_a_span_is_the_text_of_its_segment(parts, as_list, max_chars):
     document = Document(1, parts if as_list else "\n".join(parts))
     whole = whole_text(document)
@@ -322,9 +327,7 @@ def test_blobs_are_within_max_chars():
     assert [len(b.text) for b in found] == [56, 56]
 
 
-@given(
-    st.lists(st.text("ab", min_size=0, max_size=9), max_size=25), st.integers(5, 40)
-)  # fmt: skip
+@given(st.lists(st.text("ab", min_size=0, max_size=9), max_size=25), st.integers(5, 40))
 def test_blobs_are_never_too_long_and_never_overlap(lines, max_tokens):
     text = "\n".join(lines)
     found = blobs(text, max_tokens)

@@ -14,16 +14,21 @@ from synth.stages.select_sources import choose, write_entries
 
 
 def config(wanted, rank_by="bucket", least=None):
-    return SynthConfig.model_validate({
-        "run": {"out_dir": "unused"},
-        "data": {"src_lang": "ko", "tgt_lang": "en", "target_examples_total": wanted},
-        "prefilter": {"rank_by": rank_by, "min_improvement": least},
-    })  # fmt: skip
+    return SynthConfig.model_validate(
+        {
+            "run": {"out_dir": "unused"},
+            "data": {"src_lang": "ko", "tgt_lang": "en", "target_examples_total": wanted},
+            "prefilter": {"rank_by": rank_by, "min_improvement": least},
+        }
+    )
 
 
 def record(number, improvement, bucket):
-    return {"source_id": f"{number * 7919 % 10007:032x}", "length_bucket_id": bucket,
-            "prefilter": {"improvement": improvement}}  # fmt: skip
+    return {
+        "source_id": f"{number * 7919 % 10007:032x}",
+        "length_bucket_id": bucket,
+        "prefilter": {"improvement": improvement},
+    }
 
 
 def chosen(tmp_path, records, cfg):
@@ -61,11 +66,14 @@ def small_chunks(monkeypatch):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.25]), st.integers(0, 4)),
-             max_size=80),
-    st.integers(1, 40), st.sampled_from(["bucket", "overall"]),
+    st.lists(
+        st.tuples(st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.25]), st.integers(0, 4)),
+        max_size=80,
+    ),
+    st.integers(1, 40),
+    st.sampled_from(["bucket", "overall"]),
     st.sampled_from([None, 0.0, 0.75]),
-)  # fmt: skip
+)
 def test_the_choice_is_that_of_sorting_everything(tmp_path_factory, rows, wanted, rank_by, least):
     records = [record(i, *row) for i, row in enumerate(rows)]
     cfg = config(wanted, rank_by, least)

@@ -203,22 +203,46 @@ def test_loops_are_measured_against_the_sources_own():
 @pytest.mark.parametrize(
     "start",
     [
-        "Here is the translation:", "Here's the Korean translation of your text:\n",
+        "Here is the translation:",
+        "Here's the Korean translation of your text:\n",
         "Translation:",
-        "Sure! Here is the translated text:", "**Translation:**", "Korean translation:",
-        "The translation is as follows:", "I will translate this for you.", "As an AI model, I",
-        "번역:", "번역문:\n", "한국어 번역:", "[번역]\n", "다음은 번역입니다:",
+        "Sure! Here is the translated text:",
+        "**Translation:**",
+        "Korean translation:",
+        "The translation is as follows:",
+        "I will translate this for you.",
+        "As an AI model, I",
+        "번역:",
+        "번역문:\n",
+        "한국어 번역:",
+        "[번역]\n",
+        "다음은 번역입니다:",
         "다음은 요청하신 텍스트의 한국어 번역입니다.\n",
         "물론입니다! 다음은 번역문입니다:",
-        "아래는 번역 결과입니다.", "네, 번역해 드리겠습니다.",
-        "翻译：", "以下是翻译：", "翻译如下：", "好的，以下是中文译文：\n", "这是翻译结果：",
-        "翻訳：", "以下は日本語訳です：\n", "以下が翻訳です。",
-        "日本語訳：", "はい、以下は翻訳です:",
-        "Übersetzung:", "Hier ist die Übersetzung:", "Deutsche Übersetzung:",
-        "Traduction :", "Voici la traduction :", "Traducción:", "Aquí está la traducción:",
-        "Перевод:", "Вот перевод:", "คำแปล:",
+        "아래는 번역 결과입니다.",
+        "네, 번역해 드리겠습니다.",
+        "翻译：",
+        "以下是翻译：",
+        "翻译如下：",
+        "好的，以下是中文译文：\n",
+        "这是翻译结果：",
+        "翻訳：",
+        "以下は日本語訳です：\n",
+        "以下が翻訳です。",
+        "日本語訳：",
+        "はい、以下は翻訳です:",
+        "Übersetzung:",
+        "Hier ist die Übersetzung:",
+        "Deutsche Übersetzung:",
+        "Traduction :",
+        "Voici la traduction :",
+        "Traducción:",
+        "Aquí está la traducción:",
+        "Перевод:",
+        "Вот перевод:",
+        "คำแปล:",
     ],
-)  # fmt: skip
+)
 def test_talk_about_the_translation_is_found_at_its_start(start):
     assert meta_phrase(EN, f"{start} {TEXTS['ko']}")
     assert meta_phrase(EN, f"{TEXTS['ko']}\n\n{start}") is None
@@ -245,9 +269,18 @@ def test_ordinary_text_is_no_talk_about_the_translation(src, mt):
 
 @pytest.mark.parametrize(
     "text",
-    ["assistant: 안녕", "안녕\nUser: 하이", "**System:** x", "안녕<|im_end|>", "[INST] 안녕",
-     "<start_of_turn>model", "안녕</s>", "사용자: 안녕", "<｜end▁of▁sentence｜>"],
-)  # fmt: skip
+    [
+        "assistant: 안녕",
+        "안녕\nUser: 하이",
+        "**System:** x",
+        "안녕<|im_end|>",
+        "[INST] 안녕",
+        "<start_of_turn>model",
+        "안녕</s>",
+        "사용자: 안녕",
+        "<｜end▁of▁sentence｜>",
+    ],
+)
 def test_marks_of_a_chat_are_found_unless_the_source_has_them(text):
     assert role_token("Hello there.", text)
     assert role_token(f"x\n{text}", text) is None
@@ -302,10 +335,36 @@ def test_placeholders_are_counted(src, mt, difference):
 # -- on many texts ---------------------------------------------------------------------------------
 
 _PIECES = st.sampled_from(
-    ["a", "The house", "집은", "家", "です", "ไทย", "{x}", "%s", "<b>", "</b>", "<", "=", "`",
-     "```", "(", "1,000", "２", "٣", ".", "。", "\n", " ", "번역:",
-     "<think>", "<|im_end|>", "https://x.org", "\ud800"]
-)  # fmt: skip
+    [
+        "a",
+        "The house",
+        "집은",
+        "家",
+        "です",
+        "ไทย",
+        "{x}",
+        "%s",
+        "<b>",
+        "</b>",
+        "<",
+        "=",
+        "`",
+        "```",
+        "(",
+        "1,000",
+        "２",
+        "٣",
+        ".",
+        "。",
+        "\n",
+        " ",
+        "번역:",
+        "<think>",
+        "<|im_end|>",
+        "https://x.org",
+        "\ud800",
+    ]
+)
 _TEXT = st.lists(_PIECES, max_size=40).map("".join) | st.text(max_size=60)
 
 
@@ -332,15 +391,30 @@ def test_a_text_lacks_nothing_of_itself(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["<a " + "=" * 50_000, " " * 50_000, "." * 50_000 + "x", "`" * 50_000,
-     "<" * 50_000, "a" * 50_000,
-     "ab" * 25_000 + "c", "1," * 25_000, "{" * 50_000, "⟦번역 " * 10_000],
+    [
+        "<a " + "=" * 50_000,
+        " " * 50_000,
+        "." * 50_000 + "x",
+        "`" * 50_000,
+        "<" * 50_000,
+        "a" * 50_000,
+        "ab" * 25_000 + "c",
+        "1," * 25_000,
+        "{" * 50_000,
+        "⟦번역 " * 10_000,
+    ],
     ids=lambda text: text[:4],
-)  # fmt: skip
+)
 def test_hostile_texts_take_no_squared_time(text):
     """A hang here is the failure: each of these stalls a pattern that backtracks."""
-    for check in (meta_phrase, role_token, marker, truncation_sign, copied_share,
-                  placeholder_difference):  # fmt: skip
+    for check in (
+        meta_phrase,
+        role_token,
+        marker,
+        truncation_sign,
+        copied_share,
+        placeholder_difference,
+    ):
         check(text, text[1:])
     looped_share(text)
 

@@ -144,9 +144,15 @@ def reward(r_seq: float, tokens: Sequence[float], valid: Sequence[bool]) -> Samp
 def batch() -> tuple[list[Any], list[SampleReward]]:
     rollouts = [
         rollout([1], [2, 3], old_logprobs=[-1.0, -2.0], ref_logprobs=[-1.5, -1.0]),
-        rollout([1], [2, 3, 4], old_logprobs=[-1.0] * 3, ref_logprobs=[-1.0, -3.0, -2.0],
-                finish_reason="length", group=1),
-    ]  # fmt: skip
+        rollout(
+            [1],
+            [2, 3, 4],
+            old_logprobs=[-1.0] * 3,
+            ref_logprobs=[-1.0, -3.0, -2.0],
+            finish_reason="length",
+            group=1,
+        ),
+    ]
     rewards = [reward(1.0, [0.0, -5.0], [True] * 2), reward(2.0, [0.0] * 3, [True, True, False])]
     return rollouts, rewards
 

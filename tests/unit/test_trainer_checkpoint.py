@@ -141,9 +141,13 @@ def test_the_newest_and_the_best_are_kept(
     ],
 )
 def test_a_torn_checkpoint_is_told_and_passed_over(
-    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer,
-    damage: Callable[[Path], object], told: str, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    damage: Callable[[Path], object],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     whole = save(tmp_path, model, optimizer, 1)
     damage(save(tmp_path, model, optimizer, 2))
     assert newest_checkpoint(tmp_path) == whole
@@ -239,8 +243,12 @@ def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) 
     assert [line["update"] for line in read_jsonl(tmp_path / "eval.jsonl")] == [0, 1, 2]
     names = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert [name[:-6] for name in names] == [
-        "eval-000000", "eval-000001", "eval-000002", "train-000001", "train-000002",
-    ]  # fmt: skip
+        "eval-000000",
+        "eval-000001",
+        "eval-000002",
+        "train-000001",
+        "train-000002",
+    ]
 
 
 @pytest.mark.parametrize("theirs", ["", "misc: {seed: 1}"])

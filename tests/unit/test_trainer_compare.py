@@ -26,10 +26,20 @@ KO, DE = "en-US>ko-KR", "en-US>de-DE"
 def line(number, metricx=5.0, mt="열기", **changes):
     """A line of an evaluation dump."""
     return {
-        "id": str(number), "pair": KO, "src": f"source {number}", "mt": mt, "ref": "파일을 열기",
-        "tokens": 4, "finish_reason": "eos", "metricx_score": metricx, "xcomet_score": 0.5,
-        "chrf": 20.0, "error_spans": [], "error": None, **changes,
-    }  # fmt: skip
+        "id": str(number),
+        "pair": KO,
+        "src": f"source {number}",
+        "mt": mt,
+        "ref": "파일을 열기",
+        "tokens": 4,
+        "finish_reason": "eos",
+        "metricx_score": metricx,
+        "xcomet_score": 0.5,
+        "chrf": 20.0,
+        "error_spans": [],
+        "error": None,
+        **changes,
+    }
 
 
 def figure(groups, key, group="all"):

@@ -9,12 +9,28 @@ from trainer.translation.tables import COLUMNS, FEW
 
 #: What the requirement wants to be seen of each update.
 WANTED = (
-    "completion_length_mean", "metricx_score_mean", "metricx_score_std", "metricx_reward_mean",
-    "metricx_reward_std", "xcomet_score_mean", "xcomet_score_std", "token_rewards_mean",
-    "token_rewards_std", "token_rewards_nonzero_frac", "spans_MINOR_mean", "spans_MAJOR_mean",
-    "spans_CRITICAL_mean", "A_raw_mean", "A_raw_std", "A_norm_mean", "A_norm_std", "policy_loss",
-    "approx_kl", "clip_frac", "kl_ref",
-)  # fmt: skip
+    "completion_length_mean",
+    "metricx_score_mean",
+    "metricx_score_std",
+    "metricx_reward_mean",
+    "metricx_reward_std",
+    "xcomet_score_mean",
+    "xcomet_score_std",
+    "token_rewards_mean",
+    "token_rewards_std",
+    "token_rewards_nonzero_frac",
+    "spans_MINOR_mean",
+    "spans_MAJOR_mean",
+    "spans_CRITICAL_mean",
+    "A_raw_mean",
+    "A_raw_std",
+    "A_norm_mean",
+    "A_norm_std",
+    "policy_loss",
+    "approx_kl",
+    "clip_frac",
+    "kl_ref",
+)
 
 
 def shown(

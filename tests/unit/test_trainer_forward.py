@@ -54,11 +54,19 @@ def tiny(name: str, *, exact: bool = True) -> nn.Module:
     """A random model with large logits, so that what stands behind the head matters."""
     kind, changes = CONFIGS[name]
     sizes = {
-        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": 0,
-        "bos_token_id": None, "eos_token_id": 1, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(kind(**(sizes | changes)))
     return doubled(model.eval()) if exact else model.eval()
@@ -71,9 +79,11 @@ def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         logits = model(input_ids=torch.tensor([prompt + completion])).logits
         found, entropy = token_logprobs(
-            logits[0, len(prompt) - 1 : -1], torch.tensor(completion), temperature,
+            logits[0, len(prompt) - 1 : -1],
+            torch.tensor(completion),
+            temperature,
             with_entropy=True,
-        )  # fmt: skip
+        )
         assert entropy is not None
         logprobs[row, : len(completion)], entropies[row, : len(completion)] = found, entropy
     return logprobs, entropies
@@ -81,9 +91,14 @@ def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
 
 def in_chunks(model: nn.Module, rows: int, temperature: float = 0.7) -> tuple[Tensor, Tensor]:
     logprobs, entropies, mask = completion_logprobs(
-        model, PROMPTS, COMPLETIONS, temperature, 0, with_entropy=True,
+        model,
+        PROMPTS,
+        COMPLETIONS,
+        temperature,
+        0,
+        with_entropy=True,
         chunk_entries=rows * VOCABULARY,
-    )  # fmt: skip
+    )
     assert entropies is not None
     assert mask.tolist() == [[n < len(completion) for n in range(7)] for completion in COMPLETIONS]
     assert not logprobs[~mask].any() and not entropies[~mask].any()

@@ -123,18 +123,31 @@ def test_loss_and_gradient_are_those_of_trl() -> None:
     advantages_B = numbers(4, seed=3)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (new, torch.zeros(4, 6), None),
-        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
-        importance_sampling_level="sequence", loss_type="grpo", beta=0.0, use_vllm=False,
-        epsilon_low=LOW, epsilon_high=HIGH, args=SimpleNamespace(delta=None),
-        model=SimpleNamespace(training=True), current_gradient_accumulation_steps=1,
-        _entropy_bonus_enabled=False, _metrics=defaultdict(lambda: defaultdict(list)),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="sequence",
+        loss_type="grpo",
+        beta=0.0,
+        use_vllm=False,
+        epsilon_low=LOW,
+        epsilon_high=HIGH,
+        args=SimpleNamespace(delta=None),
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        _entropy_bonus_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x),
-    )  # fmt: skip
+    )
     inputs = {
-        "prompt_ids": completion, "prompt_mask": completion, "completion_ids": completion,
-        "completion_mask": completion, "tool_mask": mask.long(), "advantages": advantages_B,
+        "prompt_ids": completion,
+        "prompt_mask": completion,
+        "completion_ids": completion,
+        "completion_mask": completion,
+        "tool_mask": mask.long(),
+        "advantages": advantages_B,
         "old_per_token_logps": old,
-    }  # fmt: skip
+    }
     theirs = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     own = ours(new, old, advantages_B[:, None].expand(4, 6), mask)
     assert own.item() == pytest.approx(theirs.item(), abs=CLOSE)
@@ -205,9 +218,14 @@ def test_nothing_is_clipped_in_later_passes_either_where_nothing_was_learned(
     model = tiny_llama(TOKENIZER)
     rollouts, advantages = batch(model)
     stats = update_policy(
-        rollouts, advantages, torch.optim.SGD(model.parameters(), lr=0.0),
-        gspo(ppo_epochs=4, minibatches=2), policy_model=model, temperature=1.0, pad_id=0,
-    )  # fmt: skip
+        rollouts,
+        advantages,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        gspo(ppo_epochs=4, minibatches=2),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+    )
     assert stats.steps == 8
     assert stats.clip_frac == 0 and stats.approx_kl == 0
 
@@ -222,9 +240,14 @@ def test_an_update_makes_its_own_old_logprobs_and_clips_behind_its_first_step() 
         policy = tiny_llama(TOKENIZER)
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
         stats = update_policy(
-            rollouts, advantages, optimizer, gspo(**changes), policy_model=policy, temperature=1.0,
+            rollouts,
+            advantages,
+            optimizer,
+            gspo(**changes),
+            policy_model=policy,
+            temperature=1.0,
             pad_id=0,
-        )  # fmt: skip
+        )
         assert stats.clip_frac is not None
         return stats.clip_frac
 

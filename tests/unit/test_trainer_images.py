@@ -52,16 +52,29 @@ def tiny(kind: str) -> nn.Module:
     import transformers
 
     text: dict[str, Any] = {
-        "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512,
-        "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": PAD, "rope_theta": 10000.0,
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "rope_theta": 10000.0,
         "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
-    }  # fmt: skip
+    }
     vision: dict[str, Any] = {
-        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2,
-        "out_hidden_size": 32, "patch_size": PATCH, "spatial_merge_size": 2,
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
         "temporal_patch_size": 2,
-    }  # fmt: skip
+    }
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
         of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
@@ -70,9 +83,13 @@ def tiny(kind: str) -> nn.Module:
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         of = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
     config = of[0](
-        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO,
-        vision_start_token_id=START, vision_end_token_id=END,
-    )  # fmt: skip
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
     model = of[1](config)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -129,11 +146,12 @@ def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kin
     ids = torch.tensor([row.prompt_input_ids + row.completion_token_ids])
     with torch.no_grad():
         logits = model(
-            input_ids=ids, attention_mask=torch.ones_like(ids),
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
             pixel_values=torch.cat([shown.patches for shown in row.images]),
             image_grid_thw=torch.tensor([shown.grid for shown in row.images]),
             mm_token_type_ids=(ids == IMAGE).long(),
-        ).logits[0, len(row.prompt_input_ids) - 1 : -1]  # fmt: skip
+        ).logits[0, len(row.prompt_input_ids) - 1 : -1]
     logits[:, NEVER] = -torch.inf
     drawn = torch.tensor(row.completion_token_ids)
     expected = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist()
@@ -171,10 +189,15 @@ def test_an_update_clips_nothing_before_its_first_step_and_moves_what_reads() ->
     )
     told = {"algorithm": "gspo", "kl_coef": 0.0, "micro_batch_tokens": 60, "entropy_coef": 0.01}
     stats = update_policy(
-        rows, advantages, torch.optim.SGD([w for w in model.parameters() if w.requires_grad], 0.1),
-        RLConfig.model_validate({**told, "ppo_epochs": 1}), policy_model=model, temperature=1.0,
-        pad_id=PAD, never=NEVER,
-    )  # fmt: skip
+        rows,
+        advantages,
+        torch.optim.SGD([w for w in model.parameters() if w.requires_grad], 0.1),
+        RLConfig.model_validate({**told, "ppo_epochs": 1}),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=PAD,
+        never=NEVER,
+    )
     assert stats.clip_frac == 0 and abs(stats.approx_kl or 0) < CLOSE
     assert stats.grad_norm and stats.entropy
     moved = {n for n, w in model.named_parameters() if not torch.equal(w, before[n])}
@@ -189,8 +212,9 @@ def test_ids_and_images_that_do_not_match_are_refused() -> None:
     shorter = [*three.prompt_input_ids]
     shorter.remove(IMAGE)
     faulty = [
-        replace(one, prompt_input_ids=longer), replace(three, prompt_input_ids=shorter),
-    ]  # fmt: skip
+        replace(one, prompt_input_ids=longer),
+        replace(three, prompt_input_ids=shorter),
+    ]
     with pytest.raises(ValueError, match=r"row 0: runs of image ids \[3\].* are \[2\]"):
         rollout_logprobs(faulty, model, 1.0, PAD, 4096)
     plain = [5 if i == START else i for i in one.prompt_input_ids]

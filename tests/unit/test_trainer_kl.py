@@ -75,9 +75,14 @@ def of_loss(
         correction = importance_weights(logprobs(old), logprobs(sampler), 100.0)
     normalizer = (1 / probabilities(drawn))[:, None]  # a mean over samples is this weighted sum
     value = kl_loss(
-        logprobs(policy), logprobs(ref), logprobs(old), ALL, normalizer, estimator,
+        logprobs(policy),
+        logprobs(ref),
+        logprobs(old),
+        ALL,
+        normalizer,
+        estimator,
         correction_BT=correction,
-    )  # fmt: skip
+    )
     return value.item(), gradient(policy, value)
 
 

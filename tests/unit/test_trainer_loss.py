@@ -159,9 +159,12 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         new.requires_grad_()
         entropy.requires_grad_()
         loss, figures = policy_loss(
-            new, entropy, TokenBatch(old, advantages, mask, ref, correction.abs()), 5.0,
+            new,
+            entropy,
+            TokenBatch(old, advantages, mask, ref, correction.abs()),
+            5.0,
             weights(algorithm=algorithm, kl_estimator=kl_estimator),
-        )  # fmt: skip
+        )
         loss.backward()
         assert new.grad is not None and entropy.grad is not None
         return loss.item(), new.grad, entropy.grad, figures

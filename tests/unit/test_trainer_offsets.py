@@ -36,9 +36,9 @@ NAMES = ["byte_level", "llama", "gemma"]
 
 
 def tokenizer_named(name: str) -> Any:
-    return byte_level_tokenizer() if name == "byte_level" else byte_fallback_tokenizer(
-        name == "llama"
-    )  # fmt: skip
+    return (
+        byte_level_tokenizer() if name == "byte_level" else byte_fallback_tokenizer(name == "llama")
+    )
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:

@@ -61,9 +61,14 @@ def learn(model: nn.Module, lr: float = 0.05) -> None:
     mask = torch.tensor([[True] * 4, [True, True, False, False]])
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     update_policy(
-        rows, TokenAdvantages(raw=values, values=values, mask=mask), optimizer,
-        RLConfig(kl_coef=0.0), policy_model=model, temperature=1.0, pad_id=0,
-    )  # fmt: skip
+        rows,
+        TokenAdvantages(raw=values, values=values, mask=mask),
+        optimizer,
+        RLConfig(kl_coef=0.0),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+    )
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -110,13 +115,18 @@ def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_of_a_model_that_also_sees_only_what_reads_learns(tmp_path: Path, rank: int) -> None:
     tokenizer = letter_tokenizer()
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-             "num_attention_heads": 2}  # fmt: skip
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 8}
     config = Gemma3Config(
-        text_config=text, vision_config=sizes | {"image_size": 28, "patch_size": 14},
+        text_config=text,
+        vision_config=sizes | {"image_size": 28, "patch_size": 14},
         mm_tokens_per_image=4,
-    )  # fmt: skip
+    )
     Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     model, _ = load(tmp_path, lora={"r": rank})

@@ -61,8 +61,11 @@ def test_qwen3s_prompt_is_a_user_turn_and_an_answer_that_has_thought_already() -
     )
     assert ids == tokenizer.apply_chat_template(
         [{"role": "user", "content": format_translation_prompt(one)}],
-        tokenize=True, return_dict=False, add_generation_prompt=True, enable_thinking=False,
-    )  # fmt: skip
+        tokenize=True,
+        return_dict=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
     assert tokenizer.decode(ids) == text
 
 
@@ -101,8 +104,10 @@ def test_translategemmas_own_form_of_a_turn() -> None:
     item = {"type": "text", "source_lang_code": "en-US", "target_lang_code": "ko-KR"}
     assert ids == tokenizer.apply_chat_template(
         [{"role": "user", "content": [{**item, "text": " Open. "}]}],
-        tokenize=True, return_dict=False, add_generation_prompt=True,
-    )  # fmt: skip
+        tokenize=True,
+        return_dict=False,
+        add_generation_prompt=True,
+    )
     assert ids.count(tokenizer.bos_token_id) == 1
 
 

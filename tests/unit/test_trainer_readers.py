@@ -18,11 +18,16 @@ from scorekit.errors import UserError
 from trainer.translation.data import load_examples
 
 ROWS = [
-    {"id": "a", "src_text": 'Say "hi", now', "src_lang": "English", "tgt_lang": "Korean",
-     "ref_text": "안녕"},
+    {
+        "id": "a",
+        "src_text": 'Say "hi", now',
+        "src_lang": "English",
+        "tgt_lang": "Korean",
+        "ref_text": "안녕",
+    },
     {"id": "b", "src_text": "Open it.", "src_lang": "en", "tgt_lang": "ko", "ref_text": None},
     {"id": "c", "src_text": "Save  it.", "src_lang": "en", "tgt_lang": "ko", "ref_text": "저장"},
-]  # fmt: skip
+]
 
 
 def as_jsonl(rows: list[dict[str, Any]]) -> str:
@@ -39,8 +44,10 @@ def as_tsv(rows: list[dict[str, Any]]) -> str:
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:
-    quoted = [[f'"{(value or "").replace(chr(34), chr(34) * 2)}"' for value in row.values()]
-              for row in rows]  # fmt: skip
+    quoted = [
+        [f'"{(value or "").replace(chr(34), chr(34) * 2)}"' for value in row.values()]
+        for row in rows
+    ]
     return "".join(",".join(cells) + "\r\n" for cells in [list(rows[0]), *quoted])
 
 
@@ -56,8 +63,13 @@ def expected(tmp_path: Path) -> Any:
     return load_examples(tmp_path / "expected.jsonl")
 
 
-FORMS = [("jsonl", as_jsonl), ("json", as_array), ("json", as_jsonl), ("csv", as_csv),
-         ("tsv", as_tsv)]  # fmt: skip
+FORMS = [
+    ("jsonl", as_jsonl),
+    ("json", as_array),
+    ("json", as_jsonl),
+    ("csv", as_csv),
+    ("tsv", as_tsv),
+]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -143,8 +155,10 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
     path.write_text(as_jsonl([texts, {**texts, "tgt_lang": "de"}]), encoding="utf-8")
     first, second = load_examples(path, src_lang="English", tgt_lang="Korean")
     assert (first.src_text, first.ref_text, first.tgt_lang_code) == (
-        "Open it.", "여십시오.", "ko-KR",
-    )  # fmt: skip
+        "Open it.",
+        "여십시오.",
+        "ko-KR",
+    )
     assert (second.tgt_lang, second.ref_text) == ("German", "Öffnen.")
     (other, _) = load_examples(path, src_lang="ko", tgt_lang="ja")
     assert (other.src_text, other.ref_text, other.tgt_lang) == ("여십시오.", None, "Japanese")
@@ -161,19 +175,31 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
         ("a.csv", 'src_text,src_lang\n"x,y\n', "a.csv, line 2: unexpected end of data"),
         ("a.csv", "src_text,src_lang\nx,en,ko\n", "a.csv, line 2: 3 columns, the header has 2"),
         ("a.csv", "a,a\nx,y\n", "a.csv, line 1: the header has 2 columns 'a', not one"),
-        ("a.csv", "text,src_lang,tgt_lang\n\nx,en,ko\n",
-         "a.csv line 3: src_text: missing or empty (the row has text, src_lang, tgt_lang)"),
+        (
+            "a.csv",
+            "text,src_lang,tgt_lang\n\nx,en,ko\n",
+            "a.csv line 3: src_text: missing or empty (the row has text, src_lang, tgt_lang)",
+        ),
         ("a.tsv", "src_text\tsrc_lang\nx\n", "a.tsv, line 2: 1 columns, the header has 2"),
         ("a.json", "[{]", "a.json: not JSON: "),
-        ("a.json", '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
-         "a.json entry 2: a row is an object of fields"),
+        (
+            "a.json",
+            '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
+            "a.json entry 2: a row is an object of fields",
+        ),
         ("a.jsonl.gz", "plain", "a.jsonl.gz, line 1: not JSON"),
-        ("a.jsonl", '{"translation": {"en": "x", "ko": "y"}}',
-         "line 1: translation: has en, ko: say in data.src_lang and data.tgt_lang"),
-        ("a.jsonl", '{"src_lang": "en", "tgt_lang": "ko", "translation": {"en": 5}}',
-         "line 1: translation.en: a text is wanted, not int"),
+        (
+            "a.jsonl",
+            '{"translation": {"en": "x", "ko": "y"}}',
+            "line 1: translation: has en, ko: say in data.src_lang and data.tgt_lang",
+        ),
+        (
+            "a.jsonl",
+            '{"src_lang": "en", "tgt_lang": "ko", "translation": {"en": 5}}',
+            "line 1: translation.en: a text is wanted, not int",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_fault_names_file_and_row(tmp_path: Path, name: str, content: str, told: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as error:

@@ -17,24 +17,38 @@ HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 
 def _line(i, score, **changes):
     return {
-        "id": str(i), "src": f"source {i}", "mt": "나는 wrong 번역", "ref": "옳은 번역",
-        "tokens": 5, "finish_reason": "eos", "metricx_score": score, "xcomet_score": 0.5,
+        "id": str(i),
+        "src": f"source {i}",
+        "mt": "나는 wrong 번역",
+        "ref": "옳은 번역",
+        "tokens": 5,
+        "finish_reason": "eos",
+        "metricx_score": score,
+        "xcomet_score": 0.5,
         "chrf": 30.0,
         "error_spans": [
             {"start": 3, "end": 8, "severity": "MAJOR", "confidence": 0.75, "text": "wrong"}
         ],
-        "error": None, **changes,
-    }  # fmt: skip
+        "error": None,
+        **changes,
+    }
 
 
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "completions").mkdir()
     figures = {
-        "samples": 3, "xcomet_score_mean": 0.5, "spans_mean": 1.0, "spans_MINOR_mean": 0.0,
-        "spans_MAJOR_mean": 1.0, "spans_CRITICAL_mean": 0.0, "bleu": 10.0, "bleu_tokenize": "char",
-        "completion_length_mean": 5.0, "truncated_frac": 0.0,
-    }  # fmt: skip
+        "samples": 3,
+        "xcomet_score_mean": 0.5,
+        "spans_mean": 1.0,
+        "spans_MINOR_mean": 0.0,
+        "spans_MAJOR_mean": 1.0,
+        "spans_CRITICAL_mean": 0.0,
+        "bleu": 10.0,
+        "bleu_tokenize": "char",
+        "completion_length_mean": 5.0,
+        "truncated_frac": 0.0,
+    }
     evals, dumps = [], {0: [9.0, 8.0, 7.0], 4: [3.0, 8.5, None]}
     for update, scores in dumps.items():
         name = f"completions/eval-{update:06d}.jsonl"
@@ -43,9 +57,14 @@ def run(tmp_path):
         lines[2]["error_spans"] = None
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
         evals.append(
-            figures | {"update": update, "completions": name, "chrf": 20.0 + update,
-                       "metricx_score_mean": 8.0 - update}
-        )  # fmt: skip
+            figures
+            | {
+                "update": update,
+                "completions": name,
+                "chrf": 20.0 + update,
+                "metricx_score_mean": 8.0 - update,
+            }
+        )
     updates = [
         {"update": i, "metricx_score_mean": 8.0 - i, "kl_ref": None, "policy_loss": 0.1}
         for i in range(1, 5)
@@ -128,9 +147,9 @@ def test_each_language_pair_has_its_row(run):
         of_pair = {key: value for key, value in line.items() if key != "pairs"}
         line["pairs"] = {
             "en-US>ko-KR": of_pair | {"samples": 2},
-            "en-US>de-DE": of_pair | {"samples": 1, "bleu_tokenize": "13a",
-                                      "metricx_score_mean": 4.0},
-        }  # fmt: skip
+            "en-US>de-DE": of_pair
+            | {"samples": 1, "bleu_tokenize": "13a", "metricx_score_mean": 4.0},
+        }
     (run / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evals))
     page = write_report(run).read_text(encoding="utf-8")
     table = page[page.index("By language pair") : page.index("Curves")]
@@ -160,8 +179,10 @@ def test_advantages_of_the_first_middle_and_last_dump_are_drawn(run):
 
 def test_what_is_logged_of_guards_coverage_and_time_is_drawn(run):
     lines = read_jsonl(run / "log.jsonl")
-    lines = [line | {"guard_copy_mean": 0.1, "kl_ref_k3": 0.2, "reward_coverage": 0.9,
-                     "logprob_s": 1.0} for line in lines]  # fmt: skip
+    lines = [
+        line | {"guard_copy_mean": 0.1, "kl_ref_k3": 0.2, "reward_coverage": 0.9, "logprob_s": 1.0}
+        for line in lines
+    ]
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run).read_text(encoding="utf-8")
     for title in ("faults that the guards found", "KL to the reference", "coverage", "seconds of"):

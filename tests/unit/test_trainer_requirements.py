@@ -99,10 +99,14 @@ def test_ppo_and_reinforce_update_without_nan(algorithm: str) -> None:
     cfg = RLConfig(algorithm=algorithm, entropy_coef=0.01)  # type: ignore[arg-type]
     before = [p.clone() for p in model.parameters()]
     stats = update_policy(
-        rollouts, rollout_advantages(rollouts, rewards, cfg),
-        torch.optim.AdamW(model.parameters(), lr=1e-3), cfg,
-        policy_model=model, temperature=1.0, pad_id=0,
-    )  # fmt: skip
+        rollouts,
+        rollout_advantages(rollouts, rewards, cfg),
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        cfg,
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+    )
     assert stats.steps == (1 if algorithm == "reinforce" else 2)
     figures = (stats.policy_loss, stats.approx_kl, stats.kl_ref, stats.entropy, stats.grad_norm)
     assert all(value is not None and math.isfinite(value) for value in figures)

@@ -93,9 +93,11 @@ def test_samples_follow_the_temperature() -> None:
     model = tiny_llama(TOKENIZER, initializer_range=0.5)
     torch.manual_seed(0)
     made = generate_rollouts(
-        [example("ab")], model, TOKENIZER,
+        [example("ab")],
+        model,
+        TOKENIZER,
         settings(temperature=0.5, num_samples_per_prompt=4000, batch_size=4000, max_new_tokens=1),
-    )  # fmt: skip
+    )
     claimed = {r.completion_token_ids[0]: r.old_logprobs[0] for r in made if r.old_logprobs}
     for token_id, logprob in claimed.items():
         share = sum(r.completion_token_ids[0] == token_id for r in made) / len(made)

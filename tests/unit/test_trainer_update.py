@@ -38,10 +38,15 @@ def batch() -> tuple[list[Rollout], TokenAdvantages]:
         return torch.randint(3, len(TOKENIZER), (n,), generator=generator).tolist()
 
     rollouts = [
-        rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t),
-                sampler_logprobs=numbers(t))
+        rollout(
+            ids(p),
+            ids(t),
+            old_logprobs=numbers(t),
+            ref_logprobs=numbers(t),
+            sampler_logprobs=numbers(t),
+        )
         for p, t in LENGTHS
-    ]  # fmt: skip
+    ]
     advantages = token_advantages(
         torch.tensor(numbers(5)),
         pad_rows([numbers(t) for _, t in LENGTHS]),
@@ -124,9 +129,14 @@ def test_what_the_environment_said_is_not_learned_from(algorithm: str) -> None:
         advantages.mask.logical_and_(action_masks(rollouts))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         update_policy(
-            rollouts, advantages, optimizer, config(algorithm=algorithm, clip_eps=0.2),
-            policy_model=model, temperature=1.0, pad_id=0,
-        )  # fmt: skip
+            rollouts,
+            advantages,
+            optimizer,
+            config(algorithm=algorithm, clip_eps=0.2),
+            policy_model=model,
+            temperature=1.0,
+            pad_id=0,
+        )
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     torch.testing.assert_close(weights(float("nan")), weights(-1.0), rtol=0, atol=CLOSE)
@@ -135,9 +145,14 @@ def test_what_the_environment_said_is_not_learned_from(algorithm: str) -> None:
     model = tiny_llama(TOKENIZER)
     with pytest.raises(ValueError, match="beyond the action mask"):
         update_policy(
-            rollouts, advantages, torch.optim.SGD(model.parameters()), config(),
-            policy_model=model, temperature=1.0, pad_id=0,
-        )  # fmt: skip
+            rollouts,
+            advantages,
+            torch.optim.SGD(model.parameters()),
+            config(),
+            policy_model=model,
+            temperature=1.0,
+            pad_id=0,
+        )
 
 
 @pytest.mark.parametrize(("loss_mean", "parts"), [("token", (1, 6)), ("sequence", (1, 1))])
@@ -207,9 +222,14 @@ def test_samples_without_valid_tokens_are_left_out() -> None:
     rollouts, advantages = batch()
     advantages.mask[1:] = False
     stats = update_policy(
-        rollouts, advantages, torch.optim.SGD(model.parameters(), lr=0.0), config(),
-        policy_model=model, temperature=1.0, pad_id=0,
-    )  # fmt: skip
+        rollouts,
+        advantages,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        config(),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+    )
     assert stats.steps == 2
 
 
@@ -241,9 +261,14 @@ def test_without_a_valid_token_there_are_no_figures() -> None:
     rollouts, advantages = batch()
     advantages.mask[:] = False
     stats = update_policy(
-        rollouts, advantages, torch.optim.SGD(model.parameters(), lr=1.0), config(),
-        policy_model=model, temperature=1.0, pad_id=0,
-    )  # fmt: skip
+        rollouts,
+        advantages,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        config(),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+    )
     assert stats == NO_UPDATE == TrainStats(None, None, None, None, None, None, None, 0, 0)
 
 
@@ -252,9 +277,14 @@ def test_a_missing_reference_is_told() -> None:
     rollouts[0].ref_logprobs = None
     with pytest.raises(ValueError, match="no ref_logprobs"):
         update_policy(
-            rollouts, advantages, torch.optim.SGD([torch.zeros(1)], lr=0.1), config(),
-            policy_model=tiny_llama(TOKENIZER), temperature=1.0, pad_id=0,
-        )  # fmt: skip
+            rollouts,
+            advantages,
+            torch.optim.SGD([torch.zeros(1)], lr=0.1),
+            config(),
+            policy_model=tiny_llama(TOKENIZER),
+            temperature=1.0,
+            pad_id=0,
+        )
 
 
 def on_policy(model: Any) -> tuple[list[Rollout], TokenAdvantages]:
@@ -271,15 +301,24 @@ def test_with_one_pass_the_ratio_is_1_and_nothing_is_clipped() -> None:
     """So that PPO is REINFORCE; a second pass over the batch leaves the clip range."""
     stepped = {}
     for algorithm, epochs, clip in (
-        ("ppo", 1, 0.2), ("ppo", 1, 1e-3), ("reinforce", 1, 0.2), ("ppo", 2, 0.2), ("ppo", 2, 1e-3)
-    ):  # fmt: skip
+        ("ppo", 1, 0.2),
+        ("ppo", 1, 1e-3),
+        ("reinforce", 1, 0.2),
+        ("ppo", 2, 0.2),
+        ("ppo", 2, 1e-3),
+    ):
         model = doubled(tiny_llama(TOKENIZER))
         rollouts, advantages = on_policy(model)
         cfg = config(algorithm=algorithm, ppo_epochs=epochs, clip_eps=clip, entropy_coef=0)
         stats = update_policy(
-            rollouts, advantages, torch.optim.SGD(model.parameters(), lr=0.05), cfg,
-            policy_model=model, temperature=1.0, pad_id=0,
-        )  # fmt: skip
+            rollouts,
+            advantages,
+            torch.optim.SGD(model.parameters(), lr=0.05),
+            cfg,
+            policy_model=model,
+            temperature=1.0,
+            pad_id=0,
+        )
         stepped[algorithm, epochs, clip] = (
             stats,
             torch.cat([p.flatten() for p in model.parameters()]),

@@ -52,8 +52,9 @@ def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> 
         if values.numel() > 1:
             log.warning(
                 "all %d tokens have the same advantage, %.4g: nothing to learn from them",
-                values.numel(), float(values[0]),
-            )  # fmt: skip
+                values.numel(),
+                float(values[0]),
+            )
         return normalized_BT
     normalized_BT[mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
     return normalized_BT

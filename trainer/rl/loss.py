@@ -146,9 +146,16 @@ def gspo_loss(
     """
     log_s_B1 = sequence_log_ratio(new_BT, old_BT, mask_BT, max_log_ratio).detach()
     return ppo_loss(
-        new_BT, new_BT.detach() - log_s_B1, advantages_BT, mask_BT, normalizer, clip_eps,
-        clip_eps_high=clip_eps_high, correction_BT=correction_BT, max_log_ratio=max_log_ratio,
-    )  # fmt: skip
+        new_BT,
+        new_BT.detach() - log_s_B1,
+        advantages_BT,
+        mask_BT,
+        normalizer,
+        clip_eps,
+        clip_eps_high=clip_eps_high,
+        correction_BT=correction_BT,
+        max_log_ratio=max_log_ratio,
+    )
 
 
 def reinforce_loss(
@@ -289,10 +296,16 @@ def policy_loss(
     if weights.algorithm in ("ppo", "gspo"):
         clipped_loss = ppo_loss if weights.algorithm == "ppo" else gspo_loss
         loss = clipped_loss(
-            new_BT, batch.old, batch.advantages, mask_BT, normalizer, weights.clip_eps,
-            clip_eps_high=weights.clip_eps_high, correction_BT=batch.correction,
+            new_BT,
+            batch.old,
+            batch.advantages,
+            mask_BT,
+            normalizer,
+            weights.clip_eps,
+            clip_eps_high=weights.clip_eps_high,
+            correction_BT=batch.correction,
             max_log_ratio=limit,
-        )  # fmt: skip
+        )
     else:
         loss = reinforce_loss(
             new_BT, batch.advantages, mask_BT, normalizer, correction_BT=batch.correction
@@ -304,10 +317,15 @@ def policy_loss(
         figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), held_BT).item()
     if batch.ref is not None and weights.kl_coef:
         kl = kl_loss(
-            new_BT, batch.ref, batch.old, held_BT,
-            normalizer if kl_normalizer is None else kl_normalizer, weights.kl_estimator,
-            correction_BT=batch.correction, max_log_ratio=limit,
-        )  # fmt: skip
+            new_BT,
+            batch.ref,
+            batch.old,
+            held_BT,
+            normalizer if kl_normalizer is None else kl_normalizer,
+            weights.kl_estimator,
+            correction_BT=batch.correction,
+            max_log_ratio=limit,
+        )
         loss = loss + weights.kl_coef * kl
     if entropy_BT is not None:
         figures["entropy"] = masked_sum(entropy_BT.detach(), mask_BT).item()

@@ -120,8 +120,11 @@ def freeze_unread(model: nn.Module) -> None:
     bare = without_wrappers(model)
     if bare.config.get_text_config() is bare.config:
         return
-    reads = {id(p) for part in (bare.get_decoder(), bare.get_output_embeddings())
-             for p in part.parameters()}  # fmt: skip
+    reads = {
+        id(p)
+        for part in (bare.get_decoder(), bare.get_output_embeddings())
+        for p in part.parameters()
+    }
     for parameter in model.parameters():
         if id(parameter) not in reads:
             parameter.requires_grad_(False)

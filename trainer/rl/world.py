@@ -44,9 +44,11 @@ class World:
         # Within an exchange torch itself waits, longer, so that the meeting can tell first
         waits = timedelta(seconds=patience_s + min(60.0, patience_s))
         self.accelerator = Accelerator(
-            cpu=device.type == "cpu", log_with=list(trackers) or None, project_dir=folder,
+            cpu=device.type == "cpu",
+            log_with=list(trackers) or None,
+            project_dir=folder,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=waits)],
-        )  # fmt: skip
+        )
         self.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes

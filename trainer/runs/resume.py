@@ -111,11 +111,9 @@ def prompt_origin(
 def service_origin(infos: Mapping[str, Info]) -> Origin:
     """The models behind the services."""
     return {
-        f"reward.{info.service}_urls": {
-            "path": url, "model": info.model, "revision": info.revision
-        }
+        f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
         for url, info in infos.items()
-    }  # fmt: skip
+    }
 
 
 _MEND = {

@@ -41,9 +41,15 @@ from trainer.runs.config import THE_SET, RunConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _OWN = (
-    "config.yaml", "log.jsonl", "eval.jsonl", "services.json", "completions", "checkpoints",
-    "trackers", "messages.log",
-)  # fmt: skip
+    "config.yaml",
+    "log.jsonl",
+    "eval.jsonl",
+    "services.json",
+    "completions",
+    "checkpoints",
+    "trackers",
+    "messages.log",
+)
 
 
 class RunLog:

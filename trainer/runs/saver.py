@@ -72,8 +72,10 @@ class Saver:
             log.warning(
                 "step %d is no candidate for the best checkpoint: its evaluation scored %.0f %% of "
                 "%d examples, and means over others do not compare",
-                update, 100 * report.reward_coverage, report.samples,
-            )  # fmt: skip
+                update,
+                100 * report.reward_coverage,
+                report.samples,
+            )
         state = State(
             update,
             config=self.cfg.model_dump(mode="json"),
@@ -89,9 +91,14 @@ class Saver:
         path = self.folder / f"step-{update:06d}"
         if self.world.is_main:
             save_checkpoint(
-                path, unwrapped(model), tokenizer, optimizer_state, state,
-                weights=weights, random_states=random_states,
-            )  # fmt: skip
+                path,
+                unwrapped(model),
+                tokenizer,
+                optimizer_state,
+                state,
+                weights=weights,
+                random_states=random_states,
+            )
             prune_checkpoints(self.folder, self.cfg.misc.keep_checkpoints)
         self.world.wait()
         return path
@@ -106,8 +113,9 @@ class Saver:
         if state.processes != self.world.size:
             log.warning(
                 "the run had %d processes and has %d now: its samples will be others",
-                state.processes, self.world.size,
-            )  # fmt: skip
+                state.processes,
+                self.world.size,
+            )
         log.warning("%s goes on after update %d", self.cfg.misc.run_dir, state.update)
         return state.update
 

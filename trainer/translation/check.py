@@ -186,9 +186,13 @@ def _prompts(
     gen_cfg: GenerationConfig,
 ) -> tuple[int, str]:
     prompts, told = fitting_prompts(
-        key, examples, model, tokenizer, gen_cfg,
+        key,
+        examples,
+        model,
+        tokenizer,
+        gen_cfg,
         refuse=cfg.data.overlong_prompts == "refuse",
-    )  # fmt: skip
+    )
     lengths = sorted(len(prompt.ids) for prompt in prompts)
     return lengths[-1], (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "

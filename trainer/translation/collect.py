@@ -92,8 +92,12 @@ class Collector:
         if self.world.is_main:
             log.warning(
                 "update %d waits for rewards: attempt %d of %s gave no score (%s); the same "
-                "samples are asked for again", update, self.attempts, limit or "any number", fault,
-            )  # fmt: skip
+                "samples are asked for again",
+                update,
+                self.attempts,
+                limit or "any number",
+                fault,
+            )
         time.sleep(1.0)
         return True
 
@@ -112,9 +116,14 @@ class Collector:
         self.world.at(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
             for group in stream_rollouts(
-                sampler, [learner.train[i] for _, i in mine], learner.model, learner.tokenizer,
-                cfg.generation, seed=self._seed(update), groups=[place for place, _ in mine],
-            ):  # fmt: skip
+                sampler,
+                [learner.train[i] for _, i in mine],
+                learner.model,
+                learner.tokenizer,
+                cfg.generation,
+                seed=self._seed(update),
+                groups=[place for place, _ in mine],
+            ):
                 groups.append(group)
                 asked.append(_submit(batch, group))
             clock.lap("rollout_s")
@@ -129,9 +138,13 @@ class Collector:
 
         def rows(model: nn.Module) -> list[list[float]]:
             return rollout_logprobs(
-                rollouts, model, cfg.generation.temperature, learner.pad_id,
-                cfg.rl.micro_batch_tokens, self.world,
-            )  # fmt: skip
+                rollouts,
+                model,
+                cfg.generation.temperature,
+                learner.pad_id,
+                cfg.rl.micro_batch_tokens,
+                self.world,
+            )
 
         if learner.reference is not None:
             with learner.reference.active() as reference:

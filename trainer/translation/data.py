@@ -109,9 +109,14 @@ def load_train(cfg: TrainerConfig) -> list[Example]:
     if data.train is None:
         raise UserError("data.train is not set: give the prompts to learn from")
     return load_examples(
-        data.train, split=data.train_split, limit=data.train_limit, columns=data.columns,
-        name=data.train_name, src_lang=data.src_lang, tgt_lang=data.tgt_lang,
-    )  # fmt: skip
+        data.train,
+        split=data.train_split,
+        limit=data.train_limit,
+        columns=data.columns,
+        name=data.train_name,
+        src_lang=data.src_lang,
+        tgt_lang=data.tgt_lang,
+    )
 
 
 def load_held_out(cfg: TrainerConfig) -> dict[str, list[Example]]:
@@ -123,9 +128,14 @@ def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
     """Those of one set. Raises UserError."""
     of = cfg.data.held_out[name]
     return load_examples(
-        of.path, split=of.split, limit=cfg.eval.eval_limit, columns=of.columns,
-        name=of.name, src_lang=of.src_lang, tgt_lang=of.tgt_lang,
-    )  # fmt: skip
+        of.path,
+        split=of.split,
+        limit=cfg.eval.eval_limit,
+        columns=of.columns,
+        name=of.name,
+        src_lang=of.src_lang,
+        tgt_lang=of.tgt_lang,
+    )
 
 
 def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:

@@ -22,8 +22,12 @@ from scorekit.rowfile import Format, RowFile
 Rows = Iterator[tuple[str, Any]]
 #: Ending -> format; a `.json` may also be an array.
 _FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"
-}  # fmt: skip
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
 #: train-00000-of-00004, part-3: what comes before the number, the number, and of how many.
 _SHARD = re.compile(r"((?P<front>.+?)[-_.])??(?P<number>\d+)(-of-(?P<count>\d+))?")
 

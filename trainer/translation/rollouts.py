@@ -99,15 +99,23 @@ def generate_rollouts(
         prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
     groups = stream_rollouts(
         sampler or GenerateSampler(policy_model, tokenizer),
-        prompts, policy_model, tokenizer, gen_cfg,
-        seed=seed, with_logprobs=with_logprobs, postprocess=postprocess,
-    )  # fmt: skip
+        prompts,
+        policy_model,
+        tokenizer,
+        gen_cfg,
+        seed=seed,
+        with_logprobs=with_logprobs,
+        postprocess=postprocess,
+    )
     rollouts = [rollout for group in sorted(groups, key=lambda g: g[0].group) for rollout in group]
     if reference_model is not None:
         rows = rollout_logprobs(
-            rollouts, reference_model, gen_cfg.temperature,
-            pad_token_id(unwrapped(policy_model), tokenizer), micro_batch_tokens,
-        )  # fmt: skip
+            rollouts,
+            reference_model,
+            gen_cfg.temperature,
+            pad_token_id(unwrapped(policy_model), tokenizer),
+            micro_batch_tokens,
+        )
         for rollout, row in zip(rollouts, rows, strict=True):
             rollout.ref_logprobs = row
     return rollouts

@@ -49,9 +49,21 @@ COLUMNS = {
 }
 #: The columns where not all have room.
 FEW = (
-    "update", "r_seq", "metricx", "xcomet", "spans", "length", "cover", "loss", "kl_ref", "clip",
-    "roll_s", "logp_s", "rew_s", "upd_s",
-)  # fmt: skip
+    "update",
+    "r_seq",
+    "metricx",
+    "xcomet",
+    "spans",
+    "length",
+    "cover",
+    "loss",
+    "kl_ref",
+    "clip",
+    "roll_s",
+    "logp_s",
+    "rew_s",
+    "upd_s",
+)
 _VERDICTS = {"better": "green", "worse": "red", "": ""}
 
 

@@ -70,9 +70,11 @@ def run_toy_rl(
         raise UserError("there are no examples to learn from")
     check_trainable(cfg)
     world = World(
-        prepare_torch(cfg.misc.device, cfg.misc.threads), cfg.misc.trackers,
-        Path(cfg.misc.run_dir) / "trackers", patience_s=cfg.misc.patience_s,
-    )  # fmt: skip
+        prepare_torch(cfg.misc.device, cfg.misc.threads),
+        cfg.misc.trackers,
+        Path(cfg.misc.run_dir) / "trackers",
+        patience_s=cfg.misc.patience_s,
+    )
     with messages() as heard, world.together(), ExitStack() as held:
         return _run(train_examples, eval_examples, cfg, world, heard, held, resume)
 
@@ -106,9 +108,15 @@ def _run(
         if told := in_both(set_key(name), train_examples, held_out):
             log.warning("%s", told)
     trainer = open_trainer(
-        cfg, rewarder, train_examples, sets, world, held,
-        checkpoint=checkpoint, overwrite=resume or None,
-    )  # fmt: skip
+        cfg,
+        rewarder,
+        train_examples,
+        sets,
+        world,
+        held,
+        checkpoint=checkpoint,
+        overwrite=resume or None,
+    )
     if world.is_main:
         heard.write_to(trainer.log.folder)
     return trainer.run()
@@ -150,9 +158,14 @@ def open_trainer(
     done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
     learner.share(world)
     sampler = open_sampler(
-        cfg.generation, served, learner.model, learner.tokenizer, world,
-        adapters=adapters, run_dir=cfg.misc.run_dir,
-    )  # fmt: skip
+        cfg.generation,
+        served,
+        learner.model,
+        learner.tokenizer,
+        world,
+        adapters=adapters,
+        run_dir=cfg.misc.run_dir,
+    )
     held.enter_context(closing(sampler))
     runlog: RunLog = SilentLog(cfg)
     if world.is_main:
@@ -266,9 +279,15 @@ class Trainer:
             log.warning("the run ends: %s", stopped)
         self.world.wait()  # torchrun ends the others with the first that leaves
         return Artifacts(
-            self.log.folder, self.checkpoint, self.updates, self.deciding, self.reports, stopped,
-            self.world.is_main, code,
-        )  # fmt: skip
+            self.log.folder,
+            self.checkpoint,
+            self.updates,
+            self.deciding,
+            self.reports,
+            stopped,
+            self.world.is_main,
+            code,
+        )
 
     @property
     def finished(self) -> bool:
@@ -323,11 +342,17 @@ class Trainer:
         advantages = rollout_advantages(rollouts, rewards, rl)
         set_learning_rate(learner.optimizer, lr)
         stats = update_policy(
-            rollouts, advantages, learner.optimizer, rl,
-            policy_model=learner.model, temperature=self.cfg.generation.temperature,
-            pad_id=learner.pad_id, dtype=self.cfg.misc.dtype,
-            seed=self.cfg.misc.seed * 1_000_003 + update, world=self.world,
-        )  # fmt: skip
+            rollouts,
+            advantages,
+            learner.optimizer,
+            rl,
+            policy_model=learner.model,
+            temperature=self.cfg.generation.temperature,
+            pad_id=learner.pad_id,
+            dtype=self.cfg.misc.dtype,
+            seed=self.cfg.misc.seed * 1_000_003 + update,
+            world=self.world,
+        )
         return advantages, stats
 
     def evaluate(self, update: int, name: str) -> Report:
@@ -337,9 +362,16 @@ class Trainer:
         self.world.at(f"update {update}, evaluation")
         with autocast(self.world.device, cfg.misc.dtype):
             report = evaluate_on_dataset(
-                [prompt.example for prompt in prompts], learner.model, learner.tokenizer,
-                cfg.eval_generation(), self.rewarder, cfg.reward, self.sampler, self.world, prompts,
-            )  # fmt: skip
+                [prompt.example for prompt in prompts],
+                learner.model,
+                learner.tokenizer,
+                cfg.eval_generation(),
+                self.rewarder,
+                cfg.reward,
+                self.sampler,
+                self.world,
+                prompts,
+            )
         of = {"update": update, "set": name, "decides": name == cfg.best_by}
         self.log.write_evaluation(of | report.figures(), report.examples)
         part = "eval" if name == THE_SET else f"eval/{name}"

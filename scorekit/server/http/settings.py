@@ -146,8 +146,9 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
 
 def _flag_meant(settings_type: type[ServiceSettings], fault: str) -> str:
     flags = [name.replace("_", "-") for name in settings_type.model_fields]
-    unknown = [word.partition("=")[0].removeprefix("--")
-               for word in fault.split() if word.startswith("--")]  # fmt: skip
+    unknown = [
+        word.partition("=")[0].removeprefix("--") for word in fault.split() if word.startswith("--")
+    ]
     found = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
     return f" (did you mean --{found}?)" if found and fault.startswith("unrecognized") else ""
 

@@ -12,7 +12,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -34,7 +33,7 @@ from scorekit.server.queue.batch import (
 from scorekit.server.queue.lanes import WINDOW, Lanes
 from scorekit.server.queue.pace import Pace
 from scorekit.server.queue.pieces import Pieces, cut_pieces
-from scorekit.server.queue.work import Flight, Job, answer_of
+from scorekit.server.queue.work import Flight, Job, Wanted, answer_of
 
 log = structlog.get_logger()
 
@@ -45,16 +44,6 @@ PROBE_S = 1.0
 TOKENISE_STALL_S = 30.0
 #: Bytes of text that count as one token of the queue's bound.
 BYTES_A_TOKEN = 4
-
-
-@dataclass(slots=True)
-class Wanted:
-    """A sample that a request wants scored. size: bytes of its texts."""
-
-    index: int
-    key: bytes
-    sample: Any
-    size: int
 
 
 class Batcher:
@@ -233,9 +222,12 @@ class Batcher:
         self._pieces.put(cut_pieces(job, flights, options), priority)
 
     def _deliver(
-        self, flights: Sequence[Flight], outcomes: Sequence[Outcome],
-        started: float = 0.0, seconds: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        flights: Sequence[Flight],
+        outcomes: Sequence[Outcome],
+        started: float = 0.0,
+        seconds: float = 0.0,
+    ) -> None:
         """Hand each outcome to everybody who waits for it; on the event loop."""
         good: dict[bytes, bytes] = {}
         for flight, outcome in zip(flights, outcomes, strict=True):

@@ -80,8 +80,10 @@ class Share:
         budget = self.budget
         limit = budget.most_of_large if self.size + size > _LARGE else budget.most
         if self.size + size > limit:
-            raise RequestError("too_large", f"more than {limit} bytes, samples counted as "
-                               f"{SAMPLE_BYTES} bytes and their texts")  # fmt: skip
+            raise RequestError(
+                "too_large",
+                f"more than {limit} bytes, samples counted as {SAMPLE_BYTES} bytes and their texts",
+            )
         if not budget.make_room(size, limit, self):
             message = "too many bytes are in flight"
             raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S)

@@ -20,7 +20,10 @@ _CHARS_AN_ID = 8
 #: Characters behind them in which a place to cut is looked for.
 _SEARCH = 4096
 # A space between two characters that no normalisation and no grapheme joins with it.
-_PLAIN = "0-9A-Za-z,.;:!?\u00c0-\u00d6\u00d8-\u00f6\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea\u0641-\u064a\u0905-\u0939\u0e01-\u0e2e\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"  # fmt: skip # noqa: E501
+_PLAIN = (
+    "0-9A-Za-z,.;:!?\u00c0-\u00d6\u00d8-\u00f6\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea\u0641-\u064a"
+    "\u0905-\u0939\u0e01-\u0e2e\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
+)
 _CUT = re.compile(f"(?<=[{_PLAIN}]) (?=[{_PLAIN}])")
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _PROBE = "ab cd, ef 가나 다라. 一二 三四 1 2"

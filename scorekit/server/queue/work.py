@@ -42,7 +42,7 @@ class Job:
         "queue_s",
         "started",
         "tokenise_s",
-    )  # fmt: skip
+    )
 
     def __init__(self, ids: list[str | None], started: float) -> None:
         self.ids = ids
@@ -102,6 +102,16 @@ def answer_of(outcome: Outcome) -> Answer:
         return SampleError("model_failure", "the model's answer cannot be written as JSON")
     except ValueError:
         return SampleError("non_finite", "the model gave a number that is not finite")
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A sample that a request wants scored. size: bytes of its texts."""
+
+    index: int
+    key: bytes
+    sample: Any
+    size: int
 
 
 @dataclass(slots=True, eq=False)

@@ -7,53 +7,82 @@ from fractions import Fraction
 
 from scorekit.text.numbers.read import NEVER, Table, hints, listed, months, one_of, valued
 
-_WORDS = listed("n", 0, """
+_WORDS = listed(
+    "n",
+    0,
+    """
     zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|
-    sixteen|seventeen|eighteen|nineteen""")  # fmt: skip
-_WORDS |= listed("n", 0, """
+    sixteen|seventeen|eighteen|nineteen""",
+)
+_WORDS |= listed(
+    "n",
+    0,
+    """
     zeroth|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|
-    thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth""")  # fmt: skip
+    thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth""",
+)
 _WORDS |= listed("n", 20, "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety", step=10)
-_WORDS |= listed("n", 20, """
+_WORDS |= listed(
+    "n",
+    20,
+    """
     twentieth|thirtieth|fortieth|fiftieth|sixtieth|seventieth|eightieth|ninetieth
-    """, step=10)  # fmt: skip
+    """,
+    step=10,
+)
 _WORDS |= listed("f", 3, "thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths")
 _WORDS |= valued("f", {2: "half|halves", 4: "quarter|quarters"})
 _WORDS |= valued("n", {Fraction(1, 2): "one half|one-half"})
-_WORDS |= valued("u", {10: "decade|decades", 12: "dozen|dozens", 20: "score",
-                       100: "hundred|hundreds|hundredth|centuries"})  # fmt: skip
-_WORDS |= valued("b", {
-    10**3: "thousand|thousands|thousandth|k", 10**6: "million|millions|millionth|mn",
-    10**9: "billion|billions|billionth|bn", 10**12: "trillion|trillions|tn",
-    10**15: "quadrillion|quadrillions", 10**5: "lakh|lakhs", 10**7: "crore|crores",
-})  # fmt: skip
+_WORDS |= valued(
+    "u",
+    {
+        10: "decade|decades",
+        12: "dozen|dozens",
+        20: "score",
+        100: "hundred|hundreds|hundredth|centuries",
+    },
+)
+_WORDS |= valued(
+    "b",
+    {
+        10**3: "thousand|thousands|thousandth|k",
+        10**6: "million|millions|millionth|mn",
+        10**9: "billion|billions|billionth|bn",
+        10**12: "trillion|trillions|tn",
+        10**15: "quadrillion|quadrillions",
+        10**5: "lakh|lakhs",
+        10**7: "crore|crores",
+    },
+)
 #: Stand right after digits: "3.5bn".
 _ATTACHED = ("k", "mn", "bn", "tn")
 
-_HINTS = hints({
-    0: "no|none|nothing|nil|null|never|nought|zeros|zeroes|zeroed|nonzero",
-    2: "twice|double|doubled|doubles|doubling|both|pair|pairs|couple|couples|twin|twins|two-fold|"
-    "twofold|duo|dual|binary|secondary|duplicate",
-    3: "thrice|triple|tripled|triples|tripling|treble|threefold|trio|tertiary|triplicate",
-    4: "quadruple|quadrupled|fourfold|quartet",
-    5: "fivefold|quintupled|quintet",
-    6: "sixfold",
-    7: "sevenfold|week|weeks|weekly",
-    8: "eightfold|octal",
-    10: "tenfold|decimal|decimals|teen|teens|teenage|teenager|teenagers|adolescent|adolescents",
-    12: "noon|midday|midnight",
-    14: "fortnight|two weeks",
-    16: "hex|hexadecimal",
-    24: "day|round-the-clock|around the clock|round the clock|midnight",
-    60: "hour",
-    100: "century|hundredfold|centennial",
-    1000: "millennium|millennia",
-    Fraction(1, 2): "halved|halving",
-    Fraction(3, 2): "and a half",
-    Fraction(1, 12): "twelfth",
-    Fraction(1, 20): "twentieth",
-    Fraction(1, 100): "hundredth",
-})  # fmt: skip
+_HINTS = hints(
+    {
+        0: "no|none|nothing|nil|null|never|nought|zeros|zeroes|zeroed|nonzero",
+        2: "twice|double|doubled|doubles|doubling|both|pair|pairs|couple|couples|twin|twins|"
+        "two-fold|twofold|duo|dual|binary|secondary|duplicate",
+        3: "thrice|triple|tripled|triples|tripling|treble|threefold|trio|tertiary|triplicate",
+        4: "quadruple|quadrupled|fourfold|quartet",
+        5: "fivefold|quintupled|quintet",
+        6: "sixfold",
+        7: "sevenfold|week|weeks|weekly",
+        8: "eightfold|octal",
+        10: "tenfold|decimal|decimals|teen|teens|teenage|teenager|teenagers|adolescent|adolescents",
+        12: "noon|midday|midnight",
+        14: "fortnight|two weeks",
+        16: "hex|hexadecimal",
+        24: "day|round-the-clock|around the clock|round the clock|midnight",
+        60: "hour",
+        100: "century|hundredfold|centennial",
+        1000: "millennium|millennia",
+        Fraction(1, 2): "halved|halving",
+        Fraction(3, 2): "and a half",
+        Fraction(1, 12): "twelfth",
+        Fraction(1, 20): "twentieth",
+        Fraction(1, 100): "hundredth",
+    }
+)
 _DECADES = "twenties|thirties|forties|fifties|sixties|seventies|eighties|nineties"
 for _word, (_, _value) in listed("n", 20, _DECADES, step=10).items():
     _HINTS[_word] = (_value, 1900 + _value)

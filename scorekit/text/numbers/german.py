@@ -12,41 +12,50 @@ _TENS = "zwanzig|dreißig|vierzig|fünfzig|sechzig|siebzig|achtzig|neunzig"
 _TEENS = "zehn|elf|zwölf|dreizehn|vierzehn|fünfzehn|sechzehn|siebzehn|achtzehn|neunzehn"
 _WORDS = listed("n", 0, f"null|{_ONES}|{_TEENS}") | listed("n", 20, _TENS, step=10)
 _WORDS |= listed("n", 1, "erst|zweit|dritt|viert|fünft|sechst|siebt|acht|neunt|zehnt|elft|zwölft")
-_WORDS |= valued("n", {1: "eins", 2: "zwo", Fraction(3, 2): "anderthalb",
-                       Fraction(3, 4): "dreiviertel"})  # fmt: skip
+_WORDS |= valued(
+    "n", {1: "eins", 2: "zwo", Fraction(3, 2): "anderthalb", Fraction(3, 4): "dreiviertel"}
+)
 for _one, _name in enumerate(_ONES.split("|"), 1):
     _WORDS |= listed("n", 20 + _one, "|".join(f"{_name}und{ten}" for ten in _TENS.split("|")), 10)
     _WORDS |= valued("n", {_one + Fraction(1, 2): f"{_name}einhalb"})
 _WORDS |= valued("u", {10: "jahrzehnt|dekade", 12: "dutzend", 100: "hundert"})
-_WORDS |= valued("b", {
-    10**3: "tausend|tsd", 10**6: "million|mio", 10**9: "milliarde|mrd", 10**12: "billion|bio",
-    10**15: "billiarde",
-})  # fmt: skip
+_WORDS |= valued(
+    "b",
+    {
+        10**3: "tausend|tsd",
+        10**6: "million|mio",
+        10**9: "milliarde|mrd",
+        10**12: "billion|bio",
+        10**15: "billiarde",
+    },
+)
 _WORDS |= listed("f", 3, "drittel|viertel|fünftel|sechstel|siebtel|achtel|neuntel|zehntel")
 _WORDS |= valued("f", {2: "halb|hälfte", 100: "hundertstel"})
 _WORDS |= {word.replace("ß", "ss"): value for word, value in _WORDS.items()}
 _SHORTENED = ("tsd", "mio", "mrd", "bio")
 
-_HINTS = hints({
-    0: "kein|keine|keinen|keiner|keinem|keines|nichts|nie",
-    2: "beide|beiden|beider|beides|doppelt|doppelte|doppelten|doppelter|doppeltes|paar|verdoppeln|"
-    "verdoppelt|verdoppelte|verdoppelten|verdoppelung|verdopplung|duo|binär|sekundär",
-    3: "verdreifacht|verdreifachen|verdreifachte|trio|tertiär",
-    4: "vervierfacht|vervierfachen|quartett|quartal",
-    5: "verfünffacht",
-    7: "woche|wochen|wöchentlich",
-    8: "oktal",
-    10: "teenager|teenagern|jugendliche|jugendlichen|verzehnfacht|dezimal",
-    12: "mittag|mittags|mitternacht",
-    14: "zwei wochen",
-    16: "hexadezimal",
-    24: "mitternacht|tag|rund um die uhr",
-    60: "stunde",
-    100: "jahrhundert|jahrhunderte|jahrhunderts",
-    1000: "jahrtausend|jahrtausende",
-    Fraction(1, 2): "halbes|halbe|halben|halber|halbieren|halbiert|halbierte|halbjahr",
-    Fraction(1, 4): "viertelstunde|quartal",
-})  # fmt: skip
+_HINTS = hints(
+    {
+        0: "kein|keine|keinen|keiner|keinem|keines|nichts|nie",
+        2: "beide|beiden|beider|beides|doppelt|doppelte|doppelten|doppelter|doppeltes|paar|"
+        "verdoppeln|verdoppelt|verdoppelte|verdoppelten|verdoppelung|verdopplung|duo|binär|sekundär",
+        3: "verdreifacht|verdreifachen|verdreifachte|trio|tertiär",
+        4: "vervierfacht|vervierfachen|quartett|quartal",
+        5: "verfünffacht",
+        7: "woche|wochen|wöchentlich",
+        8: "oktal",
+        10: "teenager|teenagern|jugendliche|jugendlichen|verzehnfacht|dezimal",
+        12: "mittag|mittags|mitternacht",
+        14: "zwei wochen",
+        16: "hexadezimal",
+        24: "mitternacht|tag|rund um die uhr",
+        60: "stunde",
+        100: "jahrhundert|jahrhunderte|jahrhunderts",
+        1000: "jahrtausend|jahrtausende",
+        Fraction(1, 2): "halbes|halbe|halben|halber|halbieren|halbiert|halbierte|halbjahr",
+        Fraction(1, 4): "viertelstunde|quartal",
+    }
+)
 _MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 _SHORT = "Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sept|Okt|Nov|Dez"
 #: A word begins where a word begins, or after a higher part of its number.

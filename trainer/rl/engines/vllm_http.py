@@ -180,9 +180,16 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
 async def _check_logprobs(server: VLLMServer, model: str) -> None:
     """Cut to the likeliest token, each is drawn with probability 1, whatever the model."""
     body = {
-        "model": model, "prompt": [1, 2], "max_tokens": 8, "temperature": 1.0, "top_k": 1,
-        "logprobs": 0, "return_token_ids": True, "seed": 0, "ignore_eos": True,
-    }  # fmt: skip
+        "model": model,
+        "prompt": [1, 2],
+        "max_tokens": 8,
+        "temperature": 1.0,
+        "top_k": 1,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "seed": 0,
+        "ignore_eos": True,
+    }
     choice = (await server.ask("POST", "/v1/completions", body))["choices"][0]
     if not choice.get("token_ids"):
         raise UserError(f"generation.vllm.url: {server.url} gives no token ids: vLLM 0.32 does")

@@ -109,9 +109,15 @@ def as_row(figure: PairedFigure) -> Row:
     interval = "–" if figure.low is None else f"{figure.low:+.3f} to {figure.high:+.3f}"
     left_out = f" (-{figure.left_out})" if figure.left_out else ""
     return Row(
-        figure.title, f"{figure.sources}{left_out}", show(figure.first), show(figure.second),
-        show(figure.difference, "+.3f"), interval, show(figure.worse), figure.verdict,
-    )  # fmt: skip
+        figure.title,
+        f"{figure.sources}{left_out}",
+        show(figure.first),
+        show(figure.second),
+        show(figure.difference, "+.3f"),
+        interval,
+        show(figure.worse),
+        figure.verdict,
+    )
 
 
 def _spans(line: Line, severity: str | None = None) -> float | None:
@@ -205,9 +211,15 @@ def _corpus_score(sums: Any, metric: Any) -> float:
 
 
 def _figure(
-    title: str, key: str, stats_N2S: Any, left_out: int, score: Callable[[Any], float],
-    higher: bool | None, resamples: int, seed: int,
-) -> PairedFigure:  # fmt: skip
+    title: str,
+    key: str,
+    stats_N2S: Any,
+    left_out: int,
+    score: Callable[[Any], float],
+    higher: bool | None,
+    resamples: int,
+    seed: int,
+) -> PairedFigure:
     """stats_N2S: statistics of each source for either policy; `score` of their sums is a figure."""
     count = len(stats_N2S)
     if not count:

@@ -132,10 +132,14 @@ def evaluate_on_dataset(
     mine = sharing.share(examples) if sharing else list(enumerate(examples))
     with _undisturbed(policy_model):
         rollouts = generate_rollouts(
-            [example for _, example in mine], policy_model, tokenizer, gen_cfg,
+            [example for _, example in mine],
+            policy_model,
+            tokenizer,
+            gen_cfg,
             prompts=None if prompts is None else [prompts[place] for place, _ in mine],
-            sampler=sampler, with_logprobs=False,
-        )  # fmt: skip
+            sampler=sampler,
+            with_logprobs=False,
+        )
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     if not _gives_spans(scores):  # such a scorer can be looked at, too
@@ -146,22 +150,32 @@ def evaluate_on_dataset(
         found = list(zip(places, rollouts, rewards, strict=True))
         whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
-    several = len({rollout.pair for rollout in rollouts}) > 1
-    pairs = {}
-    for pair in dict.fromkeys(rollout.pair for rollout in rollouts) if several else ():
-        chosen = [i for i, rollout in enumerate(rollouts) if rollout.pair == pair]
-        pairs[pair] = _figures(
-            [examples[i] for i in chosen],
-            [rollouts[i] for i in chosen],
-            [rewards[i] for i in chosen],
-            reward_cfg,
-        )
     return Report(
         **_figures(examples, rollouts, rewards, reward_cfg),
-        pairs=pairs,
+        pairs=_by_pair(examples, rollouts, rewards, reward_cfg),
         seconds=time.monotonic() - started,
         examples=[_line(*of) for of in zip(examples, rollouts, rewards, strict=True)],
     )
+
+
+def _by_pair(
+    examples: Sequence[Example],
+    rollouts: Sequence[TranslationRollout],
+    rewards: Sequence[SampleReward],
+    cfg: RewardConfig,
+) -> dict[str, dict[str, Any]]:
+    """The figures of each language pair; none where there is but one."""
+    pairs = list(dict.fromkeys(rollout.pair for rollout in rollouts))
+    found = {}
+    for pair in pairs if len(pairs) > 1 else ():
+        chosen = [i for i, rollout in enumerate(rollouts) if rollout.pair == pair]
+        found[pair] = _figures(
+            [examples[i] for i in chosen],
+            [rollouts[i] for i in chosen],
+            [rewards[i] for i in chosen],
+            cfg,
+        )
+    return found
 
 
 def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:

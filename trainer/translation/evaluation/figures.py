@@ -100,8 +100,11 @@ class SeverityCount(NamedTuple):
 
 def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     """Of the segments of a completions dump whose spans are known; [] where none are."""
-    found = [[span["severity"].upper() for span in line["error_spans"]]
-             for line in lines if line["error_spans"] is not None]  # fmt: skip
+    found = [
+        [span["severity"].upper() for span in line["error_spans"]]
+        for line in lines
+        if line["error_spans"] is not None
+    ]
     if not found:
         return []
     every = sum(map(len, found))

@@ -85,9 +85,12 @@ def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write_evaluation(
-    path: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[dict[str, Any]],
+    path: Path,
+    policy: str,
+    figures: Mapping[str, Any],
+    lines: Sequence[dict[str, Any]],
     config: str = "",
-) -> Path:  # fmt: skip
+) -> Path:
     """Write a page of the figures of a report, its worst translations and its first."""
     scored = [line for line in lines if line["metricx_score"] is not None]
     worst = sorted(scored, key=lambda line: -line["metricx_score"])[:_SHOWN]
@@ -111,9 +114,12 @@ def write_evaluation(
 
 
 def write_comparison(
-    path: Path, names: tuple[str, str], groups: Mapping[str, Sequence[PairedFigure]],
-    first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]],
-) -> Path:  # fmt: skip
+    path: Path,
+    names: tuple[str, str],
+    groups: Mapping[str, Sequence[PairedFigure]],
+    first: Sequence[dict[str, Any]],
+    second: Sequence[dict[str, Any]],
+) -> Path:
     """Write a page of the intervals of the differences, and of what changed most."""
     return _write(
         path,
@@ -157,8 +163,15 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
             (row,) = compare(figures, later, only=key)
             note = figures.get("bleu_tokenize") if key == "bleu" else None
             titles.append(row.title.removesuffix(" (never a reward)"))
-            cells.append({"before": row.before, "after": row.after, "change": row.change,
-                          "verdict": row.verdict, "note": note})  # fmt: skip
+            cells.append(
+                {
+                    "before": row.before,
+                    "after": row.after,
+                    "change": row.change,
+                    "verdict": row.verdict,
+                    "note": note,
+                }
+            )
         rows.append({"name": name, "samples": figures["samples"], "cells": cells})
     return {"titles": titles, "rows": rows}
 

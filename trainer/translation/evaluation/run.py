@@ -175,17 +175,29 @@ def _evaluate(
         world.shard(without_wrappers(model))  # it is what generates
     adapters = cfg.policy.lora.r > 0
     sampler = open_sampler(
-        cfg.generation, probe_engine(cfg.generation, adapters=adapters), model, tokenizer, world,
-        adapters=adapters, run_dir=cfg.misc.run_dir, role="evaluate",
-    )  # fmt: skip
+        cfg.generation,
+        probe_engine(cfg.generation, adapters=adapters),
+        model,
+        tokenizer,
+        world,
+        adapters=adapters,
+        run_dir=cfg.misc.run_dir,
+        role="evaluate",
+    )
     found = {}
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
         sampler.sync(model, 0)
         for name, examples in sets.items():
             report = evaluate_on_dataset(
-                examples, model, tokenizer, cfg.eval_generation(), rewarder, cfg.reward,
-                sampler, world,
-            )  # fmt: skip
+                examples,
+                model,
+                tokenizer,
+                cfg.eval_generation(),
+                rewarder,
+                cfg.reward,
+                sampler,
+                world,
+            )
             figures = {
                 "policy": candidate.path,
                 "set": name,
@@ -210,8 +222,11 @@ def _write(cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, E
         write_jsonl(folder / _file(name, "jsonl"), evaluation.lines)
         write_evaluation(
             folder / _file(name, "html"),
-            candidate.path, evaluation.figures, evaluation.lines, text,
-        )  # fmt: skip
+            candidate.path,
+            evaluation.figures,
+            evaluation.lines,
+            text,
+        )
         _write_json(folder / _file(name, "json"), evaluation.figures)
 
 
@@ -266,13 +281,17 @@ def _compared(folder: Path, outcome: Outcome, earlier: Evaluation) -> Outcome:
     name, now = outcome.name, outcome.evaluation
     groups = compare_policies(earlier.lines, now.lines)
     values = {
-        "first": earlier.policy, "second": now.policy, "set": name, "sources": len(earlier.lines),
-        "resamples": RESAMPLES, "seed": SEED,
+        "first": earlier.policy,
+        "second": now.policy,
+        "set": name,
+        "sources": len(earlier.lines),
+        "resamples": RESAMPLES,
+        "seed": SEED,
         "groups": {
             group: [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
             for group, figures in groups.items()
         },
-    }  # fmt: skip
+    }
     _write_json(folder / _file(name, "json", "comparison"), values)
     page = folder / _file(name, "html", "comparison")
     write_comparison(page, (earlier.policy, now.policy), groups, earlier.lines, now.lines)

@@ -25,9 +25,24 @@ from trainer.translation.config_reward import GuardConfig
 #: What a policy may slip into, beside source and target. Few near relatives stand here: the
 #: identifier confuses those in short texts.
 _OTHER_LANGUAGES = (
-    "en", "zh", "ja", "ko", "de", "fr", "es", "pt", "it", "ru", "ar", "hi", "th", "vi", "id",
-    "tr", "pl",
-)  # fmt: skip
+    "en",
+    "zh",
+    "ja",
+    "ko",
+    "de",
+    "fr",
+    "es",
+    "pt",
+    "it",
+    "ru",
+    "ar",
+    "hi",
+    "th",
+    "vi",
+    "id",
+    "tr",
+    "pl",
+)
 #: Letters from which the identifier is believed; of a shorter text in proportion.
 _SURE_LETTERS = 40
 

@@ -130,8 +130,10 @@ class Batch:
             if waited >= told:
                 log.warning(
                     "%s has not answered for %.0f s; it is asked until reward.deadline_s (%g)",
-                    name, waited, self.services.patience(name),
-                )  # fmt: skip
+                    name,
+                    waited,
+                    self.services.patience(name),
+                )
                 told *= 2
         return future.result()
 

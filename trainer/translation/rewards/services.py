@@ -143,8 +143,11 @@ class Rewarder:
             self._told_truncated.add(name)
             log.warning(
                 "%s could not read %d of %d samples to their end; their scores are of the part "
-                "that it read", name, sum(flags), len(flags),
-            )  # fmt: skip
+                "that it read",
+                name,
+                sum(flags),
+                len(flags),
+            )
 
     def _named(self, name: ServiceName) -> list[str]:
         """The URLs of the config, or else of the environment."""

@@ -69,9 +69,11 @@ class SourceCheck:
         bad = [src for src in new if src in refused and refused[src].error.type == BAD_SOURCE]
         if bad:
             log.warning(
-                "%s: no translation of %d sources can be scored (%s): their samples have no "
-                "reward", name, len(bad), refused[bad[0]].error.message,
-            )  # fmt: skip
+                "%s: no translation of %d sources can be scored (%s): their samples have no reward",
+                name,
+                len(bad),
+                refused[bad[0]].error.message,
+            )
         for place in blamed:
             results[place] = refused.get(samples[place].src, results[place])
 
