@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 
 
 class Config(BaseModel):
@@ -51,7 +52,7 @@ def load_config(
 def save_config(config: BaseModel, path: str | Path) -> None:
     """Write the resolved config as YAML."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+    write_atomic(Path(path), text)
 
 
 def refuse_password(value: str, where: str, instead: str) -> None:

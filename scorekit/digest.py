@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 
 #: Age from which a file's times can be trusted. A file written twice within the resolution of the
 #: clock (2 s on some file systems) keeps its times, size and inode, and has another content.
@@ -84,12 +84,4 @@ def _read_note(note: Path) -> str | None:
 def _write_note(note: Path, digest: str) -> None:
     # A cache folder that cannot be written costs time, not correctness.
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
-            try:
-                file.write(digest)
-                file.close()
-                os.replace(file.name, note)
-            except OSError:
-                os.unlink(file.name)
-                raise
+        write_atomic(note, digest)

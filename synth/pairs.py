@@ -13,12 +13,13 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scorekit.errors import ScorekitError, UserError
+from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import Unfinished
 from synth.export.card import size_category
 from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder, write_atomic
+from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER
 

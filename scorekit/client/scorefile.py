@@ -27,6 +27,7 @@ from pydantic_core import from_json, to_json
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
+from scorekit.files import write_atomic
 from scorekit.schemas import Info, Priority, Result, Scored
 
 #: Endings of an output that would promise what it is not.
@@ -170,7 +171,7 @@ class ScoreJob:
         out.seek(0)
         if out.read(1) == b"":
             _beside(path, "again").unlink(missing_ok=True)
-            _write_whole(meta, json.dumps(about, indent=1, ensure_ascii=False))
+            write_atomic(meta, json.dumps(about, indent=1, ensure_ascii=False))
             return Tally()
         try:
             before = json.loads(meta.read_text(encoding="utf-8"))
@@ -334,10 +335,3 @@ def _opened(files: ExitStack, path: Path) -> BinaryIO:
     except BlockingIOError:
         raise UserError(f"{path}: another process writes it") from None
     return file
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Under another name first: a crash leaves either the old file or the new one."""
-    new = _beside(path, "new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)

@@ -13,12 +13,13 @@ from pydantic import SecretStr
 
 from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.files import write_atomic
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
 from synth.drive.clients import Tools
 from synth.folder.answers import open_answers
 from synth.folder.stats import StageStats, scorer_figures
-from synth.folder.store import StageFolder, read_json, to_line, write_atomic
+from synth.folder.store import StageFolder, read_json, to_line
 
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
 from synth.export.rows import arrow_schema, pair_schema
 from synth.folder.manifest import corpus, row_counts, settings
 from synth.folder.stats import StageCounts, funnel
-from synth.folder.store import write_atomic
 from synth.report.reasons import explain
 
 if TYPE_CHECKING:

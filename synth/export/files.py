@@ -7,7 +7,6 @@ So processes write them side by side, and a killed export goes on with those tha
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scorekit.files import put
 from synth.config import SynthConfig
 from synth.export.rows import arrow_schema, pair_codes, pair_row, pair_schema, row_maker
 from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
@@ -188,9 +188,7 @@ class _Parquet:
     def commit(self) -> None:
         """Sync, and give the file its name."""
         self._writer.close()
-        with self._temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self._temporary, self.path)
+        put(self._temporary, self.path)
 
     def __enter__(self) -> _Parquet:
         return self

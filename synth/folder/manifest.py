@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import scorekit
+from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
 from synth.folder.stats import STAGES, funnel
-from synth.folder.store import StageFolder, read_json, write_atomic
+from synth.folder.store import StageFolder, read_json
 
 if TYPE_CHECKING:
     from synth.context import Context

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from synth.config import SynthConfig
 from synth.folder.distributions import distributions
-from synth.folder.store import StageFolder, digest_of, read_json, to_line, write_atomic
+from synth.folder.store import StageFolder, digest_of, read_json, to_line
 
 #: In their order.
 STAGES = (
@@ -113,14 +114,8 @@ class StageStats:
         if self.of_others or now - self.flushed < every_s:
             return
         self.flushed = now
-        folder.path.mkdir(parents=True, exist_ok=True)
         path = folder.path / f"stats-{self.process}.json"
-        temporary = path.with_suffix(".tmp")
-        try:
-            temporary.write_bytes(to_line(self.figures()))  # not synced: a lost one is no harm
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomic(path, to_line(self.figures()))
 
 
 @dataclass(frozen=True, slots=True)

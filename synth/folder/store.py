@@ -11,18 +11,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
-from uuid import uuid4
 
 import zstandard
 
 from scorekit.errors import UserError
+from scorekit.files import put, temporary_of, write_atomic
 
 Record = dict[str, Any]
 
@@ -71,34 +70,6 @@ def read_records(path: Path) -> Iterator[Record]:
             yield json.loads(line)
 
 
-def temporary_of(path: Path) -> Path:
-    """A name beside it that no other process has, on whichever machine: process numbers of two
-    containers are often the same."""
-    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a whole file: the old content or the new one, never a part."""
-    temporary = temporary_of(path)
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)  # of a full disk
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class ShardWriter:
     """Writes one file of a shard: under a temporary name until `commit`; with zstd where the name
     ends in .zst."""
@@ -128,11 +99,8 @@ class ShardWriter:
         """Sync, and give the file its name; the digest of its lines."""
         if self._out is not self._file:
             self._out.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
-        os.replace(self._temporary, self.path)
-        _sync_folder(self.path.parent)
+        put(self._temporary, self.path)
         return self._digest.hexdigest()
 
     def __enter__(self) -> ShardWriter:

@@ -10,23 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from scorekit.errors import UserError
+from scorekit.files import replacing, write_atomic
 from synth.context import Context
 from synth.folder.locks import held
 from synth.folder.stats import STAGES, need_run
-from synth.folder.store import (
-    Record,
-    StageFolder,
-    digest_of,
-    open_lines,
-    temporary_of,
-    to_line,
-    write_atomic,
-)
+from synth.folder.store import Record, StageFolder, digest_of, open_lines, to_line
 
 #: Stage -> the view of the records that it let through.
 KEPT = {
@@ -94,7 +86,7 @@ def _write_kept(ctx: Context, stage: str) -> list[Path]:
     digest = digest_of([mark["digest"] for mark in marks])
     if path.exists() and state.get(path.name) == [digest, path.stat().st_size]:
         return []
-    with _replacing(path) as file:
+    with replacing(path) as file:
         for record in folder.records():
             file.write(to_line(_without_candidates(record)))
     _set_state(ctx.out_dir, {**state, path.name: [digest, path.stat().st_size]})
@@ -178,18 +170,3 @@ def _read_state(out_dir: Path) -> dict[str, Any]:
 
 def _set_state(out_dir: Path, state: dict[str, Any]) -> None:
     write_atomic(out_dir / _STATE, to_line(state))
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the name when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_of(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -16,12 +16,13 @@ from markupsafe import Markup
 
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.languages import find_language
 from scorekit.report.page import STYLE, picture
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.folder.stats import STAGES, StageCounts, duration, funnel
-from synth.folder.store import StageFolder, read_json, write_atomic
+from synth.folder.store import StageFolder, read_json
 from synth.report.examples import pick_examples
 from synth.report.reasons import explain
 from synth.sources.sampling import TYPES

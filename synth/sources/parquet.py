@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from scorekit.files import put
 from synth.folder.store import Record
 
 
@@ -48,7 +48,7 @@ class SourcesParquet:
 
     def commit(self) -> None:
         self._writer.close()
-        os.replace(self._temporary, self._path)
+        put(self._temporary, self._path)
 
     def __enter__(self) -> SourcesParquet:
         return self

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from synth.folder.store import Record, to_line, write_atomic
+from scorekit.files import put, write_atomic
+from synth.folder.store import Record, to_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,11 +112,9 @@ class PartWriter:
     def commit(self) -> None:
         """Sync, and give the files their names."""
         for file in (self._texts, self._entries):
-            file.flush()
-            os.fsync(file.fileno())
             file.close()
         for path, temporary in self._files:
-            os.replace(temporary, path)
+            put(temporary, path)
 
     def __enter__(self) -> PartWriter:
         return self

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from synth.config import DataConfig, SynthConfig
 from synth.context import Context
 from synth.folder.begin import check_begun, own_shards
 from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
-from synth.folder.store import Record, ShardWriter, StageFolder, to_line, write_atomic
+from synth.folder.store import Record, ShardWriter, StageFolder, to_line
 from synth.record import Rejected
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files

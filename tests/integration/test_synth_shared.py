@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from bench.chaos_synth import write_corpus
 from scorekit.client.transport import Deadline, attempts
 from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.files import write_atomic
 from synth.__main__ import app
 from synth.folder.locks import held, holder
-from synth.folder.store import ShardWriter, StageFolder, read_records, write_atomic
+from synth.folder.store import ShardWriter, StageFolder, read_records
 from synth.log import log_to
 from synth.run import run_stage
 from synth.stages.table import BY_NAME

@@ -9,10 +9,11 @@ import structlog
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from synth.__main__ import app
 from synth.context import Context
 from synth.folder.repair import repair
-from synth.folder.store import ShardWriter, StageFolder, digest_file, read_records, write_atomic
+from synth.folder.store import ShardWriter, StageFolder, digest_file, read_records
 from synth.folder.views import write_views
 from synth.run import RunOptions, run_stages
 from tests.integration import test_synth_output as made

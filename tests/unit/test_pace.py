@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.server import pace as module
+from scorekit.server.queue import pace as module
 from scorekit.server.queue.pace import Pace
 
 

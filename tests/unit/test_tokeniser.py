@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
-from scorekit.server import tokeniser
+from scorekit.server.queue import tokeniser
 from scorekit.server.queue.tokeniser import Tokeniser, slices, splits_at_spaces
 from services.metricx.model import MetricXBackend
 from tests.real_tokenizers import real_tokenizer

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import Reference, load_policy, stop_token_ids
@@ -31,7 +32,7 @@ from trainer.runs.checkpoint import (
     set_random_state,
 )
 from trainer.runs.config import MiscConfig
-from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl, write_text
+from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import batch_indices
 from trainer.translation.train import run_toy_rl
@@ -369,9 +370,9 @@ def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_text(path, "old")
+    write_atomic(path, "old")
     with pytest.raises(UnicodeEncodeError):  # when it is open already
-        write_text(path, "new \ud800")
+        write_atomic(path, "new \ud800")
     assert path.read_text() == "old"
-    write_text(path, "new")
+    write_atomic(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "new"

@@ -28,6 +28,7 @@ import torch
 
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
+from scorekit.files import sync
 from trainer.rl.compat import save_tokenizer
 from trainer.runs.config import THE_SET
 
@@ -275,12 +276,3 @@ def _remove(folder: Path) -> None:
         gone = folder.with_name(f".{folder.name}.{os.getpid()}.removed.partial")
         folder.rename(gone)
         shutil.rmtree(gone)
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder written to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from scorekit.errors import UserError
+from scorekit.files import sync
 from trainer.rl.compat import save_tokenizer
 from trainer.rl.config import PolicyConfig
 from trainer.runs.adapted import load_on_base, on_its_base
@@ -20,7 +21,6 @@ from trainer.runs.checkpoint import (
     fault_of,
     newest_checkpoint,
     read_state,
-    sync,
 )
 
 

@@ -36,6 +36,7 @@ from pydantic import BaseModel
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.schemas import Info
 from trainer.runs.config import THE_SET, RunConfig
 
@@ -73,7 +74,7 @@ class RunLog:
             self._cut(done)
             _write_config(cfg, self.folder)
         infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
-        write_text(self.folder / "services.json", json.dumps(infos, indent=1))
+        write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
 
     def _start(self, cfg: RunConfig) -> None:
         """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
@@ -194,8 +195,7 @@ def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
 
 
 def _write_config(cfg: RunConfig, folder: Path) -> None:
-    save_config(cfg, folder / ".config.yaml.partial")  # type: ignore[arg-type]
-    (folder / ".config.yaml.partial").replace(folder / "config.yaml")
+    save_config(cfg, folder / "config.yaml")  # type: ignore[arg-type]
 
 
 def _remove(path: Path) -> None:
@@ -257,14 +257,7 @@ def append_jsonl(path: Path, line: dict[str, Any]) -> None:
 
 def write_jsonl(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """A whole file, at once."""
-    write_text(path, "".join(_json(line) + "\n" for line in lines))
-
-
-def write_text(path: Path, text: str) -> None:
-    """A whole file, at once: who dies meanwhile leaves the old one, or none."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_atomic(path, "".join(_json(line) + "\n" for line in lines))
 
 
 def _json(line: dict[str, Any]) -> str:

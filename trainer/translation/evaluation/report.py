@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
 from trainer.runs.config import THE_SET
-from trainer.runs.runlog import read_jsonl, write_text
+from trainer.runs.runlog import read_jsonl
 from trainer.translation.evaluation.compare import (
     FEWEST,
     RESAMPLES,
@@ -144,7 +145,7 @@ def _write(path: Path, template: str, **values: Any) -> Path:
     )
     environment.filters |= {"segments": _segments, "visible": visible}
     page = environment.get_template(f"{template}.html").render(style=Markup(STYLE), **values)
-    write_text(path, page)
+    write_atomic(path, page)
     return path
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import yaml
 
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
 from trainer.rl.engines.choice import open_sampler, probe_engine
@@ -30,7 +31,7 @@ from trainer.rl.policy import autocast, prepare_torch, without_wrappers
 from trainer.rl.world import World
 from trainer.runs.adapted import load_on_base, on_its_base
 from trainer.runs.config import THE_SET
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl, write_text
+from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.compare import RESAMPLES, SEED, PairedFigure, compare_policies
@@ -299,4 +300,4 @@ def _compared(folder: Path, outcome: Outcome, earlier: Evaluation) -> Outcome:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(values, indent=1, ensure_ascii=False))
+    write_atomic(path, json.dumps(values, indent=1, ensure_ascii=False))
