@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from demo.processes import clean_exit
+from scorekit.command import clean_exit
 
 
 def main(
@@ -24,7 +24,7 @@ def main(
     """Score real translations, train the small policy by PPO against the services, compare."""
     from demo.run import run_demo
 
-    with clean_exit():
+    with clean_exit(stopped="stopped; every process that the demo started has ended"):
         run_demo(run_dir, updates=updates, limit=limit)
 
 

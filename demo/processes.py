@@ -16,25 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from scorekit.errors import ScorekitError, ServiceUnreachable, UserError
+from scorekit.errors import ServiceUnreachable, UserError
 
 STOP_S = 15.0  # seconds that a child may take to end by itself
 READY_S = 120.0  # seconds that a service may take to load a small model
-
-
-@contextlib.contextmanager
-def clean_exit() -> Iterator[None]:
-    """A mistake, or Ctrl-C, is one line and an exit code."""
-    try:
-        yield
-    except (ScorekitError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("stopped; every process that the demo started has ended", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def free_port() -> int:

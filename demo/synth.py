@@ -25,13 +25,13 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import (
     READY_S,
     child_environment,
-    clean_exit,
     end,
     exit_on_sigterm,
     free_port,
     running,
     running_service,
 )
+from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.report.render import visible
 from synth.report.page import write_report
@@ -152,7 +152,7 @@ def main(
     ] = None,
 ) -> None:
     """Make synthetic Korean translations of the Python documentation, filter and export them."""
-    with clean_exit():
+    with clean_exit(stopped="stopped; every process that the demo started has ended"):
         run_demo(run_dir, set_ or [])
 
 

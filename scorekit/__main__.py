@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from scorekit.client.scorecommand import score
+from scorekit.command import clean_exit
 from scorekit.errors import UserError
 
 #: What the services load: the variable that tells them, and where it is not set.
@@ -43,18 +44,12 @@ def fetch(
     """
     from scorekit.hub import fetch_checkpoint, size_of
 
-    try:
+    with clean_exit(stopped="stopped; the same command goes on from there"):
         if revision is not None and len(models or ()) != 1:
             raise UserError("--revision: name the one model that it is a revision of")
         for model in models or [os.environ.get(n) or d for n, d in DEFAULT_MODELS.items()]:
             for name, folder in fetch_checkpoint(model, revision):
                 typer.echo(f"{name}: {size_of(folder) / 1e9:.2f} GB in {folder}")
-    except UserError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from there", err=True)
-        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":

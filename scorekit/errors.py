@@ -54,11 +54,17 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
 
 
 class ScorekitError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project. exit_code: of a command that it ends, whose last line
+    begins with `word`."""
+
+    exit_code = 1
+    word = "error"
 
 
 class UserError(ScorekitError):
     """A mistake that the user can mend: say what, where, and what to do, in one line."""
+
+    exit_code = 2
 
 
 class ServiceUnreachable(ScorekitError):
@@ -72,6 +78,7 @@ class ServiceUnreachable(ScorekitError):
         self.url = url
         self.reason = reason
         self.retryable = retryable
+        self.exit_code = 1 if retryable else 2
 
     def __str__(self) -> str:
         state = "cannot be reached" if self.retryable else "is not what is wanted"
@@ -151,5 +158,7 @@ class RequestError(ServiceError):
         default_status, retryable = REQUEST_ERRORS[type]
         super().__init__(type, message, retryable=retryable)
         self.status = status or default_status
+        # A wrong URL, key or option is the user's to mend; all else a service's.
+        self.exit_code = 2 if self.status in (401, 404, 405, 422) else 1
         self.retry_after = retry_after
         self.request_id = request_id

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scorekit.command import clean_exit
 from scorekit.config import load_config
-from scorekit.errors import ScorekitError, UserError
+from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place, pair_configs
-from synth.context import Unfinished
 
 if TYPE_CHECKING:
     from synth.run import RunOptions
@@ -258,37 +258,11 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
 
 
 @contextmanager
-def _clean_exit(how_to_resume: str = "") -> Iterator[None]:
-    """A user's mistake: one line and exit code 2; records left open: 3. Ctrl-C: how to go on, and
-    130."""
+def _clean_exit(go_on: str = "") -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
+    with clean_exit(go_on, stopped="interrupted"):
         yield
-    except UserError as error:
-        _say(f"error: {error}")
-        sys.exit(2)
-    except Unfinished as error:
-        _say(f"unfinished: {error}")
-        sys.exit(3)
-    except OSError as error:  # a full disk, a folder that may not be written
-        place = error.filename2 or error.filename  # the second: what a file was to be renamed to
-        where = f"{place}: " if place else ""
-        go_on = f"; mend that, and go on with: {how_to_resume}" if how_to_resume else ""
-        _say(f"error: {where}{error.strerror or error}{go_on}")
-        sys.exit(2)
-    except ScorekitError as error:
-        _say(f"error: {error}; what is done is kept: {how_to_resume}")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        _say(f"interrupted; go on with: {how_to_resume}")
-        sys.exit(130)
-
-
-def _say(line: str) -> None:
-    """To the terminal: what a service said in it is shown, never obeyed."""
-    from scorekit.report.render import visible
-
-    typer.echo(visible(line), err=True)
 
 
 def how_to_resume(given: list[str]) -> str:

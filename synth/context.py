@@ -17,6 +17,9 @@ from synth.folder.store import StageFolder
 class Unfinished(ScorekitError):
     """Records are left open: their services failed. Exit code 3; `--resume` asks again."""
 
+    exit_code = 3
+    word = "unfinished"
+
     def __init__(self, stage: str, open_: Counter[str]) -> None:
         codes = ", ".join(f"{code} {count}" for code, count in sorted(open_.items()))
         super().__init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from scorekit.command import clean_exit
 from scorekit.config import load_config
-from scorekit.errors import ScorekitError, UserError
+from scorekit.errors import UserError
 from trainer.translation.config import TrainerConfig
 
 app = typer.Typer(
@@ -192,21 +192,11 @@ def _load(config: Path, overrides: list[str] | None, limit: int | None) -> Train
 
 @contextmanager
 def _clean_exit() -> Iterator[None]:
-    """An error that is understood: one line, and exit code 2 if the user can mend it, else 1."""
+    """What libraries say goes to stderr as lines, too."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
+    with clean_exit(stopped="stopped (a training run goes on with --resume)"):
         yield
-    except ScorekitError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
-    except OSError as error:  # a disk that is full, a file that must not be read
-        where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"error: {where}{error.strerror or error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt as error:
-        typer.echo("stopped (a training run goes on with --resume)", err=True)
-        raise typer.Exit(128 + getattr(error, "number", signal.SIGINT)) from None
 
 
 if __name__ == "__main__":

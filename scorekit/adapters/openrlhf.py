@@ -30,6 +30,7 @@ from scorekit.adapters.rewards import (
     reward_settings,
 )
 from scorekit.client.asynchronous import ScoringClient
+from scorekit.command import clean_exit
 from scorekit.config import describe_faults
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info, JudgeScored, Scored
@@ -261,7 +262,7 @@ def serve(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
 ) -> None:
     """Serve rewards to OpenRLHF and slime."""
-    try:
+    with clean_exit():
         if not no_auth and not _is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
         settings = reward_settings(
@@ -278,11 +279,6 @@ def serve(
         )
         marks = (tuple(end_mark or END_MARKS), turn_mark)
         asyncio.run(_serve(host, port, settings, service, marks, wait))
-    except ScorekitError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 async def _serve(

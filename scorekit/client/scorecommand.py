@@ -13,7 +13,8 @@ import typer
 
 from scorekit.client.samplefile import Contents, Fields, JudgeFields, SampleFile
 from scorekit.client.scorefile import ScoreJob, Tally, first_info
-from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
 from scorekit.rowfile import Format
 from scorekit.schemas import Info
 
@@ -115,7 +116,7 @@ def score(
         "temperature": temperature,
         "max_tokens": max_tokens,
     }
-    try:
+    with clean_exit():
         fields: Fields | JudgeFields = Fields(src_field, mt_field, ref_field, id_field)
         if task is not None:
             fields = _judge_fields(task, variable or (), fixed or (), id_field)
@@ -131,9 +132,6 @@ def score(
             overwrite=overwrite,
         )
         _run(job, url, deadline_s=deadline, timeout_s=min(600.0, deadline), cache_db=cache_db)
-    except ScorekitError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(_exit_code(error)) from None
 
 
 def _judge_fields(
@@ -210,12 +208,3 @@ def _print_summary(
     table.add_row(f"mean score ({direction} is better)", f"{tally.mean:.4f}" if tally.ok else "-")
     table.add_row("this run", f"{asked:,} samples, {asked / seconds:,.0f}/s")
     Console(stderr=to_stderr).print(table)
-
-
-def _exit_code(error: ScorekitError) -> int:
-    """2 where the user can mend it (a wrong URL, key or option), 1 where a service is at fault."""
-    if isinstance(error, ServiceUnreachable):
-        return 1 if error.retryable else 2
-    if isinstance(error, RequestError):
-        return 2 if error.status in (401, 404, 405, 422) else 1
-    return 2 if isinstance(error, UserError) else 1

@@ -1,0 +1,43 @@
+"""How a command ends: one line and an exit code for what is understood, else a traceback."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from scorekit.errors import ScorekitError, UserError
+from scorekit.report.render import visible
+
+
+@contextmanager
+def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
+    """Around a command. Raises SystemExit in place of
+
+    - ScorekitError: its line and its `exit_code`: 2 where the user can mend it, else 1;
+    - OSError (a full disk, a file that may not be read): where and why, 2;
+    - KeyboardInterrupt: `stopped`, and 130, or 128 + the `number` of the signal that it carries.
+
+    go_on: the command that goes on with what is done, said where there is something done.
+    """
+    try:
+        yield
+    except ScorekitError as error:
+        kept = go_on and not isinstance(error, UserError) and error.word == "error"
+        say(f"{error.word}: {error}" + (f"; what is done is kept: {go_on}" if kept else ""))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        place = error.filename2 or error.filename  # the second: what a file was to be renamed to
+        where = f"{place}: " if place else ""
+        mended = f"; mend that, and go on with: {go_on}" if go_on else ""
+        say(f"error: {where}{error.strerror or error}{mended}")
+        sys.exit(2)
+    except KeyboardInterrupt as error:
+        say(f"{stopped}; go on with: {go_on}" if go_on else stopped)
+        sys.exit(128 + getattr(error, "number", signal.SIGINT))
+
+
+def say(line: str) -> None:
+    """A line on stderr. What a service said in it is shown, never obeyed."""
+    print(visible(" ".join(line.split())), file=sys.stderr)
