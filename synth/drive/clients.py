@@ -60,7 +60,7 @@ class Score:
     error: str | None = None
 
 
-class Tools:
+class Clients:
     """The services of one stage, and the answers that they have given."""
 
     def __init__(

@@ -20,9 +20,9 @@ import structlog
 
 from scorekit.errors import UserError
 from synth.context import Context, Unfinished
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.drive.kinds import MapStage
-from synth.drive.services import open_tools
+from synth.drive.services import open_clients
 from synth.folder.begin import check_begun, own_shards
 from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.folder.store import Record, ShardWriter, StageFolder, read_records
@@ -57,15 +57,15 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
         if not todo:
             return  # nobody is needed, and perhaps nobody is there any more
         claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
-        async with open_tools(
+        async with open_clients(
             ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
-        ) as tools:
-            window = asyncio.Semaphore(tools.window)
+        ) as clients:
+            window = asyncio.Semaphore(clients.window)
             room = asyncio.Semaphore(SHARDS_AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 await room.acquire()
                 async for index, lock in _mine(claims, ctx, stage.name):
-                    shard = _Shard(stage, ctx, source, folder, index, todo[index], tools, window)
+                    shard = _Shard(stage, ctx, source, folder, index, todo[index], clients, window)
                     group.create_task(_run(shard, lock, room))
                     await shard.in_work.wait()
                     await room.acquire()
@@ -144,11 +144,11 @@ class _Shard:
         folder: StageFolder,
         index: int,
         records: int,
-        tools: Tools,
+        clients: Clients,
         window: asyncio.Semaphore,
     ) -> None:
         self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
-        self.index, self.records, self.tools, self.window = index, records, tools, window
+        self.index, self.records, self.clients, self.window = index, records, clients, window
         self.codes: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
         self.open = 0
@@ -223,7 +223,7 @@ class _Shard:
 
     async def _process(self, record: Record) -> Kept | Rejected | Open:
         try:
-            return await self.stage.process(record, self.tools)
+            return await self.stage.process(record, self.clients)
         except NotYet as error:
             return Open(record, error.code)  # its text may be a server's: not for the log
 
@@ -235,7 +235,7 @@ class _Shard:
 
         async def results() -> AsyncIterator[Kept | Rejected | Open]:
             for record in islice(read_records(self.source.shard(self.index)), self.records):
-                while running and (running[0].done() or len(running) > AHEAD * self.tools.window):
+                while running and (running[0].done() or len(running) > AHEAD * self.clients.window):
                     yield await running.popleft()
                 await self.window.acquire()  # of all shards: any record that is done makes room
                 running.append(group.create_task(self._process(record)))

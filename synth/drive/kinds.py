@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from scorekit.errors import ScorekitError
 from synth.config import SynthConfig
 from synth.context import Context, Stage
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.folder.store import Record
 from synth.record import Kept, Rejected
 
@@ -18,7 +18,7 @@ class MapStage(Stage, Protocol):
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]: ...
 
-    async def process(self, record: Record, tools: Tools) -> Kept | Rejected: ...
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected: ...
 
 
 class WholeStage(Stage, Protocol):

@@ -16,7 +16,7 @@ from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.files import write_atomic
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.folder.answers import open_answers
 from synth.folder.stats import StageStats, scorer_figures
 from synth.folder.store import StageFolder, read_json, to_line
@@ -108,18 +108,18 @@ def _scoring_client(
         batch_size=batch_size,
         max_in_flight=16,
         cache_db=cache_db,
-        retry_samples=False,  # `Tools` does
+        retry_samples=False,  # `Clients` does
     )
 
 
 @asynccontextmanager
-async def open_tools(
+async def open_clients(
     cfg: SynthConfig,
     uses: frozenset[str],
     folder: StageFolder,
     stats: StageStats,
     give_up: bool = False,
-) -> AsyncIterator[Tools]:
+) -> AsyncIterator[Clients]:
     """Connect and check what is there against the config, before anything is spent; and
     against what the stage, if it is resumed, was begun with. give_up: what a service still
     does not answer is a failure for good. Raises UserError."""
@@ -148,7 +148,7 @@ async def open_tools(
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)
         try:
-            yield Tools(
+            yield Clients(
                 cfg,
                 stats,
                 answers,

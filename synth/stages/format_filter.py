@@ -12,7 +12,7 @@ from synth.record import Kept, Rejected
 from synth.sources.decontaminate import digests, evaluation_texts
 
 if TYPE_CHECKING:
-    from synth.drive.clients import Tools
+    from synth.drive.clients import Clients
 
 
 class FormatFilter:
@@ -39,13 +39,13 @@ class FormatFilter:
             filters["decontaminate"] = digests(cfg.data.decontaminate)
         return {**filters, "src_lang": cfg.data.src_lang, "tgt_lang": cfg.data.tgt_lang}
 
-    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """The first candidate that passes; else a rejection with the code of the best one."""
         tried: list[dict[str, Any]] = []
         first: Rejected | None = None
-        every = tools.cfg.filters.on_reject == "next_best"
+        every = clients.cfg.filters.on_reject == "next_best"
         for candidate in record["topk"] if every else record["topk"][:1]:
-            filters, code, reason = await _look(record["source_text"], candidate["text"], tools)
+            filters, code, reason = await _look(record["source_text"], candidate["text"], clients)
             told = {"best": candidate, "filters": {**filters, "tried": list(tried)}}
             if code is None:
                 return Kept({**record, "target_text": candidate["text"], **told})
@@ -57,22 +57,22 @@ class FormatFilter:
         return first
 
 
-async def _look(src: str, mt: str, tools: Tools) -> tuple[dict[str, Any], str | None, str]:
+async def _look(src: str, mt: str, clients: Clients) -> tuple[dict[str, Any], str | None, str]:
     """(what goes to `filters`, code of the rejection or None, why) of one candidate."""
-    cfg = tools.cfg.filters
+    cfg = clients.cfg.filters
     filters: dict[str, Any] = {"passed": [], "failed": [], "judge": None}
-    texts = evaluation_texts(tools.cfg.data.decontaminate)
+    texts = evaluation_texts(clients.cfg.data.decontaminate)
     if texts is not None and (shared := texts.find(mt)) is not None:
         return filters, "contaminated", shared
     if cfg.rule_based:
-        verdict = check_rules(Pair(src, mt, *tools.languages), cfg.rules)
+        verdict = check_rules(Pair(src, mt, *clients.languages), cfg.rules)
         filters |= as_metadata(verdict)
         if verdict.failed:
             code, seen = next(iter(verdict.failed.items()))
             return filters, code, seen
     if not cfg.llm_judge.enabled:
         return filters, None, ""
-    said = await tools.judge(src, mt)
+    said = await clients.judge(src, mt)
     filters["judge"] = said
     if "error" in said:
         if cfg.llm_judge.fail_policy == "permissive":

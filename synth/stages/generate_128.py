@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.folder.store import Record
 from synth.record import Kept, Rejected, SourceFailed, teacher_seed
 from synth.stages.settings import teacher_settings
@@ -30,14 +30,14 @@ class Generate128:
             "num_candidates": cfg.final_generation.num_candidates,
         }
 
-    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """All candidates as they came; the next stage says which of them compete."""
         try:
-            candidates = await tools.translate(
+            candidates = await clients.translate(
                 record,
-                temperature=tools.cfg.teacher.generation.final_temperature,
-                n=tools.cfg.final_generation.num_candidates,
-                seed=teacher_seed(tools.seed, record["source_id"], "final"),
+                temperature=clients.cfg.teacher.generation.final_temperature,
+                n=clients.cfg.final_generation.num_candidates,
+                seed=teacher_seed(clients.seed, record["source_id"], "final"),
             )
         except SourceFailed as error:
             return Rejected(record, error.code, str(error))

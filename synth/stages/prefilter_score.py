@@ -9,7 +9,7 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.folder.store import Record
 from synth.record import Kept, Rejected, SourceFailed, teacher_seed
 from synth.stages.settings import metricx_settings, teacher_settings
@@ -39,25 +39,25 @@ class PrefilterScore:
             "store_texts": cfg.prefilter.store_texts,
         }
 
-    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """Translate twice, score both. A source that lost either output is rejected: a broken
         greedy output must not look like a large improvement."""
-        generation = tools.cfg.teacher.generation
-        seed = teacher_seed(tools.seed, record["source_id"], "prefilter")
+        generation = clients.cfg.teacher.generation
+        seed = teacher_seed(clients.seed, record["source_id"], "prefilter")
         texts: dict[str, str] = {}
         for which, temperature in (
             ("greedy", generation.greedy_temperature),
             ("sample", generation.sample_temperature),
         ):
             try:
-                (choice,) = await tools.translate(record, temperature=temperature, n=1, seed=seed)
+                (choice,) = await clients.translate(record, temperature=temperature, n=1, seed=seed)
             except SourceFailed as error:
                 return Rejected(record, error.code, str(error))
             code = broken_output(record["source_text"], choice)
             if code is not None:
                 return Rejected(record, f"{which}_{code}", more={which: choice["text"]})
             texts[which] = choice["text"]
-        greedy, sample = await tools.score(record["source_text"], list(texts.values()))
+        greedy, sample = await clients.score(record["source_text"], list(texts.values()))
         for which, score in (("greedy", greedy), ("sample", sample)):
             if score.value is None:
                 return Rejected(record, f"{which}_score_{score.error}", more=texts)
@@ -67,7 +67,7 @@ class PrefilterScore:
             "score_sample": sample.value,
             "improvement": greedy.value - sample.value,
         }
-        if tools.cfg.prefilter.store_texts:
+        if clients.cfg.prefilter.store_texts:
             told |= texts  # type: ignore[arg-type]
         return Kept({**record, "prefilter": told})
 

@@ -9,7 +9,7 @@ from typing import Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
-from synth.drive.clients import Tools
+from synth.drive.clients import Clients
 from synth.folder.locks import held
 from synth.folder.store import Record, StageFolder
 from synth.record import Kept, Rejected
@@ -38,11 +38,11 @@ class ScoreSelectBest:
             **({} if final.max_score is None else {"max_score": final.max_score}),
         }
 
-    async def process(self, record: Record, tools: Tools) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """Candidates that are empty, cut, looping, kept back, or failed in scoring never
         compete: a failure read as 0 would win. Equal texts are scored once; of equal scores the
         first index wins."""
-        final = tools.cfg.final_generation
+        final = clients.cfg.final_generation
         src = record["source_text"]
         out: Counter[str] = Counter()
         able = []
@@ -53,7 +53,7 @@ class ScoreSelectBest:
             else:
                 out[code] += 1
         texts = list(dict.fromkeys(candidate["text"] for candidate in able))
-        scores = dict(zip(texts, await tools.score(src, texts), strict=True)) if texts else {}
+        scores = dict(zip(texts, await clients.score(src, texts), strict=True)) if texts else {}
         scored = []
         for candidate in able:
             score = scores[candidate["text"]]

@@ -18,7 +18,7 @@ from bench.redis_process import running_redis
 from scorekit.errors import SampleError, UserError
 from synth.__main__ import app
 from synth.context import Unfinished
-from synth.drive import clients as tools
+from synth.drive import clients as module
 from synth.folder.answers import REDIS_PASSWORD, SqliteAnswers, mend, open_answers
 from synth.folder.locks import held
 from synth.folder.repair import repair
@@ -452,9 +452,9 @@ def test_a_changed_shard_is_noticed_named_and_made_again(
 
 def test_what_an_upstream_refused_is_no_answer_to_keep():
     refused = SampleError("upstream", "a refused key", retryable=False).wire()
-    assert tools._may_come({"ok": False, "error": refused})
+    assert module._may_come({"ok": False, "error": refused})
     confused = SampleError("model_failure", "no verdict").wire()
-    assert not tools._may_come({"ok": False, "error": confused})
+    assert not module._may_come({"ok": False, "error": confused})
 
 
 def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(

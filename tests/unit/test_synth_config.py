@@ -20,7 +20,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
 from synth.context import Context
-from synth.drive.services import open_tools
+from synth.drive.services import open_clients
 from synth.folder.begin import begin
 from synth.folder.stats import StageStats
 from synth.folder.store import StageFolder
@@ -117,15 +117,15 @@ def the_selection(cfg, servers):
 
 
 def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
-    """What `work(tools)` gives with the services of the config, or the error's words."""
+    """What `work(clients)` gives with the services of the config, or the error's words."""
 
     folder = StageFolder(cfg.run.out_dir, "asked")
     folder.clear()  # each config is another stage's beginning
     Path(answers_place(cfg)).unlink(missing_ok=True)
 
     async def run():
-        async with open_tools(cfg, uses, folder, StageStats()) as tools:
-            return await work(tools)
+        async with open_clients(cfg, uses, folder, StageStats()) as clients:
+            return await work(clients)
 
     servers[0].well()
     servers[0].forget()
@@ -142,11 +142,11 @@ def record(**more):
 def the_requests(cfg, servers):
     """Bodies and headers of prefilter and final generation, as the teacher got them."""
 
-    async def work(tools):
-        await PrefilterScore().process(record(), tools)
-        await Generate128().process(record(), tools)
+    async def work(clients):
+        await PrefilterScore().process(record(), clients)
+        await Generate128().process(record(), clients)
         servers[0].fail(500, times=1)  # of the next one: how long until it comes again
-        await tools.translate(record(source_text="또"), temperature=0.0, n=1, seed=1)
+        await clients.translate(record(source_text="또"), temperature=0.0, n=1, seed=1)
 
     told = asked(cfg, servers, work)
     if told is not None:
@@ -159,9 +159,9 @@ def the_requests(cfg, servers):
 def the_attempts(cfg, servers):
     """How often a failing server is asked, and whether it got a third of a second in between."""
 
-    async def work(tools):
+    async def work(clients):
         servers[0].fail(500, times=None)
-        await tools.translate(record(), temperature=0.0, n=1, seed=1)
+        await clients.translate(record(), temperature=0.0, n=1, seed=1)
 
     assert "500" in asked(cfg, servers, work)
     times = [r.time for r in servers[0].requests]
@@ -172,10 +172,10 @@ def the_crowd(cfg, servers):
     """Requests in flight at once, of 12."""
     teacher, expected = servers[0], min(12, cfg.teacher.max_concurrency)
 
-    async def work(tools):
+    async def work(clients):
         teacher.hang = True
         work = [
-            tools.translate(record(source_text=f"{i} 번"), temperature=0.0, n=1, seed=1)
+            clients.translate(record(source_text=f"{i} 번"), temperature=0.0, n=1, seed=1)
             for i in range(12)
         ]
         group = asyncio.gather(*work)
@@ -192,8 +192,8 @@ def the_scoring(cfg, servers):
     candidates = [{"index": i, "text": f"A text {i}", "finish_reason": "stop"} for i in range(10)]
     sent = []
 
-    async def work(tools):
-        kept = await ScoreSelectBest().process(record(candidates=candidates), tools)
+    async def work(clients):
+        kept = await ScoreSelectBest().process(record(candidates=candidates), clients)
         return len(kept.record["topk"])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -214,9 +214,9 @@ def the_filter(cfg, servers, text="Here is the translation: a sentence.", src=SO
     """What becomes of a translation, and what the judge was asked."""
     sent = []
 
-    async def work(tools):
+    async def work(clients):
         topk = [{"index": 0, "text": text, "score": 1.0}]
-        result = await FormatFilter().process(record(source_text=src, topk=topk), tools)
+        result = await FormatFilter().process(record(source_text=src, topk=topk), clients)
         return getattr(result, "reason_code", "kept"), isinstance(result, Rejected)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -296,7 +296,7 @@ def test_each_rule_rejects_fewer_than_one_in_a_hundred_true_translations():
 # -- the stage -------------------------------------------------------------------------------------
 
 
-def tools(verdicts=(), **filters):
+def clients(verdicts=(), **filters):
     """What a stage is given; the judge says what stands in `verdicts`, one after another."""
     cfg = SynthConfig.model_validate(
         {
@@ -320,8 +320,8 @@ def record(*texts):
     return {"source_id": "a", "source_text": EN, "topk": topk, "worst": None}
 
 
-def process(given, tools):
-    return asyncio.run(FormatFilter().process(given, tools))
+def process(given, clients):
+    return asyncio.run(FormatFilter().process(given, clients))
 
 
 PASS = {"pass": True, "reason_code": "ok", "notes": ""}
@@ -329,7 +329,7 @@ FAIL = {"pass": False, "reason_code": "omission", "notes": "the date is gone"}
 
 
 def test_rules_come_before_the_judge_and_both_are_told_of():
-    given = tools([PASS])
+    given = clients([PASS])
     kept = process(record(KO), given)
     assert isinstance(kept, Kept)
     assert kept.record["target_text"] == KO
@@ -340,7 +340,7 @@ def test_rules_come_before_the_judge_and_both_are_told_of():
         "judge": PASS,
         "tried": [],
     }
-    given = tools([PASS])
+    given = clients([PASS])
     rejected = process(record(f"번역: {KO}"), given)
     assert isinstance(rejected, Rejected)
     assert (rejected.reason_code, rejected.reason) == ("meta_phrase", "번역:")
@@ -350,40 +350,40 @@ def test_rules_come_before_the_judge_and_both_are_told_of():
 
 def test_a_judge_that_fails_is_no_verdict():
     failing = {"error": "upstream"}
-    rejected = process(record(KO), tools([failing]))
+    rejected = process(record(KO), clients([failing]))
     assert rejected.reason_code == "judge_error:upstream"
-    kept = process(record(KO), tools([failing], llm_judge={"fail_policy": "permissive"}))
+    kept = process(record(KO), clients([failing], llm_judge={"fail_policy": "permissive"}))
     assert kept.record["filters"]["judge"] == failing
-    rejected = process(record(KO), tools([FAIL], llm_judge={"fail_policy": "permissive"}))
+    rejected = process(record(KO), clients([FAIL], llm_judge={"fail_policy": "permissive"}))
     assert (rejected.reason_code, rejected.reason) == ("judge:omission", FAIL["notes"])
 
 
 def test_a_reason_of_the_judge_is_a_code_whatever_it_wrote():
     loud = {"pass": False, "reason_code": "Not | a\ncode! " + "x" * 100, "notes": ""}
-    code = process(record(KO), tools([loud])).reason_code
+    code = process(record(KO), clients([loud])).reason_code
     assert code.startswith("judge:not_a_code_x") and len(code) < 50
 
 
 def test_without_judge_and_rules_nobody_is_asked():
-    given = tools(llm_judge={"enabled": False})
+    given = clients(llm_judge={"enabled": False})
     assert process(record(KO), given).record["filters"]["judge"] is None
-    given = tools(llm_judge={"enabled": False}, rule_based=False)
+    given = clients(llm_judge={"enabled": False}, rule_based=False)
     kept = process(record(f"번역: {KO}"), given)
     assert kept.record["filters"] == {"passed": [], "failed": [], "judge": None, "tried": []}
     assert FormatFilter().uses(given.cfg) == frozenset()
-    assert FormatFilter().uses(tools().cfg) == {"judge"}
+    assert FormatFilter().uses(clients().cfg) == {"judge"}
 
 
 def test_the_next_best_is_tried_where_the_config_says_so():
     texts = (f"번역: {KO}", KO + " 그렇다.", KO)
-    kept = process(record(*texts), tools([FAIL, PASS], on_reject="next_best"))
+    kept = process(record(*texts), clients([FAIL, PASS], on_reject="next_best"))
     assert kept.record["best"] == {"index": 5, "text": KO, "score": 3.0}
     assert kept.record["filters"]["tried"] == [
         {"index": 7, "reason_code": "meta_phrase"},
         {"index": 6, "reason_code": "judge:omission"},
     ]
-    assert process(record(*texts), tools([PASS])).reason_code == "meta_phrase"
-    rejected = process(record(*texts[:2]), tools([FAIL], on_reject="next_best"))
+    assert process(record(*texts), clients([PASS])).reason_code == "meta_phrase"
+    rejected = process(record(*texts[:2]), clients([FAIL], on_reject="next_best"))
     assert rejected.reason_code == "meta_phrase"
     assert rejected.more["best"]["index"] == 7
     assert rejected.more["filters"]["tried"] == [{"index": 6, "reason_code": "judge:omission"}]
@@ -391,7 +391,7 @@ def test_the_next_best_is_tried_where_the_config_says_so():
 
 def test_settings_hold_every_threshold_and_no_url():
     stage = FormatFilter()
-    plain, moved = tools(), tools(llm_judge={"url": "http://elsewhere:1"})
+    plain, moved = clients(), clients(llm_judge={"url": "http://elsewhere:1"})
     assert stage.settings(plain.cfg) == stage.settings(moved.cfg)
-    stricter = tools(rules={"min_chars": 3})
+    stricter = clients(rules={"min_chars": 3})
     assert stage.settings(plain.cfg) != stage.settings(stricter.cfg)
