@@ -43,7 +43,7 @@ async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-
                 "truncated": {"src": False, "mt": False, "ref": False},
                 "mt_covered": len(sample.mt),
             }
-            for sample in request.samples
+            for sample in request.samples  # type: ignore[attr-defined]
         ],
     }
 

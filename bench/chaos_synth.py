@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,10 @@ def kill_many(
         # By turns after so many seconds, and after so many requests: starting takes most seconds.
         if done % 2:
             wanted = len(teacher.requests) + rng.randint(1, 40)
-            _wait(process, lambda wanted=wanted: len(teacher.requests) >= wanted)
+            _wait(process, partial(_has_asked, teacher, wanted))
         else:
             ends = time.monotonic() + rng.uniform(0.5, seconds)
-            _wait(process, lambda ends=ends: time.monotonic() > ends)
+            _wait(process, partial(_is_past, ends))
         if process.poll() is not None:
             _, told = process.communicate()
             if process.returncode in FAILED:
@@ -130,6 +131,14 @@ def kill_many(
     _finish(config)
     runs.append(_answered(teacher))
     return hit, runs
+
+
+def _has_asked(teacher: FakeOpenAI, wanted: int) -> bool:
+    return len(teacher.requests) >= wanted
+
+
+def _is_past(ends: float) -> bool:
+    return time.monotonic() > ends
 
 
 def _answered(teacher: FakeOpenAI) -> Counter[str]:

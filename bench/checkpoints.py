@@ -16,9 +16,9 @@ from typing import Any
 from bench.common import ROOT, WORK, read_pairs
 
 #: Layers, width and inner width of the xCOMET encoder; XLM-R-XL has 36, 2560 and 10240.
-XCOMET = {"layers": 8, "hidden": 512, "heads": 8, "intermediate": 2048}
+XCOMET: dict[str, Any] = {"layers": 8, "hidden": 512, "heads": 8, "intermediate": 2048}
 #: The mT5 of MetricX: as many decoder layers as encoder layers, as in the published ones.
-MT5 = {"d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
+MT5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
 _WANTED = range(24_000_000, 26_000_001)
 
 

@@ -125,13 +125,13 @@ class _Connection(asyncio.Protocol):
 async def send(url: str, requests: Iterable[bytes], connections: int) -> list[Answer]:
     """All answers, by order of completion; each connection has one request out at a time."""
     where = urlsplit(url)
+    assert where.hostname is not None and where.port is not None
+    host, port = where.hostname, where.port
     numbered = iter(enumerate(requests))
     answers: list[Answer] = []
     loop = asyncio.get_running_loop()
     made = [
-        await loop.create_connection(
-            lambda: _Connection(numbered, answers), where.hostname, where.port
-        )
+        await loop.create_connection(lambda: _Connection(numbered, answers), host, port)
         for _ in range(connections)
     ]
     await asyncio.gather(*(protocol.done for _, protocol in made))

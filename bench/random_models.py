@@ -28,7 +28,7 @@ from services.xcomet.model import XCometBackend
 Kind = Literal["metricx", "xcomet"]
 Size = Literal["tiny", "large", "xl"]
 #: mT5-large and mT5-XL, as MetricX-24 has them.
-MT5: dict[str, dict[str, int]] = {
+MT5: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 64, "d_ff": 128, "num_heads": 2, "num_layers": 2, "vocab_size": 4000},
     "large": {
         "d_model": 1024,
@@ -40,7 +40,7 @@ MT5: dict[str, dict[str, int]] = {
     "xl": {"d_model": 2048, "d_ff": 5120, "num_heads": 32, "num_layers": 24, "vocab_size": 250_112},
 }
 #: XLM-R XL, as XCOMET-XL has it.
-XLMR: dict[str, dict[str, int]] = {
+XLMR: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 256,

@@ -121,7 +121,8 @@ def deploy(name: str, replicas: int, **args: Any) -> None:
 
     from deploy.ray.apps import Scorer
 
-    scorer = Scorer.options(num_replicas=replicas, ray_actor_options={"num_cpus": 0.1})
+    replicated: Any = Scorer  # as Ray's decorator makes it
+    scorer = replicated.options(num_replicas=replicas, ray_actor_options={"num_cpus": 0.1})
     bound = scorer.bind("fake", {"no_auth": True, "log_level": "warning"} | args)
     serve.run(bound, name=name, route_prefix=f"/{name}")
 

@@ -100,8 +100,10 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
             for name, way in WAYS.items():
                 update += 1
                 collector = trainer.collector
-                collector.rewarder = rewarder if way is None else Afterwards(rewarder, way)
+                asked: Any = rewarder if way is None else Afterwards(rewarder, way)
+                collector.rewarder = asked
                 line = trainer.step(update)
+                assert line is not None
                 assert line["reward_coverage"] > 0.5, "a service failed"
                 if turn:
                     found[name].append({part: line[part] for part in PARTS})

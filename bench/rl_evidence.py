@@ -25,7 +25,8 @@ from rich.console import Console
 
 from bench.common import RESULTS, ROOT, WORK, machine
 from bench.rl_evidence_arms import ARMS, CONFIG, HELD_OUT, Arm, Plan, make_plan, overrides
-from demo.processes import child_environment, clean_exit, end, exit_on_sigterm, running_service
+from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from scorekit.command import clean_exit
 from scorekit.errors import UserError
 
 

@@ -17,6 +17,7 @@ import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[fl
             for index, call in waiting:
                 results = await client.score(call, {"cache": False})
                 assert all(r.ok for r in results), "a sample has no score"
-                scores[index] = [r.score for r in results]
+                scores[index] = [r.score for r in results if r.ok]
 
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
 
@@ -279,9 +280,7 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     ):
         exact = make(folder).score_batch(pairs, cfg).sequence_scores
         scorer, predict = make(folder, "bfloat16"), upstream(folder, half)
-        found = compare(
-            lambda s=scorer: s.score_batch(pairs, cfg), lambda p=predict: p(pairs), repeats
-        )
+        found = compare(partial(scorer.score_batch, pairs, cfg), partial(predict, pairs), repeats)
         moved = scorer.score_batch(pairs, cfg).sequence_scores
         theirs = predict(pairs)
         found |= {

@@ -95,6 +95,10 @@ class TextScorer:
         )
 
 
+def _rewards(completions: list[Any], **_: Any) -> list[float | None]:
+    return [_score(text) for text in completions]
+
+
 def _score(text: str) -> float:
     return float(len(text) % 7)
 
@@ -140,9 +144,12 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     world = World(torch.device("cpu"))
     trainer = open_trainer(cfg, Rewarder(cfg.reward), examples, {}, world, ExitStack())
     _full_length(trainer.learner.model, sizes.tokens)
-    ends, lines = [time.perf_counter()], []
+    ends: list[float] = [time.perf_counter()]
+    lines: list[dict[str, Any]] = []
     for update in range(1, cfg.rl.num_updates + 1):
-        lines.append(trainer.step(update))
+        line = trainer.step(update)
+        assert line is not None
+        lines.append(line)
         ends.append(time.perf_counter())
     assert all(line["completion_length_mean"] == sizes.tokens for line in lines)
     parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
@@ -154,7 +161,8 @@ def trl(sizes: Sizes) -> dict[str, Any]:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     from trainer.translation.data import load_examples
     from trainer.translation.prompting import build_prompt
@@ -167,12 +175,12 @@ def trl(sizes: Sizes) -> dict[str, Any]:
     ends = [time.perf_counter()]
     lengths: list[float] = []
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-        def on_log(self, *arguments: Any, logs: dict[str, float], **__: Any) -> None:
-            lengths.extend(v for k, v in logs.items() if k == "completions/mean_length")
+        def on_log(self, *_: Any, **told: Any) -> None:
+            lengths.extend(v for k, v in told["logs"].items() if k == "completions/mean_length")
 
     sequences = sizes.prompts * sizes.samples
     args = GRPOConfig(
@@ -200,7 +208,7 @@ def trl(sizes: Sizes) -> dict[str, Any]:
         args=args,
         processing_class=tokenizer,
         callbacks=[Clock()],
-        reward_funcs=lambda completions, **_: [_score(text) for text in completions],
+        reward_funcs=_rewards,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
     )
     _full_length(trainer.model, sizes.tokens)

@@ -78,7 +78,7 @@ def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float
         (torch.randn(rows, k), torch.randn(n, k).t(), torch.empty(rows, n)) for k, n in shapes
     ]
     flops = sum(2 * rows * k * n for k, n in shapes)
-    rates = []
+    rates: list[float] = []
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(rates) < 3:
         started = time.perf_counter()

@@ -44,11 +44,12 @@ def running_judge(
     **settings: Any,
 ) -> Iterator[str]:
     """Serve a judge, on rules unless an upstream server is named; gives its URL."""
+    given: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
     told = JudgeSettings(
         backend="openai" if upstream else "rules",
         base_url=upstream,
         model=model,
-        **{"cache": "memory", "max_attempts": 1} | settings,
+        **given,
     )
     found = load_rubrics(rubrics)
     backend = (

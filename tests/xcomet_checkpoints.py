@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -109,7 +109,10 @@ def _build_encoder(
 ) -> Path:
     from transformers import XLMRobertaConfig, XLMRobertaTokenizerFast, XLMRobertaXLConfig
 
-    config_type = {"XLM-RoBERTa": XLMRobertaConfig, "XLM-RoBERTa-XL": XLMRobertaXLConfig}
+    config_type: dict[str, Any] = {
+        "XLM-RoBERTa": XLMRobertaConfig,
+        "XLM-RoBERTa-XL": XLMRobertaXLConfig,
+    }
     inner = XLMRobertaTokenizerFast.from_pretrained(tokenizer)
     inner.save_pretrained(folder)
     config_type[encoder_model](
@@ -179,13 +182,13 @@ def score(
 ) -> list[Scored]:
     """Score in batches of `sizes` in turn; the results, checked against the wire schema."""
     samples = [TranslationSample(**row) for row in rows]
-    encoded = backend.encode(samples, XCometOptions(**options))
-    results: list[Scored] = []
+    encoded: list[Any] = list(backend.encode(samples, XCometOptions(**options)))
+    results: list[Any] = []
     sizes = sizes or [32]
     while len(results) < len(rows):
         start = len(results)
         batch = encoded[start : start + sizes[start % len(sizes)]]
         for one, outcome in zip(batch, backend.forward(batch), strict=True):
-            wire = {"id": None, "ok": True, "cached": False, **one.fields, **outcome}
+            wire = {"id": None, "ok": True, "cached": False, **one.fields, **cast(Any, outcome)}
             results.append(score_result.validate_python(wire))
     return results

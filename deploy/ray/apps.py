@@ -58,7 +58,7 @@ def fake(args: dict[str, Any]) -> Application:
 def _application(service: str, args: dict[str, Any]) -> Application:
     """Wrong settings fail the deployment at once, not each replica again and again."""
     make_settings(service, args)
-    return Scorer.bind(service, args)
+    return Scorer.bind(service, args)  # type: ignore[attr-defined]  # of the decorator
 
 
 def make_settings(service: str, args: dict[str, Any]) -> Any:
@@ -89,7 +89,7 @@ def make_settings(service: str, args: dict[str, Any]) -> Any:
 class Scorer:
     """One replica of a service. Ray sends requests to it when the model is loaded and warm."""
 
-    async def __init__(self, service: str, args: dict[str, Any]) -> None:
+    async def __init__(self, service: str, args: dict[str, Any]) -> None:  # type: ignore[misc]
         from scorekit.server.app import create_app
         from scorekit.server.http.run import prepare_process
 
