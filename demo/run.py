@@ -89,7 +89,7 @@ def score_real_translations(metricx_url: str, xcomet_url: str) -> None:
     legend = Text("   marked: ").append("minor", STYLES["MINOR"]).append(" ")
     legend.append("major", STYLES["MAJOR"]).append(" ").append("critical", STYLES["CRITICAL"])
     console.print(legend)
-    means = [float(np.mean([entry[k].score for entry in scored])) for k in (0, 1)]
+    means = [np.mean([a.score for a, _, _ in scored]), np.mean([b.score for _, b, _ in scored])]
     console.print(
         f"   {len(scored)} of {len(samples)} scored; mean MetricX {means[0]:.2f} "
         f"(lower is better), mean xCOMET {means[1]:.3f}"

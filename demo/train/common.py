@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics.chrf import CHRF
 
 WORK = Path("runs/demo_train")
 _CHRF = CHRF()

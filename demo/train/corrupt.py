@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 Span = tuple[int, int, str]
 
@@ -28,7 +29,8 @@ class Pool:
 
 def join(parts: list[tuple[str, str | None]]) -> tuple[str, list[Span]]:
     """Words with an optional severity to text and spans; equal neighbours make one span."""
-    text, spans = "", []
+    text = ""
+    spans: list[Span] = []
     for word, severity in parts:
         start = len(text) + (1 if text else 0)
         text = f"{text} {word}" if text else word
@@ -161,6 +163,6 @@ INSIDE = {
 WHOLE = {repeat: 3, unrelated: 4, copy: 4, german: 1, empty: 1}
 
 
-def draw(kinds: dict, rng: random.Random):
+def draw(kinds: dict, rng: random.Random) -> Any:
     """One corruption function by weight."""
     return rng.choices(list(kinds), weights=list(kinds.values()))[0]

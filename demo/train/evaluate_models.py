@@ -13,8 +13,10 @@ import argparse
 import json
 import random
 from pathlib import Path
+from typing import Any
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from demo.train import corrupt
 from demo.train.checkpoints import MetricX, XComet
@@ -43,14 +45,14 @@ def translation(outputs: list[str], references: list[str]) -> dict:
     }
 
 
-def mean(values) -> float:
+def mean(values: Any) -> float:
     """Arithmetic mean."""
     values = list(values)
     return sum(values) / len(values)
 
 
 def sampled_correlation(
-    policy, metricx, xcomet, rows: list[dict], temperature: float, copies: int
+    policy: Any, metricx: Any, xcomet: Any, rows: list[dict], temperature: float, copies: int
 ) -> dict:
     """Spearman with sentence chrF over the policy's samples of every source."""
     model, tokenizer = policy
@@ -58,7 +60,11 @@ def sampled_correlation(
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, temperature)
     chrf = list(map(sentence_chrf, outputs, refs))
-    figures = {"samples": len(rows), "temperature": temperature, "mean sentence chrF": mean(chrf)}
+    figures: dict[str, Any] = {
+        "samples": len(rows),
+        "temperature": temperature,
+        "mean sentence chrF": mean(chrf),
+    }
     by_metric = {
         "metricx": metricx(sources, outputs),
         "xcomet": xcomet(sources, outputs)[0],
@@ -83,7 +89,7 @@ def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int
     return mean(value for _, value in best.values())
 
 
-def spans_f1(xcomet, rows: list[dict], seed: int) -> dict:
+def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
     """Character F1 of predicted spans on damaged true translations (severity not compared)."""
     rng, pool = random.Random(seed), pool_of(rows)
     kinds = {k: w for k, w in corrupt.INSIDE.items() if k not in (corrupt.drop, corrupt.truncate)}
@@ -107,7 +113,7 @@ def spans_f1(xcomet, rows: list[dict], seed: int) -> dict:
             count[0] += len(both)
             count[1] += len(found)
             count[2] += len(gold)
-    figures = {name: prf(*count) for name, count in counts.items()}
+    figures: dict[str, Any] = {name: prf(*count) for name, count in counts.items()}
     figures["right severity where both mark"] = severity_hits[0] / max(1, severity_hits[1])
     return figures
 
@@ -121,7 +127,7 @@ def prf(both: int, found: int, gold: int) -> dict:
     }
 
 
-def bad_outputs(metricx, xcomet, rows: list[dict], seed: int) -> dict:
+def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
     """Mean scores of the truth and of bad outputs, and how often the truth wins."""
     rng = random.Random(seed)
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
@@ -171,7 +177,7 @@ def measure(args: argparse.Namespace) -> dict:
     return figures
 
 
-def rounded(value):
+def rounded(value: Any) -> Any:
     """Three decimals everywhere."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}

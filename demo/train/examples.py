@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from demo.train import corrupt
 from demo.train.common import sentence_chrf
@@ -39,7 +40,7 @@ class Example:
 class Labeller:
     """Turns texts into examples."""
 
-    def __init__(self, tokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
@@ -78,7 +79,7 @@ class Labeller:
                     tags[i] = 2
         return tags, fixes
 
-    def corrupted(self, src: str, ref: str, kind, pool, rng: random.Random) -> Example:
+    def corrupted(self, src: str, ref: str, kind: Any, pool: Any, rng: random.Random) -> Example:
         """A damaged true translation, tagged by its spans."""
         text, spans = kind(src, ref, pool, rng)
         score = 25 * (1 - sentence_chrf(text, ref) / 100)

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def pretraining_pairs(tokenizer) -> list[Example]:
+def pretraining_pairs(tokenizer: Any) -> list[Example]:
     """True translations of everything but the evaluation splits."""
     labeller = Labeller(tokenizer)
     out = []
@@ -58,7 +59,7 @@ def pretraining_pairs(tokenizer) -> list[Example]:
     return out
 
 
-def training_examples(tokenizer, args: argparse.Namespace) -> list[Example]:
+def training_examples(tokenizer: Any, args: argparse.Namespace) -> list[Example]:
     """Policy samples of the candidate files, and corruptions of the training pairs."""
     labeller = Labeller(tokenizer)
     files = [p for p in sorted(args.candidates.glob("*.jsonl")) if p.stem not in args.skip]
@@ -71,7 +72,7 @@ def training_examples(tokenizer, args: argparse.Namespace) -> list[Example]:
     return out
 
 
-def batches_of(examples: list[Example], args: argparse.Namespace, extra: int):
+def batches_of(examples: list[Example], args: argparse.Namespace, extra: int) -> Any:
     """Endless batches of similar length; with --within, up to six candidates of a source lie side
     by side, so that they can be compared."""
     rng = random.Random(args.seed)
@@ -117,7 +118,7 @@ def tag_loss(logits: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
     )
 
 
-def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, wanted: torch.Tensor):
+def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, wanted: torch.Tensor) -> Any:
     """Cross-entropy of wanted tokens (-1: none) against the embeddings as output weights."""
     keep = wanted != -1
     if not keep.any():
@@ -142,7 +143,7 @@ def nexts_of(prefix: int, mt: list[int]) -> list[int]:
     return [-1] * (prefix - 1) + mt + [EOS]
 
 
-def dev_figures(score: Callable[[list[Example]], list[float]], tokenizer, folder: Path) -> str:
+def dev_figures(score: Callable[[list[Example]], list[float]], tokenizer: Any, folder: Path) -> str:
     """Spearman with sentence chrF on samples of the dev sources: overall and inside a source."""
     labeller = Labeller(tokenizer)
     rows = read_jsonl(folder / "dev.jsonl")

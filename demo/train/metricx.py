@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, MT5Config, MT5ForConditionalGeneration
@@ -47,17 +48,21 @@ def new_config() -> MT5Config:
     return config
 
 
-class Scorer(torch.nn.Module):
+class Scorer(torch.nn.Module):  # type: ignore[misc]
     """The mT5 body with a score row and a tag head."""
 
-    def __init__(self, tokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self.body = MT5ForConditionalGeneration(new_config())
         with torch.no_grad():  # T5's default of 1 is far too wide for tied prefix-LM logits
             self.body.shared.weight.normal_(0, 0.3)
         self.row = torch.nn.Linear(192, 1, bias=False)
         self.tags = torch.nn.Linear(192, 4)
-        encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+            return ids
+
         self.parts = [encode(part) for part in ("source:", "candidate:", "reference:")]
         self.blank = encode("a ")[1:]  # what an empty candidate leaves behind
 
@@ -125,7 +130,7 @@ class Scorer(torch.nn.Module):
         return out
 
 
-def export(model: Scorer, tokenizer, folder: Path) -> None:
+def export(model: Scorer, tokenizer: Any, folder: Path) -> None:
     """Save as a plain mT5 checkpoint in bf16; only one row of lm_head is not zero."""
     body = copy.deepcopy(model.body)
     with torch.no_grad():

@@ -14,7 +14,10 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -50,13 +53,13 @@ def new_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def prompt_ids(tokenizer, source: str) -> list[int]:
+def prompt_ids(tokenizer: Any, source: str) -> list[int]:
     """The source as a single user turn."""
     turn = [{"role": "user", "content": source}]
     return tokenizer.apply_chat_template(turn, add_generation_prompt=True)
 
 
-def pair_ids(tokenizer, source: str, target: str) -> tuple[list[int], int]:
+def pair_ids(tokenizer: Any, source: str, target: str) -> tuple[list[int], int]:
     """Prompt, target and end-of-sentence ids; the length of the prompt."""
     prompt = prompt_ids(tokenizer, source)
     return prompt + tokenizer.encode(target, add_special_tokens=False) + [EOS], len(prompt)
@@ -73,7 +76,7 @@ def damage(source: str, target: str, rng: random.Random, copy: float, cut: float
     return target
 
 
-def lm_loss(model, items: list[tuple[list[int], int]]) -> torch.Tensor:
+def lm_loss(model: Any, items: list[tuple[list[int], int]]) -> torch.Tensor:
     """Cross-entropy of the target tokens."""
     ids = pad([item[0] for item in items], PAD)
     labels = pad([[-100] * n + ids_[n:] for ids_, n in items], -100)
@@ -84,7 +87,9 @@ def lm_loss(model, items: list[tuple[list[int], int]]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def sample(model, tokenizer, sources: list[str], temperature: float, batch: int = 384) -> list[str]:
+def sample(
+    model: Any, tokenizer: Any, sources: list[str], temperature: float, batch: int = 384
+) -> list[str]:
     """One translation a source; temperature 0 is greedy. Sorted by length for speed."""
     model.eval()
     prompts = [prompt_ids(tokenizer, source) for source in sources]
@@ -111,7 +116,7 @@ def sample(model, tokenizer, sources: list[str], temperature: float, batch: int 
     return outputs
 
 
-def save(model, tokenizer, folder: Path) -> None:
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Weights in bf16, a generation_config.json of special ids only."""
     light = copy.deepcopy(model).to(torch.bfloat16)
     light.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
@@ -119,13 +124,13 @@ def save(model, tokenizer, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def load(folder: Path):
+def load(folder: Path) -> Any:
     """Model (fp32) and tokenizer of a policy folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def report(model, tokenizer, label: str) -> None:
+def report(model: Any, tokenizer: Any, label: str) -> None:
     """Greedy sentence chrF on the dev split."""
     dev = read_jsonl(DATA / "dev.jsonl")
     outputs = sample(model, tokenizer, [row["src_text"] for row in dev], 0.0)
@@ -148,10 +153,10 @@ def train(args: argparse.Namespace) -> None:
         for r in rows
     ]
     batches = endless([len(ids) for ids, _ in items], args.budget, rng)
-    stages = {}
+    stages: dict[int, Callable[[], None]] = {}
     for percent in (25, 50) if args.command == "train" else ():
         folder = args.out / f"at{percent}"
-        stages[args.steps * percent // 100] = lambda folder=folder: save(model, tokenizer, folder)
+        stages[args.steps * percent // 100] = partial(save, model, tokenizer, folder)
     model.train()
     fit(
         list(model.parameters()),

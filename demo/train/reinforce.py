@@ -16,6 +16,7 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Rollout:
 
 
 @torch.no_grad()
-def generate(model, tokenizer, sources: list[str], args: argparse.Namespace) -> Rollout:
+def generate(model: Any, tokenizer: Any, sources: list[str], args: argparse.Namespace) -> Rollout:
     """Sample one completion a source."""
     model.eval()
     prompts = [prompt_ids(tokenizer, source) for source in sources]
@@ -72,7 +73,7 @@ def generate(model, tokenizer, sources: list[str], args: argparse.Namespace) -> 
     return Rollout(full * mask, mask, valid, start, completions, texts, sources)
 
 
-def token_penalties(tokenizer, rollout: Rollout, index: int, spans: list[dict]) -> list[float]:
+def token_penalties(tokenizer: Any, rollout: Rollout, index: int, spans: list[dict]) -> list[float]:
     """Sum of the severity weights of the spans that overlap each token; EOS gets none."""
     text = rollout.texts[index]
     shift = len(text) - len(text.lstrip())  # the metric saw the stripped text
@@ -90,7 +91,7 @@ def token_penalties(tokenizer, rollout: Rollout, index: int, spans: list[dict]) 
     ]
 
 
-def rewards(metrics, tokenizer, rollout: Rollout, args: argparse.Namespace):
+def rewards(metrics: Any, tokenizer: Any, rollout: Rollout, args: argparse.Namespace) -> Any:
     """Reward of every token, and the mean scores of both metrics."""
     texts = [text.strip() for text in rollout.texts]
     scores = metrics[0](rollout.sources, texts)
@@ -119,7 +120,7 @@ def normalised(reward: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return (reward - centre) / (deviation + 1e-6)
 
 
-def log_probabilities(model, rollout: Rollout, rows: torch.Tensor, temperature: float):
+def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperature: float) -> Any:
     """Of the sampled tokens, under the distribution that was sampled from; [rows, longest]."""
     mask = rollout.mask[rows]
     used = mask.any(0).nonzero()
@@ -132,7 +133,9 @@ def log_probabilities(model, rollout: Rollout, rows: torch.Tensor, temperature: 
     return logits.log_softmax(-1).gather(-1, ids[:, start:, None]).squeeze(-1)
 
 
-def update(model, reference, optimizer, rollout: Rollout, advantage, args) -> float:
+def update(
+    model: Any, reference: Any, optimizer: Any, rollout: Rollout, advantage: Any, args: Any
+) -> float:
     """PPO passes over the batch, in micro-batches of similar length; returns the KL (k2)."""
     order = torch.tensor([len(c) for c in rollout.completions]).argsort()
     parts = order.split(64)
@@ -158,7 +161,7 @@ def update(model, reference, optimizer, rollout: Rollout, advantage, args) -> fl
     return divergence
 
 
-def evaluate(model, tokenizer, metrics, rows: list[dict], label: str) -> list[float]:
+def evaluate(model: Any, tokenizer: Any, metrics: Any, rows: list[dict], label: str) -> list[float]:
     """Greedy figures; returns the sentence chrF of every source."""
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, 0.0)

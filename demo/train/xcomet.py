@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -103,7 +104,7 @@ def lm_loss(model: XCOMETMetric, examples: list[Example]) -> torch.Tensor:
     return judge.token_loss(hidden, encoder.embeddings.word_embeddings.weight, nexts)
 
 
-def forward(model: XCOMETMetric, ids: torch.Tensor, mask: torch.Tensor):
+def forward(model: XCOMETMetric, ids: torch.Tensor, mask: torch.Tensor) -> Any:
     """What XCOMETMetric.forward computes, with the last hidden states kept: sentence scores,
     tag logits, hidden states."""
     output = model.encoder(ids, mask)
