@@ -35,8 +35,9 @@ from synth.export.rows import bare_url
 from synth.folder.begin import begin, check_begun
 from synth.folder.locks import held
 from synth.folder.places import claim, warnings
-from synth.folder.stats import Exporter, count_stage, unreadable, write_stats
+from synth.folder.stats import Exporter, count_stage, unreadable
 from synth.folder.store import StageFolder
+from synth.folder.totals import write_stats
 from synth.folder.views import write_views
 from synth.log import log_to
 from synth.report.page import write_report
@@ -184,7 +185,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1
         else:
             run_whole_stage(stage, manifest, ctx)
     finally:
-        write_stats(ctx.cfg, ctx.out_dir, name, ctx.stats)
+        write_stats(ctx, name)
     if ctx.folder(name).done():
         write_views(ctx, name)
         if name == ScoreSelectBest.name:

@@ -17,15 +17,12 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from synth.config import SynthConfig
-from synth.folder.distributions import distributions
-from synth.folder.store import StageFolder, digest_of, read_json, to_line
+from synth.folder.store import StageFolder, read_json, to_line
 
 #: In their order.
 STAGES = (
@@ -193,30 +190,6 @@ def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
     return found
 
 
-def write_stats(cfg: SynthConfig, out_dir: Path, stage: str, own: StageStats) -> dict[str, Any]:
-    """Write this process's figures of a stage; then stats.json, from what stands in the stages'
-    folders, and return it."""
-    own.flush(StageFolder(out_dir, stage), every_s=0.0)
-    stages = {}
-    for counts in funnel(out_dir):
-        folder = StageFolder(out_dir, counts.stage)
-        stages[counts.stage] = {
-            "records_in": counts.records_in,
-            "records_out": counts.records_out,
-            "rejected": counts.rejected,
-            "told": counts.told,
-            "unreadable": unreadable(folder),
-            "shards": counts.shards,
-            "shards_done": counts.done,
-            **process_figures(folder),
-            "distributions": _cached_distributions(cfg, folder) if folder.done() else {},
-        }
-    stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
-    text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
-    write_atomic(out_dir / "stats.json", text.encode())
-    return stats
-
-
 def process_figures(folder: StageFolder) -> dict[str, Any]:
     """What the processes that worked on a stage say, added up.
 
@@ -245,22 +218,6 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
         "scorer": _merge_scorer([each["scorer"] for each in found if each["scorer"]]),
         "driver_memory_peak_bytes": max((e["driver_memory_peak_bytes"] for e in found), default=0),
     }
-
-
-def _cached_distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
-    """Read through a stage once, not after every later one."""
-    digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
-    digest = digest_of(digests)
-    path = folder.path / "distributions.json"
-    try:
-        kept = json.loads(path.read_bytes())
-        if kept["of"] == digest:
-            return dict(kept["distributions"])
-    except (FileNotFoundError, ValueError, KeyError):
-        pass
-    found = distributions(cfg, folder)
-    write_atomic(path, to_line({"of": digest, "distributions": found}))
-    return found
 
 
 def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:

@@ -16,8 +16,9 @@ from synth.context import Context
 from synth.drive.driver import run_map_stage
 from synth.export.card import card
 from synth.folder.begin import begin
-from synth.folder.stats import count_stage, funnel, write_stats
+from synth.folder.stats import count_stage, funnel
 from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.folder.totals import write_stats
 from synth.record import source_id
 from synth.report.page import _told, write_report
 from synth.report.reasons import explain

@@ -16,8 +16,9 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.context import Context
 from synth.folder.distributions import Spread
-from synth.folder.stats import Exporter, StageStats, scorer_figures, write_stats
+from synth.folder.stats import Exporter, StageStats, scorer_figures
 from synth.folder.store import StageFolder, read_records
+from synth.folder.totals import write_stats
 from synth.folder.views import write_views
 from synth.report.estimate import plan
 from synth.report.page import write_report

@@ -11,8 +11,8 @@ import pytest
 
 from scorekit.config import save_config
 from synth.context import Context
-from synth.folder.stats import write_stats
 from synth.folder.store import StageFolder
+from synth.folder.totals import write_stats
 from synth.report.examples import Smallest, pick_examples
 from synth.report.page import write_report
 from tests.synth_output_kit import HOSTILE, config, make_run, run_export, run_filter, write_stage
