@@ -15,6 +15,7 @@ from trainer.rl.advantage import (
     TokenAdvantages,
     broadcast_sequence_rewards,
     center_groups,
+    grpo_advantages,
     normalize_advantages,
     normalize_groups,
     pad_rows,
@@ -125,6 +126,34 @@ def test_group_norm_equals_grpo_for_samples_of_equal_length() -> None:
     torch.testing.assert_close(found, grpo, atol=1e-7, rtol=0)
 
 
+def test_grpo_takes_the_unbiased_deviation_of_a_prompt_s_samples() -> None:
+    rewards = torch.tensor([1.0, 2.0, 6.0, -5.0, 5.0, 3.0])
+    by_group = rewards.view(2, 3).double()
+    deviation = by_group.std(1, correction=1, keepdim=True)
+    expected = ((by_group - by_group.mean(1, True)) / (deviation + 1e-4)).view(6)
+    found = grpo_advantages(rewards, [4, 4, 4, 9, 9, 9])
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    order = [3, 0, 5, 1, 2, 4]  # the samples of a prompt need not stand together
+    shuffled = grpo_advantages(rewards[order], [[4, 4, 4, 9, 9, 9][i] for i in order])
+    torch.testing.assert_close(shuffled, expected[order], atol=1e-12, rtol=0)
+
+
+def test_grpo_gives_nothing_where_there_is_nothing_to_compare() -> None:
+    """A group of one, and one that earned 0.1 all through, whose mean is not quite 0.1."""
+    found = grpo_advantages(torch.tensor([7.0, 0.1, 0.1, 0.1]), [0, 1, 1, 1])
+    assert found.tolist() == [0.0] * 4
+
+
+def test_grpo_by_token_is_the_sequence_s_and_what_the_token_earned_besides() -> None:
+    tokens, valid = [[0.0, 0.5], [0.0, 9.0]], [[True, True], [True, False]]
+    found = combined([1.0, 3.0], tokens, valid, [0, 0], norm="grpo", eps=1e-4)
+    one = 1 / (2**0.5 + 1e-4)
+    assert found.values[0].tolist() == pytest.approx([-one, 0.5 - one])
+    assert found.values[1].tolist() == pytest.approx([one, 0])
+    assert RLConfig(advantage_norm="grpo").advantage_eps == 1e-4
+    assert RLConfig(advantage_norm="grpo", advantage_eps=1e-6).advantage_eps == 1e-6
+
+
 def test_group_norm_sees_one_group_at_a_time() -> None:
     tokens = [[0.0, 1.0], [2.0, 3.0], [100.0, 0.0], [50.0, 50.0]]
     valid = [[True, True]] * 2 + [[True, False], [True, True]]
@@ -205,3 +234,12 @@ def test_options_reach_the_advantages() -> None:
     assert not grouped.values[1].any()
     wide = rollout_advantages(rollouts, rewards, RLConfig(advantage_eps=1e9))
     assert wide.values.abs().max() < 1e-8
+
+
+def test_grpo_equals_trl_s() -> None:
+    """GRPOTrainer with scale_rewards="group", whose n / (n - 1) is a float32."""
+    nanstd = pytest.importorskip("trl.trainer.utils").nanstd
+    rewards = torch.randn(4, 6, dtype=torch.float64)
+    theirs = (rewards - rewards.mean(1, True)) / (nanstd(rewards, dim=1)[:, None] + 1e-4)
+    found = grpo_advantages(rewards.view(24), [n // 6 for n in range(24)])
+    torch.testing.assert_close(found, theirs.view(24), atol=1e-6, rtol=0)

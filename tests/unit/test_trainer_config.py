@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -136,9 +135,9 @@ def test_a_postprocess_that_is_not_there_is_told_first() -> None:
 
 
 def test_an_error_of_the_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as left, _clean_exit():
+    with pytest.raises(SystemExit) as left, _clean_exit():
         raise OSError(28, "No space left on device", "/runs/model.safetensors")
-    assert left.value.exit_code == 2
+    assert left.value.code == 2
     assert capsys.readouterr().err == "error: /runs/model.safetensors: No space left on device\n"
 
 

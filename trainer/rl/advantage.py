@@ -84,6 +84,24 @@ def normalize_groups(
     return normalized_BT
 
 
+def grpo_advantages(rewards_B: Tensor, groups_B: Sequence[int], eps: float = 1e-4) -> Tensor:
+    """(r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, section 4.1.2).
+
+    In float64, with the unbiased deviation (n - 1), as TRL (eps 1e-4) and verl (1e-6) have it. A
+    group of one, and one whose rewards are all equal, gives exactly 0: there is nothing to compare
+    (verl takes the bare reward of a group of one for its advantage).
+    """
+    centred_B = center_groups(rewards_B.double(), groups_B)
+    index_B = torch.unique(torch.as_tensor(groups_B), return_inverse=True)[1]
+    advantages_B = torch.zeros_like(centred_B)
+    for group in index_B.unique():
+        of_group = index_B == group
+        rewards = rewards_B[of_group].double()
+        if rewards.min() < rewards.max():
+            advantages_B[of_group] = centred_B[of_group] / (rewards.std(correction=1) + eps)
+    return advantages_B
+
+
 def kl_rewards(
     old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: KLEstimator = "k1"
 ) -> Tensor:
@@ -125,7 +143,7 @@ def token_advantages(
     groups_B: Sequence[int],
     *,
     center: bool = False,
-    norm: Literal["batch", "group"] = "batch",
+    norm: Literal["batch", "group", "grpo"] = "batch",
     eps: float = 1e-8,
 ) -> TokenAdvantages:
     """Add sequence and token rewards, then normalise over the batch (arXiv 2601.09012, section 4).
@@ -133,13 +151,18 @@ def token_advantages(
     rewards_B: r_seq of each sample. token_rewards_BT: what each token earned besides.
     mask_BT: the tokens to learn from. groups_B: the prompt of each sample; with `center` its mean
         r_seq is subtracted first, so that an easy prompt is no advantage (not in the paper).
-    norm: over all valid tokens of the batch (the paper's), or of each group (`normalize_groups`).
+    norm: over all valid tokens of the batch (the paper's), or of each group (`normalize_groups`);
+        grpo: `grpo_advantages` of r_seq, to which the token rewards are added as they are.
     """
     rewards_B = rewards_B.double()
     if center:
         rewards_B = center_groups(rewards_B, groups_B)
     raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + token_rewards_BT
-    if norm == "group":
+    if norm == "grpo":
+        values_B = grpo_advantages(rewards_B, groups_B, eps)
+        values_BT = broadcast_sequence_rewards(values_B, mask_BT)
+        values_BT += token_rewards_BT.masked_fill(~mask_BT, 0.0)
+    elif norm == "group":
         values_BT = normalize_groups(raw_BT, mask_BT, groups_B, eps)
     else:
         values_BT = normalize_advantages(raw_BT, mask_BT, eps)

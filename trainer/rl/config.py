@@ -171,12 +171,15 @@ class RLConfig(Config):
     center_groups: bool = Field(
         False, description="Subtract the mean sequence reward of a prompt's samples first."
     )
-    advantage_norm: Literal["batch", "group"] = Field(
+    advantage_norm: Literal["batch", "group", "grpo"] = Field(
         "batch",
-        description="Advantages get mean 0 and deviation 1 over all valid tokens of the batch, or "
-        "over those of the prompt's own samples (GRPO).",
+        description="Advantages get mean 0 and deviation 1 over all valid tokens of the batch; "
+        "group: over those of the prompt's own samples; grpo: the sequence rewards do, over the "
+        "prompt's samples with the unbiased deviation, and token rewards are added as they are.",
     )
-    advantage_eps: float = Field(1e-8, gt=0, description="Added to that deviation.")
+    advantage_eps: float = Field(
+        1e-8, gt=0, description="Added to that deviation; with grpo 1e-4 by default, as in TRL."
+    )
 
     @field_validator("importance_correction", mode="before")
     @classmethod
@@ -190,6 +193,14 @@ class RLConfig(Config):
         """The one whose gradient is right, where none is named."""
         if isinstance(data, dict) and data.get("kl_in") == "reward":
             return {"kl_estimator": "k1"} | data
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _grpos_own(cls, data: Any) -> Any:
+        """TRL's epsilon, where none is named."""
+        if isinstance(data, dict) and data.get("advantage_norm") == "grpo":
+            return {"advantage_eps": 1e-4} | data
         return data
 
     @model_validator(mode="before")
