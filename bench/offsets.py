@@ -20,8 +20,8 @@ from typing import Any
 from bench.common import ROOT, Figure, run
 from demo.madlad_shard import documents
 from scorekit.schemas import ErrorSpan, Severity
-from trainer.translation.config_reward import RewardConfig
 from trainer.translation.offsets import compute_token_char_offsets
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.credit import spans_to_token_rewards
 
 TOKENS = 512

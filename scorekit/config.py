@@ -36,13 +36,21 @@ def load_config(
 
     Raises UserError that names the file, each wrong key and what is wrong with it.
     """
-    data: Any = {}
-    where = "config"
-    if path is not None:
-        where = str(path)
-        data = _read_yaml(Path(path))
+    return check_config(config_type, read_config(path, overrides), path or "config")
+
+
+def read_config(
+    path: str | Path | None = None, overrides: list[str] | None = None
+) -> dict[str, Any]:
+    """What stands in `path` (YAML) and in `overrides`, not yet checked against a config."""
+    data = {} if path is None else _read_yaml(Path(path))
     for override in overrides or []:
         _apply_override(data, override)
+    return data
+
+
+def check_config(config_type: type[C], data: Mapping[str, Any], where: str | Path) -> C:
+    """What was read as a config. Raises UserError that names `where` and each wrong key."""
     try:
         return config_type.model_validate(data)
     except ValidationError as error:

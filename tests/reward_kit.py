@@ -14,7 +14,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from tests.servers import running_app, running_service, wait_ready
 from tests.trainer_kit import rollout
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.services import Rewarder
 

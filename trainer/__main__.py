@@ -8,17 +8,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from scorekit.command import clean_exit
-from scorekit.config import load_config
-from scorekit.errors import UserError
-from trainer.translation.config import TrainerConfig
+from scorekit.config import check_config, read_config
+from trainer.tasks import Commands, commands_of, commands_of_run
 
 app = typer.Typer(
-    help="Reinforce a translation model with rewards of scoring services.",
+    help="Reinforce a model with rewards of scoring services; the config says its task.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -51,32 +50,10 @@ def train(
     (stop.skipped_updates). 143, 130: SIGTERM or Ctrl-C ended it, after an update and with its
     checkpoint; a second one ends it at once. --resume goes on in each case.
     """
+    shown = ["misc.verbose=true"] if verbose else []
     with _clean_exit():
-        cfg = _load(config, [*(set_ or []), *(["misc.verbose=true"] if verbose else [])], limit)
-        from trainer.translation.data import load_held_out, load_train
-
-        examples, held_out = load_train(cfg), load_held_out(cfg)
-        from rich.console import Console
-
-        from trainer.translation.evaluation.report import write_report
-        from trainer.translation.tables import comparison_table
-        from trainer.translation.train import run_toy_rl
-
-        artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
-        if not artifacts.is_main:
-            raise typer.Exit(artifacts.exit_code)
-        for name, reports in artifacts.sets.items():
-            if not reports:  # it was asked to leave before the first
-                continue
-            if len(artifacts.sets) > 1:
-                best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
-                typer.echo(f"set: {name}{best}")
-            Console().print(comparison_table(reports[0][1], reports[-1][1]))
-        typer.echo(f"report: {write_report(artifacts.run_dir)}")
-        typer.echo(f"policy: {artifacts.checkpoint or 'as it was: no update was done'}")
-        if artifacts.stopped:
-            typer.echo(f"stopped: {artifacts.stopped}", err=True)
-            raise typer.Exit(artifacts.exit_code)
+        commands, cfg = _load(config, [*(set_ or []), *shown], limit)
+        raise typer.Exit(commands.train(cfg, resume=resume))
 
 
 @app.command()
@@ -95,52 +72,18 @@ def evaluate(
         bool, typer.Option("--overwrite", help="Replace an evaluation that stands in misc.run_dir.")
     ] = False,
 ) -> None:
-    """Translate the held-out examples with the policy and score them."""
+    """Let the policy do the held-out examples, and score what it does."""
     with _clean_exit():
-        cfg = _load(config, set_, limit)
-        from trainer.translation.data import load_held_out
-
-        sets = load_held_out(cfg)
-        if not sets:
-            raise UserError("data.eval is not set: give the examples to translate")
-        from rich.console import Console
-
-        from trainer.translation.evaluation.run import run_evaluation
-        from trainer.translation.tables import paired_table, report_table
-
-        for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
-            if len(sets) > 1:
-                typer.echo(f"set: {of.name}")
-            Console().print(report_table(of.evaluation.figures))
-            typer.echo(f"report: {of.page}")
-            if of.earlier is None or of.groups is None:
-                continue
-            typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-            for name, figures in of.groups.items():
-                typer.echo("all sources" if name == "all" else name)
-                Console().print(paired_table(figures))
-            typer.echo(f"comparison: {of.comparison}")
+        commands, cfg = _load(config, set_, limit)
+        raise typer.Exit(commands.evaluate(cfg, against, overwrite=overwrite))
 
 
 @app.command()
 def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
     """Look at all that a training run needs, before any weights are loaded."""
     with _clean_exit():
-        cfg = _load(config, set_, limit)
-        from rich.console import Console
-
-        from trainer.translation.check import check_run, check_table, memory_table
-
-        findings = check_run(cfg)
-        console = Console()
-        console.print(check_table(findings))
-        if findings.memory:
-            console.print(memory_table(findings))
-        for fault in findings.failed:
-            found = fault.found.removeprefix(f"{fault.name}: ")  # an error names its key itself
-            typer.echo(f"error: {fault.name}: {found}", err=True)
-        if findings.failed:
-            raise typer.Exit(2)
+        commands, cfg = _load(config, set_, limit)
+        raise typer.Exit(commands.check(cfg))
 
 
 @app.command()
@@ -171,9 +114,7 @@ def report(
 ) -> None:
     """Write report.html of a run, finished or not."""
     with _clean_exit():
-        from trainer.translation.evaluation.report import write_report
-
-        typer.echo(f"report: {write_report(run_dir)}")
+        raise typer.Exit(commands_of_run(run_dir).report(run_dir))
 
 
 def _moved(config: Path) -> Path:
@@ -185,9 +126,13 @@ def _moved(config: Path) -> Path:
     return now
 
 
-def _load(config: Path, overrides: list[str] | None, limit: int | None) -> TrainerConfig:
+def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple[Commands, Any]:
+    """The commands of the config's task, and the config."""
     limits = [] if limit is None else [f"data.train_limit={limit}", f"eval.eval_limit={limit}"]
-    return load_config(TrainerConfig, _moved(config), [*(overrides or []), *limits])
+    path = _moved(config)
+    data = read_config(path, [*(overrides or []), *limits])
+    commands = commands_of(data, path)
+    return commands, check_config(commands.Config, data, path)
 
 
 @contextmanager

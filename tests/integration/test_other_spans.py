@@ -21,9 +21,9 @@ from tests.reward_kit import rewards_of
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_reward import RewardConfig
 from trainer.translation.evaluation.figures import compare, reward_figures, severity_counts
 from trainer.translation.evaluation.report import write_report
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import run_toy_rl
 
 SPANS = [

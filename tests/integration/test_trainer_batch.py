@@ -16,7 +16,7 @@ from tests.reward_kit import Recorder, switched_service
 from tests.servers import PATIENCE_S, Held, running_service, wait_until
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.score_batch import Group, RewardFailure
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.train import Artifacts, run_toy_rl

@@ -24,11 +24,11 @@ from tests.trainer_kit import (
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
-from trainer.translation.config_reward import RewardConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.evaluate import _figures, evaluate_on_dataset
 from trainer.translation.evaluation.figures import compare
 from trainer.translation.evaluation.run import run_evaluation
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import SampleReward
 from trainer.translation.rewards.services import Rewarder
 

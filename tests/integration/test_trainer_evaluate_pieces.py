@@ -19,8 +19,8 @@ from tests.trainer_kit import (
 from trainer.runs.checkpoint import checkpoints, read_state
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
-from trainer.translation.config_reward import RewardConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import run_toy_rl

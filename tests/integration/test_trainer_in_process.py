@@ -15,7 +15,7 @@ from scorekit.schemas import score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from tests.metricx_checkpoints import FLOAT32
 from trainer.runs.config import MiscConfig
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 
 DEMO = Path(__file__).parents[2] / "demo" / "models"

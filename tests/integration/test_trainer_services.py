@@ -17,7 +17,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 from tests.reward_kit import TEXTS, Recorder, Services, reward_services, rewards_of
 from tests.servers import running_service
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 
 

@@ -11,7 +11,7 @@ from bench.rl_evidence_summary import by_fault, figures, own_change, own_reward,
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.servers import running_service
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 
 

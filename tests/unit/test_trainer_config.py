@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit, app
+from trainer.tasks import TASKS, Commands, commands_of
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "translation"
@@ -188,3 +190,24 @@ def test_a_config_is_found_by_its_path_of_the_last_version(
     assert told.exit_code == 2 and "error: " in told.stderr and "no such file" not in told.stderr
     gone = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
     assert gone.exit_code == 2 and "has moved" not in gone.stderr
+
+
+def test_the_config_names_the_task(tmp_path: Path) -> None:
+    assert TrainerConfig().task == "translation"
+    config = tmp_path / "run.yaml"
+    config.write_text("task: juggling\n")
+    done = CliRunner().invoke(app, ["train", "--config", str(config)])
+    assert done.exit_code == 2
+    assert done.stderr == f"error: {config}: task: 'juggling' is none of translation\n"
+    config.write_text("task: [translation]\n")
+    assert CliRunner().invoke(app, ["check", "--config", str(config)]).exit_code == 2
+
+
+def test_every_task_has_every_verb() -> None:
+    for task in TASKS:
+        commands = commands_of({"task": task}, "here")
+        for verb in ("train", "evaluate", "check", "report"):
+            own = inspect.signature(getattr(commands, verb)).parameters
+            said = list(inspect.signature(getattr(Commands, verb)).parameters)[1:]
+            assert list(own) == said, verb
+        assert commands.Config().task == task

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.text.checks import length_band, length_ratio
 from tests.trainer_kit import rollout
-from trainer.translation.config_reward import GuardConfig, RewardConfig
 from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.rewards.config import GuardConfig, RewardConfig
 from trainer.translation.rewards.formula import Scores, sample_rewards
 from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
@@ -9,7 +11,7 @@ from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.runs.config import THE_SET, MiscConfig, StopConfig
 from trainer.translation.config_data import DataConfig, set_key
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 
 
 class GenerationConfig(SamplingConfig):
@@ -48,6 +50,7 @@ class EvalConfig(Config):
 class TrainerConfig(Config):
     """A whole run."""
 
+    task: Literal["translation"] = Field("translation", description="What is learned.")
     data: DataConfig = may_change(default_factory=DataConfig, description="Prompts.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Models.")
     generation: GenerationConfig = Field(

@@ -18,7 +18,6 @@ from trainer.rl.world import World
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig
-from trainer.translation.config_reward import RewardConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import (
@@ -30,6 +29,7 @@ from trainer.translation.evaluation.figures import (
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
 from trainer.translation.prompting import Prompt
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import SampleReward, sample_rewards
 from trainer.translation.rewards.score_batch import Scores
 from trainer.translation.rewards.services import Rewarder

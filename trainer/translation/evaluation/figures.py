@@ -13,7 +13,7 @@ from scorekit.schemas import ErrorSpan, Severity
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
 from trainer.rl.loss import importance_weights
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import SampleReward, metricx_reward
 from trainer.translation.rewards.guards import GUARDS
 from trainer.translation.rewards.score_batch import ServiceName

@@ -8,7 +8,7 @@ from typing import Literal
 
 from scorekit.errors import TEXT_ERROR_TYPES, ScorekitError
 from scorekit.schemas import ErrorSpan, Failed, Scored
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 from trainer.translation.rewards.guards import guard_faults, guard_penalty
 from trainer.translation.rewards.score_batch import BAD_SOURCE, Scores, ServiceName, is_truncated

@@ -20,7 +20,7 @@ from scorekit.text.checks import (
     without_names,
 )
 from scorekit.text.scripts import scripts_of
-from trainer.translation.config_reward import GuardConfig
+from trainer.translation.rewards.config import GuardConfig
 
 #: What a policy may slip into, beside source and target. Few near relatives stand here: the
 #: identifier confuses those in short texts.

@@ -14,7 +14,7 @@ from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, Use
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MiscConfig
-from trainer.translation.config_reward import RewardConfig
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import LocalScorer, load_scorer
 from trainer.translation.rewards.score_batch import Batch, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sources import SourceCheck

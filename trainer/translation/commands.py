@@ -1,0 +1,89 @@
+"""The verbs of the command line for a translator: what they say, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from scorekit.errors import UserError
+from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TrainerConfig as Config
+
+
+def train(cfg: TrainerConfig, *, resume: bool) -> int:
+    """Train the policy; evaluate it before, between and after."""
+    from trainer.translation.data import load_held_out, load_train
+
+    examples, held_out = load_train(cfg), load_held_out(cfg)
+    from trainer.translation.evaluation.report import write_report
+    from trainer.translation.tables import comparison_table
+    from trainer.translation.train import run_toy_rl
+
+    artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
+    if not artifacts.is_main:
+        return artifacts.exit_code
+    for name, reports in artifacts.sets.items():
+        if not reports:  # it was asked to leave before the first
+            continue
+        if len(artifacts.sets) > 1:
+            best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
+            typer.echo(f"set: {name}{best}")
+        Console().print(comparison_table(reports[0][1], reports[-1][1]))
+    typer.echo(f"report: {write_report(artifacts.run_dir)}")
+    typer.echo(f"policy: {artifacts.checkpoint or 'as it was: no update was done'}")
+    if artifacts.stopped:
+        typer.echo(f"stopped: {artifacts.stopped}", err=True)
+    return artifacts.exit_code
+
+
+def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:
+    """Translate the held-out examples with the policy and score them."""
+    from trainer.translation.data import load_held_out
+
+    sets = load_held_out(cfg)
+    if not sets:
+        raise UserError("data.eval is not set: give the examples to translate")
+    from trainer.translation.evaluation.run import run_evaluation
+    from trainer.translation.tables import paired_table, report_table
+
+    for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
+        if len(sets) > 1:
+            typer.echo(f"set: {of.name}")
+        Console().print(report_table(of.evaluation.figures))
+        typer.echo(f"report: {of.page}")
+        if of.earlier is None or of.groups is None:
+            continue
+        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
+        for name, figures in of.groups.items():
+            typer.echo("all sources" if name == "all" else name)
+            Console().print(paired_table(figures))
+        typer.echo(f"comparison: {of.comparison}")
+    return 0
+
+
+def check(cfg: TrainerConfig) -> int:
+    """Look at all that a training run needs, before any weights are loaded."""
+    from trainer.translation.check import check_run, check_table, memory_table
+
+    findings = check_run(cfg)
+    console = Console()
+    console.print(check_table(findings))
+    if findings.memory:
+        console.print(memory_table(findings))
+    for fault in findings.failed:
+        found = fault.found.removeprefix(f"{fault.name}: ")  # an error names its key itself
+        typer.echo(f"error: {fault.name}: {found}", err=True)
+    return 2 if findings.failed else 0
+
+
+def report(run_dir: Path) -> int:
+    """Write report.html of a run, finished or not."""
+    from trainer.translation.evaluation.report import write_report
+
+    typer.echo(f"report: {write_report(run_dir)}")
+    return 0
+
+
+__all__ = ["Config", "check", "evaluate", "report", "train"]
