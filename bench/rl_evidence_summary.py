@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from bench.rl_evidence_arms import ARMS, HELD_OUT, Arm, Plan
+from trainer.runs.figures import mean_of
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.evaluation.compare import (
     bootstrap_differences,
     compare_policies,
     paired_standard_error,
 )
-from trainer.translation.evaluation.figures import mean_of
 from trainer.translation.evaluation.quality import reference_figures
 
 Line = Mapping[str, Any]

@@ -20,8 +20,9 @@ from scorekit.server.fake import FakeBackend
 from tests.reward_kit import rewards_of
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
+from trainer.runs.figures import compare
 from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.figures import compare, reward_figures, severity_counts
+from trainer.translation.evaluation.figures import reward_figures, severity_counts, table
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import run_toy_rl
@@ -115,9 +116,9 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
     examples = [example("Open it.", "a"), example("Save it.", "b")]
     done = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
     (_, before), (_, after) = done.reports
-    assert after.spans_UNKNOWN_mean is not None and after.spans_UNKNOWN_mean > 0
-    rows = {row.title: row.before for row in compare(before.figures(), after.figures())}
-    assert rows["· other"] == f"{before.spans_UNKNOWN_mean:.2f}"
+    assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
+    rows = {row.title: row.before for row in compare(table(), before.figures(), after.figures())}
+    assert rows["· other"] == f"{before['spans_UNKNOWN_mean']:.2f}"
     assert [row.severity for row in severity_counts(before.examples)][3:] == ["NEUTRAL"]
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")
     assert '<mark class="other" title="NEUTRAL 0.25">' in page
@@ -127,4 +128,4 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
 
 
 def test_a_severity_of_which_there_is_none_has_no_row() -> None:
-    assert all(row.title != "· other" for row in compare({"spans_UNKNOWN_mean": 0.0}, {}))
+    assert all(row.title != "· other" for row in compare(table(), {"spans_UNKNOWN_mean": 0.0}, {}))

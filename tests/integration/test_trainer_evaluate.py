@@ -22,14 +22,15 @@ from tests.trainer_kit import (
     tiny_llama,
 )
 from trainer.runs.config import THE_SET
+from trainer.runs.figures import compare
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.evaluate import _figures, evaluate_on_dataset
-from trainer.translation.evaluation.figures import compare
+from trainer.translation.evaluation.figures import table
 from trainer.translation.evaluation.run import run_evaluation
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import SampleReward
+from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.services import Rewarder
 
 
@@ -66,8 +67,8 @@ def test_an_evaluation_by_sampling_is_the_same_twice() -> None:
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 1
     assert model.training
-    assert report.metricx_coverage == 1.0
-    assert report.xcomet_coverage is None and report.xcomet_truncated_frac is None
+    assert report["metricx_coverage"] == 1.0
+    assert report["xcomet_coverage"] is None and report["xcomet_truncated_frac"] is None
 
 
 def test_the_reward_stands_beside_its_coverage() -> None:
@@ -86,8 +87,8 @@ def test_the_reward_stands_beside_its_coverage() -> None:
     scored = [line["metricx_score"] for line in report.examples if "nan" not in line["mt"]]
     assert 0 < len(scored) < 8  # the service fails on `nan`
     assert report.reward_mean == pytest.approx(sum(5 - score for score in scored) / len(scored))
-    assert report.reward_coverage == report.metricx_coverage == len(scored) / 8
-    rows = {row.title: row.before for row in compare(report.figures(), {})}
+    assert report.reward_coverage == report["metricx_coverage"] == len(scored) / 8
+    rows = {row.title: row.before for row in compare(table(), report.figures(), {})}
     assert rows["reward coverage"] == f"{len(scored) / 8:.3f}"
 
 
@@ -162,12 +163,12 @@ def test_two_policies_stand_side_by_side(
     others = read_jsonl(folder / "against/evaluation.jsonl")
     both = [(a["metricx_score"], b["metricx_score"]) for a, b in zip(others, lines, strict=True)]
     known = [b - a for a, b in both if None not in (a, b)]
-    row = by_key["metricx_score"]
+    row = by_key["metricx_score_mean"]
     assert row["sources"] == len(known) and row["left_out"] == 23 - len(known)
     assert row["difference"] == pytest.approx(sum(known) / len(known))
     assert row["low"] <= row["difference"] <= row["high"]
-    assert by_key["guard_copy"]["sources"] == 23
-    assert by_key["guard_copy"]["second"] == pytest.approx(figures["guards"]["copy"])
+    assert by_key["guard_copy_mean"]["sources"] == 23
+    assert by_key["guard_copy_mean"]["second"] == pytest.approx(figures["guard_copy_mean"])
     assert "<td>guard: copy</td>" in (folder / "evaluation.html").read_text(encoding="utf-8")
     pages = [
         (folder / name).read_text(encoding="utf-8")

@@ -59,14 +59,14 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
             report = evaluated(rewarder)
             scored = [line["xcomet_score"] is not None for line in report.examples]
             assert scored == [True] * 16 + [False] * 16 + [True] * 8
-            assert report.xcomet_coverage == 24 / 40
-            assert report.metricx_coverage == report.reward_coverage == 1.0
+            assert report["xcomet_coverage"] == 24 / 40
+            assert report["metricx_coverage"] == report.reward_coverage == 1.0
             assert "xcomet_score" in evaluation_line(0, report)
             assert "(of 60%)" in evaluation_line(0, report)
             assert report.examples[16]["error"].startswith("xcomet: upstream")
             switch.down = lambda body: False
             report = evaluated(rewarder)
-    assert report.xcomet_coverage == 1.0
+    assert report["xcomet_coverage"] == 1.0
     assert "(of" not in evaluation_line(0, report)
 
 
@@ -81,7 +81,7 @@ def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
             found = []
             for away in (True, False, True, False):
                 switch.away = away
-                found.append(evaluated(rewarder).xcomet_coverage)
+                found.append(evaluated(rewarder)["xcomet_coverage"])
     assert found == [0.0, 1.0, 0.0, 1.0]
     assert caplog.text.count("xcomet is given up for this batch") == 2
 

@@ -17,9 +17,10 @@ from tests.servers import free_port, running_service
 from tests.trainer_kit import rollout
 from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.formula import metricx_reward, sample_rewards
+from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.score_batch import RewardFailure
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms.metricx import metricx_reward
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
     for reward, text in ((first, "열 bad"), (second, "저장")):
         sample = TranslationSample(src=f"source of {text}", mt=text)
         xcomet = fake_score(sample, 1.0)
-        assert reward.metricx_score == pytest.approx(metricx_of(text))
-        assert reward.xcomet_score == pytest.approx(xcomet)
+        assert reward.score("metricx") == pytest.approx(metricx_of(text))
+        assert reward.score("xcomet") == pytest.approx(xcomet)
         assert reward.r_seq == pytest.approx(2.0 * (5.0 - metricx_of(text)) + 1.5 * xcomet)
     severity = fake_spans("열 bad")[0]["severity"]
     penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
@@ -72,9 +73,9 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
 def test_a_reward_of_weight_0_needs_no_service(services: Services) -> None:
     """Neither a URL nor an answer, and nothing is asked of one that has both."""
     (reward,) = rewards_of(services.config(w_metricx=0, metricx_urls=""), "열기")
-    assert (reward.metricx_score, reward.r_seq) == (None, 0.0)
+    assert (reward.score("metricx"), reward.r_seq) == (None, 0.0)
     (reward,) = rewards_of(services.config(w_xcomet_span=0, xcomet_urls=[]), "열기")
-    assert (reward.xcomet_score, reward.error_spans) == (None, None)
+    assert (reward.score("xcomet"), reward.error_spans) == (None, None)
     services.xcomet.samples.clear()
     no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
     rewards_of(services.config(severity_weights=no_weights), "열기")
@@ -165,8 +166,8 @@ def test_what_a_model_could_not_read_is_logged(
     with running_service(Truncating("metricx")) as url:
         cfg = services.config(metricx_urls=url, w_xcomet_span=0)
         rewards = rewards_of(cfg, "cut", "b", "nan cut")
-    assert [reward.metricx_truncated for reward in rewards] == [True, False, None]
-    assert rewards[0].xcomet_truncated is None
+    assert [reward.truncated("metricx") for reward in rewards] == [True, False, None]
+    assert rewards[0].truncated("xcomet") is None
     figures = reward_figures(rewards, cfg)
     assert figures["metricx_truncated_frac"] == 0.5
     assert figures["xcomet_truncated_frac"] is None

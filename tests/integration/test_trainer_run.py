@@ -341,8 +341,8 @@ def test_the_reward_rises(tmp_path: Path, letter_urls: tuple[str, str], algorith
     assert len(rewards) == 12
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 5
     before, after = done.reports[0][1], done.reports[-1][1]
-    assert after.metricx_score_mean is not None and before.metricx_score_mean is not None
-    assert after.metricx_score_mean < before.metricx_score_mean - 5
+    assert after["metricx_score_mean"] is not None and before["metricx_score_mean"] is not None
+    assert after["metricx_score_mean"] < before["metricx_score_mean"] - 5
 
 
 def test_spans_alone_drive_out_the_marked_tokens(

@@ -18,7 +18,8 @@ from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.formula import SampleReward, sample_rewards
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.screening import bad_sources
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.train import run_toy_rl

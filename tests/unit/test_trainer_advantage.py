@@ -23,7 +23,7 @@ from trainer.rl.advantage import (
 )
 from trainer.rl.config import RLConfig
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.formula import SampleReward
+from trainer.translation.rewards.earned import SampleReward
 
 
 def combined(

@@ -91,12 +91,15 @@ def test_a_clear_difference_is_called_by_its_direction() -> None:
     after = [line(n, 6 + n % 4, mt="파일을 열기") for n in range(30)]
     groups = compare_policies(before, after, 500)
     verdicts = {found.key: found.verdict for found in groups["all"]}
-    assert verdicts["metricx_score"] == verdicts["chrf"] == verdicts["bleu"] == "better"
-    assert verdicts["length"] == "" and figure(groups, "length").high < 0
-    assert figure(groups, "metricx_score").worse == 0
+    assert verdicts["metricx_score_mean"] == verdicts["chrf"] == verdicts["bleu"] == "better"
+    assert (
+        verdicts["completion_length_mean"] == ""
+        and figure(groups, "completion_length_mean").high < 0
+    )
+    assert figure(groups, "metricx_score_mean").worse == 0
     back = compare_policies(after, before, 500)
-    assert figure(back, "metricx_score").verdict == figure(back, "chrf").verdict == "worse"
-    assert figure(back, "metricx_score").worse == 1
+    assert figure(back, "metricx_score_mean").verdict == figure(back, "chrf").verdict == "worse"
+    assert figure(back, "metricx_score_mean").worse == 1
 
 
 def test_a_source_whose_service_failed_is_left_out_and_counted() -> None:
@@ -104,20 +107,20 @@ def test_a_source_whose_service_failed_is_left_out_and_counted() -> None:
     before[3] |= {"metricx_score": None, "error": "metricx: timeout"}
     after[7] |= {"metricx_score": None, "error_spans": None}
     groups = compare_policies(before, after, 100)
-    found = figure(groups, "metricx_score")
+    found = figure(groups, "metricx_score_mean")
     assert (found.sources, found.left_out) == (10, 2)
     assert (found.first, found.second, found.difference) == (6.0, 4.0, -2.0)
-    assert figure(groups, "spans").left_out == 1
-    assert figure(groups, "xcomet_score").left_out == 0
+    assert figure(groups, "spans_mean").left_out == 1
+    assert figure(groups, "xcomet_score_mean").left_out == 0
     assert as_row(found).sources == "10 (-2)"
 
 
 def test_few_sources_get_no_interval_and_none_no_figure() -> None:
     few = [line(n, 6.0, ref=None, xcomet_score=None) for n in range(FEWEST - 1)]
     groups = compare_policies(few, [{**one, "metricx_score": 1.0} for one in few])
-    found = figure(groups, "metricx_score")
+    found = figure(groups, "metricx_score_mean")
     assert found.difference == -5.0 and found.low is None and found.verdict == ""
-    assert figure(groups, "xcomet_score").difference is None
+    assert figure(groups, "xcomet_score_mean").difference is None
     assert "chrf" not in {found.key for found in groups["all"]}
 
 

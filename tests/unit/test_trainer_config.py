@@ -16,6 +16,7 @@ from trainer.__main__ import _clean_exit, app
 from trainer.tasks import TASKS, Commands, commands_of
 from trainer.translation.config import TrainerConfig
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.terms import needed
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "translation"
@@ -156,12 +157,12 @@ def test_severities_in_any_case() -> None:
 
 
 def test_what_the_reward_needs() -> None:
-    assert RewardConfig().needs_metricx and RewardConfig().needs_xcomet
-    assert not RewardConfig(w_metricx=0).needs_metricx
-    assert not RewardConfig(w_xcomet_span=0).needs_xcomet
-    assert RewardConfig(w_xcomet_span=0, w_xcomet_seq=1).needs_xcomet
     no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
-    assert not RewardConfig(severity_weights=no_weights).needs_xcomet  # type: ignore[arg-type]
+    assert needed(RewardConfig()) == ("metricx", "xcomet")
+    assert needed(RewardConfig(w_metricx=0)) == ("xcomet",)
+    assert needed(RewardConfig(w_xcomet_span=0)) == ("metricx",)
+    assert needed(RewardConfig(w_xcomet_span=0, w_xcomet_seq=1)) == ("metricx", "xcomet")
+    assert needed(RewardConfig(severity_weights=no_weights)) == ("metricx",)  # type: ignore[arg-type]
 
 
 def test_the_kl_estimator_is_the_right_one_for_its_place(tmp_path: Path) -> None:

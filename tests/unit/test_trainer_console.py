@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.runs.console import Console
-from trainer.translation.tables import COLUMNS, FEW
+from trainer.translation.tables import columns
 
 #: What the requirement wants to be seen of each update.
 WANTED = (
@@ -45,7 +45,7 @@ def shown(
     line = {name: place + 1.5 for place, name in enumerate(WANTED)}
     line |= {"update": 7, "samples": 8, "r_seq_mean": None}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
-    with Console(COLUMNS, FEW, 9, verbose=verbose) as console:
+    with Console(*columns(), 9, verbose=verbose) as console:
         console.update(line)
     lines = capsys.readouterr().err.splitlines()
     return [line.split() for line in lines if "training" not in line and line.strip()]
@@ -70,7 +70,7 @@ def test_a_narrow_one_shows_a_few_unless_all_are_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles, values = shown(capsys, monkeypatch, 100)
-    assert titles[:3] == ["update", "r_seq", "metricx"] and "A_norm" not in titles
+    assert titles[:4] == ["update", "r_seq", "cover", "metricx"] and "A_norm" not in titles
     assert values[:2] == ["7", "-"] and not figures(values) >= EVERY
     lines = shown(capsys, monkeypatch, 100, verbose=True)
     assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, then values, in as many lines
@@ -84,7 +84,7 @@ def test_titles_stand_over_their_values(
     monkeypatch.setenv("COLUMNS", str(width))
     line = dict.fromkeys(WANTED, 1.0) | {"update": 1, "samples": 1}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
-    with Console(COLUMNS, FEW, 9, verbose=True) as console:
+    with Console(*columns(), 9, verbose=True) as console:
         console.update(line)
     err = capsys.readouterr().err.splitlines()
     lines = [text for text in err if "training" not in text and text.strip()]

@@ -15,8 +15,10 @@ from scorekit.text.checks import length_band, length_ratio
 from tests.trainer_kit import rollout
 from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.formula import Scores, sample_rewards
+from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault
+from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.terms import weighted
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
@@ -120,23 +122,24 @@ def reward_of(mt: str, **guards: Any) -> Any:
 
 def test_guards_are_off_by_default() -> None:
     reward, figures = reward_of(SRC)
-    assert reward.r_seq == 0 and reward.guards == {}
+    assert reward.r_seq == 0 and reward.values == {}
     assert [figures[f"guard_{name}_mean"] for name in GUARDS] == [None] * len(GUARDS)
-    assert not RewardConfig(w_metricx=0, w_xcomet_span=0).has_terms
+    assert not weighted(RewardConfig(w_metricx=0, w_xcomet_span=0))
 
 
 def test_a_guard_takes_its_weight_times_its_fault() -> None:
     reward, figures = reward_of(SRC, w_copy=3.0, w_script=0.5)
-    assert reward.guards == {"script": 1.0, "copy": 1.0}
+    assert reward.values == {"guard_script": 1.0, "guard_copy": 1.0}
     assert reward.r_seq == pytest.approx(-3.5)
     assert (figures["guard_copy_mean"], figures["guard_language_mean"]) == (1.0, None)
-    assert RewardConfig(guards=GuardConfig(w_copy=3.0), w_metricx=0, w_xcomet_span=0).has_terms
+    cfg = RewardConfig(guards=GuardConfig(w_copy=3.0), w_metricx=0, w_xcomet_span=0)
+    assert [term.name for term in weighted(cfg)] == ["guards"]
 
 
 def test_shown_guards_cost_nothing() -> None:
     reward, figures = reward_of(SRC, shown=True)
     assert reward.r_seq == 0
-    assert reward.guards.keys() == GUARDS.keys()
+    assert reward.values.keys() == {f"guard_{name}" for name in GUARDS}
     assert figures["guard_language_mean"] > 0.9
 
 

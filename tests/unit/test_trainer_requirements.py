@@ -23,7 +23,8 @@ from trainer.rl.update import update_policy
 from trainer.translation.offsets import compute_token_char_offsets
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.credit import spans_to_token_rewards
-from trainer.translation.rewards.formula import SampleReward, metricx_reward
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.terms.metricx import metricx_reward
 
 TEXT = "파일을 열고 저장하십시오. 🙂"
 

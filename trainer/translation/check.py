@@ -40,7 +40,8 @@ from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.score_batch import ServiceName
 from trainer.translation.rewards.screening import check_sources
-from trainer.translation.rewards.services import SERVICES, Rewarder
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms import services, weighted
 from trainer.translation.train import check_trainable
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
     device = look("device", _device, cfg)
     if model is not None and device is not None:
         look("memory", _memory, cfg, model, longest, device, findings)
-    answer = [look(name, _service, cfg, name) for name in SERVICES]
+    answer = [look(name, _service, cfg, name) for name in services()]
     if all(answer) and train:
         look("sources", _sources, cfg, train, sets)
     if cfg.generation.engine == "vllm":
@@ -116,8 +117,8 @@ def check_run(cfg: TrainerConfig) -> Findings:
 
 def _config(cfg: TrainerConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    weights = cfg.reward.model_dump(include={"w_metricx", "w_xcomet_seq", "w_xcomet_span"})
-    return None, ", ".join(f"{name} {value:g}" for name, value in weights.items())
+    terms = weighted(cfg.reward)
+    return None, ", ".join(f"{term.name} {term.weight(cfg.reward):g}" for term in terms)
 
 
 def _examples(cfg: TrainerConfig, part: str | None) -> tuple[list[Example], str]:
@@ -238,9 +239,8 @@ def _sources(
 
 def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
     """One service by itself, so that a fault of one hides none of the other."""
-    others = {"metricx": ("w_xcomet_seq", "w_xcomet_span"), "xcomet": ("w_metricx",)}[name]
-    alone = cfg.reward.model_copy(update=dict.fromkeys(others, 0.0))
-    with closing(Rewarder(alone, offer_unneeded=False, misc=cfg.misc)) as rewarder:
+    alone = Rewarder(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
+    with closing(alone) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"
         told = [

@@ -17,7 +17,8 @@ from trainer.runs.runlog import Clock
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import batch_indices
 from trainer.translation.learner import Learner
-from trainer.translation.rewards.formula import SampleReward, sample_rewards
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.score_batch import Batch, Group
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts

@@ -23,7 +23,7 @@ and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean toke
 
 **eval.jsonl.** A line for each set of examples: `update` (0: before training), `set` (its name;
 `eval`: that of `data.eval`), `decides` (whether the best checkpoint is chosen by its
-`reward_mean`), `seconds`, `completions` (the dump's path within the folder), and the fields of
+`reward_mean`), `seconds`, `completions` (the dump's path within the folder), and the figures of
 `Report` (evaluation/evaluate.py); `pairs` holds them for each language pair where there are
 several.
 
@@ -31,9 +31,9 @@ several.
 without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metricx_truncated`,
 `xcomet_truncated` (whether the model read less than the whole source and translation), `chrf` (of
 the segment; null where there is none), `error_spans` (list of `start`, `end`, `severity`,
-`confidence` (null: unknown), `text`; null if not asked), `guards` (guard -> fault), `error` (why it
-has no score, else null). The order is that of the examples in every dump of a run, so that line k
-before and line k after translate the same source.
+`confidence` (null: unknown), `text`; null if not asked), `guards` (guard -> fault), what further
+terms note, `error` (why it has no score, else null). The order is that of the examples in every
+dump of a run, so that line k before and line k after translate the same source.
 
 **completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
 `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
@@ -45,13 +45,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.rewards.formula import SampleReward
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.terms import shown_terms
 from trainer.translation.rollouts import TranslationRollout
 
 
 def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:
     """The fields that evaluation and training dumps share."""
-    spans = reward.error_spans
     return {
         "id": rollout.example_id,
         "pair": rollout.pair,
@@ -59,16 +59,8 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         "mt": rollout.completion_text,
         "tokens": len(rollout.completion_token_ids),
         "finish_reason": rollout.finish_reason,
-        "metricx_score": reward.metricx_score,
-        "xcomet_score": reward.xcomet_score,
-        "metricx_truncated": reward.metricx_truncated,
-        "xcomet_truncated": reward.xcomet_truncated,
-        "error_spans": None if spans is None else [span.model_dump() for span in spans],
-        "guards": reward.guards,
-        "error": reward.source_error
-        or reward.text_error
-        or reward.service_error
-        or reward.shown_error,
+        **{key: value for term in shown_terms() for key, value in term.dumped(reward).items()},
+        "error": reward.error,
     }
 
 

@@ -42,12 +42,13 @@ from trainer.translation.evaluation.figures import (
 from trainer.translation.learner import Learner, load_learner
 from trainer.translation.outcome import Artifacts, Reports, ended_before
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.formula import SampleReward
+from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.screening import screen
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms import weighted
 from trainer.translation.rollouts import TranslationRollout
-from trainer.translation.tables import COLUMNS, FEW, evaluation_line
+from trainer.translation.tables import columns, evaluation_line
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,10 @@ def _run(
 def check_trainable(cfg: TrainerConfig) -> None:
     """Raise UserError where nothing could be learned, or something wrong."""
     check_uncut(cfg.generation, cfg.corrects_importance)
-    if not cfg.reward.has_terms:
+    if not weighted(cfg.reward):
         raise UserError(
-            "reward: every term is 0 (w_metricx, w_xcomet_seq, w_xcomet_span, no_eos_penalty, "
-            "guards.w_*): there is nothing to learn; give one of them a weight"
+            "reward: every term is 0 (its keys that begin with w_, no_eos_penalty, those of guards "
+            "and of terms): there is nothing to learn; give one of them a weight"
         )
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)
@@ -211,7 +212,7 @@ class Trainer:
         with (
             self.leaving,
             tracking(self.world.accelerator, config, self.done),
-            Console(COLUMNS, FEW, rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
+            Console(*columns(), rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
         ):
             for update in range(start, rl.num_updates + 1):
                 if update > start:

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scorekit.schemas import Severity
+from trainer.translation.evaluation.figures import CHRF, ranking, table
 from trainer.translation.evaluation.quality import corpus_metrics
 
 RESAMPLES = 2000
@@ -120,33 +120,6 @@ def as_row(figure: PairedFigure) -> Row:
     )
 
 
-def _spans(line: Line, severity: str | None = None) -> float | None:
-    spans = line["error_spans"]
-    if spans is None:
-        return None
-    return sum(severity in (None, span["severity"]) for span in spans)
-
-
-def _fault(line: Line, name: str) -> float | None:
-    return (line.get("guards") or {}).get(name)
-
-
-#: Title, key, value of a line or None, whether higher is better.
-_Mean = tuple[str, str, Callable[[Line], float | None], bool | None]
-#: Figures that are means.
-_MEANS: tuple[_Mean, ...] = (
-    ("MetricX score", "metricx_score", lambda line: line["metricx_score"], False),
-    ("xCOMET score", "xcomet_score", lambda line: line["xcomet_score"], True),
-    ("error spans", "spans", _spans, False),
-    *(
-        (f"· {severity.lower()}", f"spans_{severity}", partial(_spans, severity=severity), False)
-        for severity in get_args(Severity)
-    ),
-    ("length (tokens)", "length", lambda line: line["tokens"], None),
-    ("cut short", "truncated", lambda line: line["finish_reason"] == "length", False),
-)
-
-
 def compare_policies(
     first: Sequence[Line], second: Sequence[Line], resamples: int = RESAMPLES, seed: int = SEED
 ) -> dict[str, list[PairedFigure]]:
@@ -173,17 +146,20 @@ def _compare(
     first: Sequence[Line], second: Sequence[Line], resamples: int, seed: int
 ) -> list[PairedFigure]:
     figures = []
-    faults = dict.fromkeys(name for line in (*first, *second) for name in line.get("guards") or ())
-    guards: list[_Mean] = [
-        (f"guard: {name}", f"guard_{name}", partial(_fault, name=name), False) for name in faults
-    ]
-    for title, key, value, higher in (*_MEANS, *guards):
-        values = [(value(a), value(b)) for a, b in zip(first, second, strict=True)]
+    for shown in table():
+        if shown.of_line is None:
+            continue
+        values = [(shown.of_line(a), shown.of_line(b)) for a, b in zip(first, second, strict=True)]
         both = [pair for pair in values if None not in pair]
+        if shown.rare and not both:
+            continue
         stats = np.array(both, dtype=np.float64).reshape(-1, 2, 1)
         mean = partial(_mean, count=len(both))
         left_out = len(values) - len(both)
-        figures.append(_figure(title, key, stats, left_out, mean, higher, resamples, seed))
+        higher = None if shown.better is None else shown.better == "higher"
+        figures.append(
+            _figure(shown.title, shown.key, stats, left_out, mean, higher, resamples, seed)
+        )
     both_lines = [(a, b) for a, b in zip(first, second, strict=True) if a.get("ref")]
     if not both_lines:
         return figures
@@ -267,21 +243,23 @@ def changed_most(
 ) -> list[tuple[str, list[tuple[Line, Line]]]]:
     """(title, pairs of lines): whose score the second policy improved most, and worsened most.
 
-    By MetricX where both were scored by it, else by xCOMET, else by chrF of the segment.
+    By the first of `ranking` that scored both (MetricX, xCOMET), else by chrF of the segment.
     """
-    kinds = (("metricx_score", "MetricX", -1), ("xcomet_score", "xCOMET", 1), ("chrf", "chrF", 1))
     both = list(zip(first, second, strict=True))
-    for key, name, sign in kinds:
-        known = [(a, b) for a, b in both if None not in (a[key], b[key])]
-        if known:
-            return _changed_by(key, name, sign, known, shown)
+    for judge in (*ranking(), CHRF):
+        changes = [
+            (judge.sign * (later - earlier), a, b)
+            for a, b in both
+            if (earlier := judge.of(a)) is not None and (later := judge.of(b)) is not None
+        ]
+        if changes:
+            return _changed_by(judge.who, changes, shown)
     return []
 
 
 def _changed_by(
-    key: str, name: str, sign: int, both: Sequence[tuple[Line, Line]], shown: int
+    name: str, changes: list[tuple[float, Line, Line]], shown: int
 ) -> list[tuple[str, list[tuple[Line, Line]]]]:
-    changes = [(sign * (b[key] - a[key]), a, b) for a, b in both]
     changes.sort(key=lambda change: change[0])
     chosen = (
         (f"Improved most, says {name}", [(a, b) for c, a, b in changes[::-1][:shown] if c > 0]),

@@ -10,44 +10,11 @@ from typing import Any
 
 from scorekit.report.page import picture
 from trainer.runs.config import THE_SET
+from trainer.runs.figures import Curve
 from trainer.runs.runlog import read_jsonl
+from trainer.translation.evaluation.figures import curves
 
 Lines = Sequence[Mapping[str, Any]]
-#: Curves: title, keys of log.jsonl, key of eval.jsonl drawn beside them (or None).
-CURVES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
-    ("MetricX score (lower is better)", ("metricx_score_mean",), "metricx_score_mean"),
-    ("xCOMET score", ("xcomet_score_mean",), "xcomet_score_mean"),
-    (
-        "error spans a segment, by severity",
-        ("spans_MINOR_mean", "spans_MAJOR_mean", "spans_CRITICAL_mean"),
-        None,
-    ),
-    ("error spans a segment", ("spans_mean",), "spans_mean"),
-    ("held-out chrF", (), "chrf"),
-    ("sequence reward", ("r_seq_mean",), None),
-    ("token reward of spans", ("token_rewards_mean",), None),
-    (
-        "faults that the guards found",
-        tuple(
-            f"guard_{name}_mean" for name in ("language", "script", "copy", "length", "repetition")
-        ),
-        None,
-    ),
-    ("completion length (tokens)", ("completion_length_mean",), "completion_length_mean"),
-    ("completions cut by max_new_tokens", ("truncated_frac",), "truncated_frac"),
-    ("KL to the reference", ("kl_ref", "kl_ref_k3"), None),
-    ("KL of a step, and share of tokens clipped", ("approx_kl", "clip_frac"), None),
-    ("log-probability gap, sampler to trainer", ("sampler_gap_mean", "sampler_gap_max"), None),
-    ("entropy (estimate)", ("entropy_est",), None),
-    ("policy loss", ("policy_loss",), None),
-    ("gradient norm before clipping", ("grad_norm",), None),
-    (
-        "coverage (scored / asked)",
-        ("metricx_coverage", "xcomet_coverage", "reward_coverage"),
-        None,
-    ),
-    ("seconds of an update", ("rollout_s", "logprob_s", "reward_s", "update_s"), None),
-)
 _SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
 _BINS = 40
 _DASHES = ("-", "--", "-.", ":")  # of the held-out sets
@@ -57,8 +24,8 @@ def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[s
     """One picture for each curve that has points, and the histogram of advantages. evals: lines of
     eval.jsonl by the names of their sets."""
     pictures = [
-        picture(title, "update", partial(_draw_curve, updates, evals, keys, eval_key))
-        for title, keys, eval_key in CURVES
+        picture(curve.title, "update", partial(_draw_curve, updates, evals, curve))
+        for curve in curves()
     ]
     dumps = _some_advantages(folder)
     pictures.append(
@@ -69,19 +36,17 @@ def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[s
     return [drawn for drawn in pictures if drawn is not None]
 
 
-def _draw_curve(
-    updates: Lines, evals: Mapping[str, Lines], keys: Sequence[str], eval_key: str | None, axes: Any
-) -> int:
+def _draw_curve(updates: Lines, evals: Mapping[str, Lines], curve: Curve, axes: Any) -> int:
     from matplotlib.ticker import MaxNLocator
 
-    drawn = sum(_draw_series(axes, updates, key) for key in keys)
-    if eval_key is not None:
+    drawn = sum(_draw_series(axes, updates, key) for key in curve.keys)
+    if curve.held_out is not None:
         drawn += sum(
-            _draw_held_out(axes, lines, eval_key, name, dash)
+            _draw_held_out(axes, lines, curve.held_out, name, dash)
             for (name, lines), dash in zip(evals.items(), cycle(_DASHES), strict=False)
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if all(key.endswith("_coverage") for key in keys) and keys:
+    if all(key.endswith("_coverage") for key in curve.keys) and curve.keys:
         axes.set_ylim(0, 1.05)
     return drawn
 

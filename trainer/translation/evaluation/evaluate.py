@@ -12,97 +12,78 @@ from typing import Any
 import torch
 from torch import nn
 
-from scorekit.schemas import Scored
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 from trainer.runs.config import THE_SET
+from trainer.runs.figures import mean_of
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import (
     earned,
-    guard_figures,
-    mean_of,
+    read_evaluations,
     rollout_figures,
-    service_figures,
+    term_figures,
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
 from trainer.translation.prompting import Prompt
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import SampleReward, sample_rewards
-from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms.xcomet_spans import without_spans
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 _SEED = 0  # of sampled translations
 #: Share of the examples that could have a reward which a mean has to cover to be held against the
 #: means of other evaluations.
 _RATED_FROM = 0.95
+#: Figures that a report has as fields; those of the rollouts that it has at all.
+_OWN = ("samples", "reward_mean", "reward_coverage", "source_errors")
+_SHOWN = ("samples", "completion_length_mean", "truncated_frac")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Means over a set of examples; None where there is nothing to average.
 
-    metricx_score_mean: lower is better, over the samples that were scored (metricx_coverage; None
-    where the service was not asked).
-    metricx_truncated_frac, xcomet_truncated_frac: share of the scored samples whose source or
-    translation the model could not read whole.
-    metricx_reward_mean: metricx_offset - score. xcomet_score_mean: higher is better.
-    spans_mean, spans_*_mean: error spans of a segment, by severity.
     reward_mean: sequence reward and mean token reward together, over the samples that have them
-    (reward_coverage).
-    completion_length_mean: tokens, EOS included. truncated_frac: cut by max_new_tokens.
-    chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward. BLEU
-    stands only where all examples are of one language pair (quality.py says why).
-    bleu_tokenize: `char` for languages without white space (and Korean), else `13a`.
-    guards: guard -> mean fault that it found, of those that were asked (rewards/guards.py).
+    (reward_coverage). source_errors: samples that could have none.
+    values: the other figures (evaluation/figures.py), by their keys, which `report[key]` gives too:
+    those of the reward's terms, completion_length_mean (tokens, EOS included), truncated_frac (cut
+    by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a reference; never
+    part of a reward; BLEU stands only where all examples are of one language pair: quality.py says
+    why), bleu_tokenize (`char` for languages without white space, and Korean, else `13a`).
     pairs: where there are several language pairs, the figures of each; else empty.
     examples: one line of the completions dump for each example (trainer/translation/dumps.py).
     """
 
     samples: int
-    metricx_score_mean: float | None
-    metricx_score_std: float | None
-    metricx_reward_mean: float | None
-    metricx_reward_std: float | None
-    metricx_coverage: float | None
-    metricx_truncated_frac: float | None
-    xcomet_score_mean: float | None
-    xcomet_score_std: float | None
-    xcomet_coverage: float | None
-    xcomet_truncated_frac: float | None
-    spans_mean: float | None
-    spans_MINOR_mean: float | None
-    spans_MAJOR_mean: float | None
-    spans_CRITICAL_mean: float | None
-    spans_UNKNOWN_mean: float | None
-    text_errors: int
-    source_errors: int
     reward_mean: float | None
     reward_coverage: float
-    completion_length_mean: float
-    truncated_frac: float
-    chrf: float | None
-    bleu: float | None
-    bleu_tokenize: str | None
-    guards: dict[str, float]
+    source_errors: int
+    values: dict[str, Any]
     pairs: dict[str, dict[str, Any]]
     seconds: float
     examples: list[dict[str, Any]]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.figures()[key]
 
     @property
     def rating(self) -> float | None:
         """reward_mean, by which the best checkpoint is chosen; None where too many examples have no
         reward: what a service left out may have been the hard ones."""
-        could = self.samples - (self.source_errors or 0)  # None of a run of an earlier release
+        could = self.samples - self.source_errors
         covered = round(self.reward_coverage * self.samples)
         return self.reward_mean if covered >= _RATED_FROM * could else None
 
     def figures(self) -> dict[str, Any]:
-        """All fields but the examples."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "examples"}
+        """All of them by their keys, `values` among the others; not the examples."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        del own["examples"]
+        return own.pop("values") | own
 
 
 def evaluate_on_dataset(
@@ -142,16 +123,18 @@ def evaluate_on_dataset(
         )
     texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
-    if not _gives_spans(scores):  # such a scorer can be looked at, too
-        reward_cfg = reward_cfg.model_copy(update={"w_xcomet_span": 0.0})
+    reward_cfg = without_spans(scores, reward_cfg)
     rewards = sample_rewards(rollouts, scores, reward_cfg)
     if sharing:
         places = [place for place, _ in mine]
         found = list(zip(places, rollouts, rewards, strict=True))
         whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
+    values = _figures(examples, rollouts, rewards, reward_cfg)
+    own = {key: values.pop(key) for key in _OWN}
     return Report(
-        **_figures(examples, rollouts, rewards, reward_cfg),
+        **own,
+        values=values,
         pairs=_by_pair(examples, rollouts, rewards, reward_cfg),
         seconds=time.monotonic() - started,
         examples=[_line(*of) for of in zip(examples, rollouts, rewards, strict=True)],
@@ -184,37 +167,25 @@ def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -
     return completion_line(rollout, reward) | {"ref": example.ref_text, "chrf": chrf}
 
 
-def _gives_spans(scores: Scores) -> bool:
-    results = scores.results.get("xcomet", [])
-    scored = [result for result in results if isinstance(result, Scored)]
-    return bool(results) and all(result.error_spans is not None for result in scored)
-
-
 def _figures(
     examples: Sequence[Example],
     rollouts: Sequence[TranslationRollout],
     rewards: Sequence[SampleReward],
     cfg: RewardConfig,
 ) -> dict[str, Any]:
-    """The fields of `Report` that are figures of these examples."""
+    """Those of these examples, by their keys."""
     rewarded = earned(rewards)
-    figures = {**rollout_figures(rollouts), **service_figures(rewards, cfg)}
-    figures |= {
+    return {
+        **{key: value for key, value in rollout_figures(rollouts).items() if key in _SHOWN},
+        **term_figures(rewards, cfg),
         "reward_mean": mean_of(rewarded),
         "reward_coverage": len(rewarded) / max(1, len(rewards)),
+        **reference_figures(
+            [rollout.pair for rollout in rollouts],
+            [rollout.completion_text for rollout in rollouts],
+            [example.ref_text for example in examples],
+        ),
     }
-    known = {f.name for f in fields(Report)}
-    figures = {name: value for name, value in figures.items() if name in known}
-    faults = {
-        key.removeprefix("guard_").removesuffix("_mean"): fault
-        for key, fault in guard_figures(rewards).items()
-        if fault is not None
-    }
-    return {**figures, "guards": faults} | reference_figures(
-        [rollout.pair for rollout in rollouts],
-        [rollout.completion_text for rollout in rollouts],
-        [example.ref_text for example in examples],
-    )
 
 
 @contextmanager
@@ -236,9 +207,11 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     """(update, report) of the evaluations in eval.jsonl of a run's folder, by the names of their
     sets."""
     sets: dict[str, list[tuple[int, Report]]] = {}
-    for line in read_jsonl(folder / "eval.jsonl"):
-        values = {f.name: line.get(f.name) for f in fields(Report)}
-        values["examples"] = read_jsonl(folder / line["completions"])
-        reports = sets.setdefault(line.get("set", THE_SET), [])
-        reports.append((line["update"], Report(**values)))  # type: ignore[arg-type]
+    for line in read_evaluations(folder):
+        name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
+        line.pop("decides", None)
+        own = {f.name: line.pop(f.name, None) for f in fields(Report)}
+        own |= {"values": line, "examples": read_jsonl(folder / dump)}
+        own["source_errors"] = own["source_errors"] or 0  # None of a run of an earlier release
+        sets.setdefault(name, []).append((update, Report(**own)))
     return sets

@@ -1,90 +1,147 @@
-"""The figures that are logged. A mean without values is None, never 0."""
+"""The figures that are logged, and the table that says how each is shown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from scorekit.schemas import ErrorSpan, Severity
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
 from trainer.rl.loss import importance_weights
+from trainer.runs.figures import Curve, Figure, Figures, mean_of, mean_std
+from trainer.runs.runlog import read_jsonl
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import SampleReward, metricx_reward
-from trainer.translation.rewards.guards import GUARDS
-from trainer.translation.rewards.score_batch import ServiceName
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.terms import shown_terms
+from trainer.translation.rewards.terms.xcomet_spans import SEVERITIES
 from trainer.translation.rollouts import TranslationRollout
 
-Figures = dict[str, float | int | None]
-#: Severities that have a figure each; all other words are counted together, as UNKNOWN.
-SEVERITIES = get_args(Severity)
-
-
-#: Rows of a comparison: title, field of `Report`, digits, whether higher is better (None: neither).
-REPORT_ROWS: tuple[tuple[str, str, int, bool | None], ...] = (
-    ("reward (sequence and tokens)", "reward_mean", 3, True),
-    ("reward coverage", "reward_coverage", 3, True),
-    ("MetricX score", "metricx_score_mean", 3, False),
-    ("MetricX reward", "metricx_reward_mean", 3, True),
-    ("MetricX coverage", "metricx_coverage", 3, True),
-    ("xCOMET score", "xcomet_score_mean", 3, True),
-    ("xCOMET coverage", "xcomet_coverage", 3, True),
-    ("error spans a segment", "spans_mean", 2, False),
-    ("· minor", "spans_MINOR_mean", 2, False),
-    ("· major", "spans_MAJOR_mean", 2, False),
-    ("· critical", "spans_CRITICAL_mean", 2, False),
-    ("· other", "spans_UNKNOWN_mean", 2, False),
-    ("chrF (never a reward)", "chrf", 2, True),
-    ("BLEU (never a reward)", "bleu", 2, True),
-    ("completion length (tokens)", "completion_length_mean", 1, None),
-    ("cut by max_new_tokens", "truncated_frac", 3, False),
+_FRONT = (
+    Figure(key="update", column="update", form="6d", narrow=True),
+    Figure(key="r_seq_mean", column="r_seq", narrow=True),
+    Figure(key="reward_mean", title="reward (sequence and tokens)", better="higher"),
+    Figure(
+        key="reward_coverage",
+        title="reward coverage",
+        better="higher",
+        column="cover",
+        form="6.2f",
+        narrow=True,
+    ),
+)
+_BACK = (
+    Figure(
+        key="chrf",
+        title="chrF (never a reward)",
+        digits=2,
+        better="higher",
+        said=True,
+        by_group=True,
+    ),
+    Figure(
+        key="bleu",
+        title="BLEU (never a reward)",
+        digits=2,
+        better="higher",
+        said=True,
+        by_group=True,
+    ),
+    Figure(
+        key="completion_length_mean",
+        title="completion length (tokens)",
+        digits=1,
+        column="length",
+        form="6.1f",
+        narrow=True,
+        of_line=lambda line: line["tokens"],
+    ),
+    Figure(
+        key="truncated_frac",
+        title="cut by max_new_tokens",
+        better="lower",
+        of_line=lambda line: line["finish_reason"] == "length",
+    ),
+    Figure(key="A_raw_mean", column="A_raw"),
+    Figure(key="A_raw_std", column="± raw", form="6.3f"),
+    Figure(key="A_norm_mean", column="A_norm"),
+    Figure(key="A_norm_std", column="± norm", form="6.3f"),
+    Figure(key="policy_loss", column="loss", form="8.4f", narrow=True),
+    Figure(key="approx_kl", column="approx_kl", form="9.2e"),
+    Figure(key="kl_ref", column="kl_ref", form="7.4f", narrow=True),
+    Figure(key="clip_frac", column="clip", form="6.3f", narrow=True),
+    Figure(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
+    Figure(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
+    Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
+)
+_LAST_CURVES = (
+    Curve(title="held-out chrF", held_out="chrf"),
+    Curve(title="sequence reward", keys=("r_seq_mean",)),
+    Curve(
+        title="completion length (tokens)",
+        keys=("completion_length_mean",),
+        held_out="completion_length_mean",
+    ),
+    Curve(
+        title="completions cut by max_new_tokens",
+        keys=("truncated_frac",),
+        held_out="truncated_frac",
+    ),
+    Curve(title="KL to the reference", keys=("kl_ref", "kl_ref_k3")),
+    Curve(title="KL of a step, and share of tokens clipped", keys=("approx_kl", "clip_frac")),
+    Curve(
+        title="log-probability gap, sampler to trainer",
+        keys=("sampler_gap_mean", "sampler_gap_max"),
+    ),
+    Curve(title="entropy (estimate)", keys=("entropy_est",)),
+    Curve(title="policy loss", keys=("policy_loss",)),
+    Curve(title="gradient norm before clipping", keys=("grad_norm",)),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One row, ready to be shown; `verdict` is "better", "worse" or ""."""
-
-    title: str
-    before: str
-    after: str
-    change: str
-    verdict: str
+def table() -> tuple[Figure, ...]:
+    """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
+    comparisons read this one."""
+    return (*_FRONT, *(figure for term in shown_terms() for figure in term.table), *_BACK)
 
 
-def compare(
-    before: Mapping[str, Any], after: Mapping[str, Any], only: str | None = None
-) -> list[Comparison]:
-    """The figures of two reports side by side. only: this field alone."""
-    before, after = ({**of, **_guard_rows(of)} for of in (before, after))
-    guards = tuple((key, key, 3, False) for key in _guard_rows(before))
-    rows = []
-    for title, key, digits, higher in REPORT_ROWS + guards:
-        if only not in (None, key):
-            continue
-        old, new = before.get(key), after.get(key)
-        if key == "spans_UNKNOWN_mean" and not (old or new):  # our services know no others
-            continue
-        if old is None or new is None:
-            change, verdict = "–", ""
-        else:
-            change = f"{new - old:+.{digits}f}"
-            judged = higher is not None and round(new - old, digits) != 0
-            verdict = ("better" if (new > old) == higher else "worse") if judged else ""
-        rows.append(Comparison(title, _show(old, digits), _show(new, digits), change, verdict))
-    return rows
+class Judge(NamedTuple):
+    """Who ranks examples: `of` gives the value of a line of a dump of completions, or None; sign: 1
+    where higher is better, else -1."""
+
+    who: str
+    sign: int
+    of: Callable[[Mapping[str, Any]], float | None]
 
 
-def _guard_rows(figures: Mapping[str, Any]) -> dict[str, float]:
-    return {f"guard: {name}": fault for name, fault in (figures.get("guards") or {}).items()}
+#: Ranks those that no model has scored.
+CHRF = Judge("chrF", 1, lambda line: line.get("chrf"))
 
 
-def _show(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def ranking() -> list[Judge]:
+    """The models that rank examples, the one that decides first."""
+    return [
+        Judge(figure.ranks, 1 if figure.better == "higher" else -1, figure.of_line)
+        for figure in table()
+        if figure.ranks and figure.of_line
+    ]
+
+
+def curves() -> tuple[Curve, ...]:
+    """The pictures of a run's page."""
+    of_terms = (curve for term in shown_terms() for curve in term.curves)
+    coverage = tuple(figure.key for figure in table() if figure.key.endswith("_coverage"))
+    return (
+        *of_terms,
+        *_LAST_CURVES,
+        Curve(title="coverage (scored / asked)", keys=(*coverage[1:], coverage[0])),
+        Curve(
+            title="seconds of an update", keys=("rollout_s", "logprob_s", "reward_s", "update_s")
+        ),
+    )
 
 
 class SeverityCount(NamedTuple):
@@ -116,20 +173,6 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
         share = spans / every if every else None
         counts.append(SeverityCount(severity, spans, share, segments, len(found)))
     return counts
-
-
-def mean_std(name: str, values: Sequence[float]) -> Figures:
-    """`{name}_mean` and `{name}_std` (of the population)."""
-    mean = mean_of(values)
-    if mean is None:
-        return {f"{name}_mean": None, f"{name}_std": None}
-    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
-    return {f"{name}_mean": mean, f"{name}_std": math.sqrt(variance)}
-
-
-def mean_of(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return math.fsum(values) / len(values) if values else None
 
 
 def rollout_figures(rollouts: Sequence[TranslationRollout]) -> Figures:
@@ -165,30 +208,16 @@ def importance_figures(rollouts: Sequence[TranslationRollout], cfg: RLConfig) ->
     }
 
 
-def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-    """Means over the samples that were scored, beside the share of samples that were
-    (`*_coverage`), for each service; all None of a service that was never asked.
+def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
+    """Those of every term, and what became of the samples.
 
-    `*_truncated_frac`: share of the scored samples that the model could not read whole.
     `text_errors`: samples that cannot be scored by their own fault; `source_errors`: by their
-    source's, which costs nothing; `overlong_*`: samples over a
-    model's limit, by what became of them (skipped and penalised ones are text errors, too).
+    source's, which costs nothing; `overlong_*`: samples over a model's limit, by what became of
+    them (skipped and penalised ones are text errors, too).
     """
     figures: Figures = {}
-    metricx = [r.metricx_score for r in rewards if r.metricx_score is not None]
-    figures |= mean_std("metricx_score", metricx)
-    figures |= mean_std(
-        "metricx_reward", [metricx_reward(score, cfg.metricx_offset) for score in metricx]
-    )
-    figures |= _reading_figures("metricx", rewards)
-    xcomet = [r.xcomet_score for r in rewards if r.xcomet_score is not None]
-    figures |= mean_std("xcomet_score", xcomet)
-    figures |= _reading_figures("xcomet", rewards)
-    spans = [r.error_spans for r in rewards if r.error_spans is not None]
-    figures["spans_mean"] = mean_of([len(of_sample) for of_sample in spans])
-    named = [[_severity(span) for span in of_sample] for of_sample in spans]
-    for severity in (*SEVERITIES, "UNKNOWN"):
-        figures[f"spans_{severity}_mean"] = mean_of([row.count(severity) for row in named])
+    for term in shown_terms():
+        figures |= term.figures(rewards, cfg)
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
     figures["source_errors"] = sum(r.source_error is not None for r in rewards)
     for fate in ("truncated", "skipped", "penalised"):
@@ -196,23 +225,8 @@ def service_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figur
     return figures
 
 
-def _severity(span: ErrorSpan) -> str:
-    """As the weights of `severity_weights` are named."""
-    severity = span.severity.upper()
-    return severity if severity in SEVERITIES else "UNKNOWN"
-
-
-def _reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> Figures:
-    asked = [r for r in rewards if service in r.asked]
-    flags = [getattr(r, f"{service}_truncated") for r in asked]
-    return {
-        f"{service}_coverage": mean_of([flag is not None for flag in flags]),
-        f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),
-    }
-
-
 def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-    """`service_figures`, and what became of them: sequence and token rewards of kept samples."""
+    """`term_figures`, and what came of them: sequence and token rewards of kept samples."""
     kept = [reward for reward in rewards if reward.r_seq is not None]
     tokens = [
         value
@@ -221,14 +235,13 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figure
         if valid
     ]
     return {
-        **service_figures(rewards, cfg),
+        **term_figures(rewards, cfg),
         **mean_std("r_seq", [reward.r_seq for reward in kept if reward.r_seq is not None]),
         "reward_mean": mean_of(earned(rewards)),
         "reward_coverage": len(kept) / max(1, len(rewards)),
         **mean_std("token_rewards", tokens),
         "token_rewards_nonzero_frac": mean_of([value != 0 for value in tokens]),
         "uncovered_tokens": sum(reward.uncovered_tokens for reward in kept),
-        **guard_figures(rewards),
     }
 
 
@@ -241,15 +254,6 @@ def earned(rewards: Sequence[SampleReward]) -> list[float]:
     ]
 
 
-def guard_figures(rewards: Sequence[SampleReward]) -> Figures:
-    """Mean fault of each guard over all samples, also those without a score; None of a guard that
-    was not asked for."""
-    return {
-        f"guard_{name}_mean": mean_of([r.guards[name] for r in rewards if name in r.guards])
-        for name in GUARDS
-    }
-
-
 def advantage_figures(advantages: TokenAdvantages | None) -> Figures:
     """A_raw and A_norm over the tokens that are learned from; None without any."""
     if advantages is None:
@@ -257,3 +261,14 @@ def advantage_figures(advantages: TokenAdvantages | None) -> Figures:
     raw = advantages.raw[advantages.mask].tolist()
     norm = advantages.values[advantages.mask].tolist()
     return mean_std("A_raw", raw) | mean_std("A_norm", norm)
+
+
+def read_evaluations(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's eval.jsonl; those of 0.1, which had the guards' faults in a mapping, as
+    they are written now."""
+    lines = read_jsonl(folder / "eval.jsonl")
+    for line in lines:
+        for of in (line, *line.get("pairs", {}).values()):
+            faults = of.pop("guards", None) or {}
+            of |= {f"guard_{name}_mean": fault for name, fault in faults.items()}
+    return lines

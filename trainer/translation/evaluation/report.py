@@ -19,6 +19,7 @@ from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
 from trainer.runs.config import THE_SET
+from trainer.runs.figures import compare
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.evaluation.compare import (
     FEWEST,
@@ -28,11 +29,15 @@ from trainer.translation.evaluation.compare import (
     changed_most,
 )
 from trainer.translation.evaluation.curves import draw_run
-from trainer.translation.evaluation.figures import compare, severity_counts
+from trainer.translation.evaluation.figures import (
+    CHRF,
+    ranking,
+    read_evaluations,
+    severity_counts,
+    table,
+)
 
 _SHOWN = 12  # examples of each kind
-#: Columns of the table by language pair; BLEU says how it counts.
-_PAIR_KEYS = ("metricx_score_mean", "xcomet_score_mean", "spans_mean", "chrf", "bleu")
 
 
 def write_report(
@@ -44,7 +49,7 @@ def write_report(
     """
     folder = Path(run_dir)
     updates = read_jsonl(folder / "log.jsonl")
-    evals = read_jsonl(folder / "eval.jsonl")
+    evals = read_evaluations(folder)
     if not updates and not evals:
         raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
     sets: dict[str, list[dict[str, Any]]] = {}
@@ -70,7 +75,7 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
         "decides": evals[-1].get("decides"),
         "gaps": ", ".join(_gaps(evals)),
         "last": evals[-1],
-        "rows": compare(evals[0], evals[-1]),
+        "rows": compare(table(), evals[0], evals[-1]),
         "pairs": _pair_table(evals[0], evals[-1]),
         "examples": _pick_examples(folder, evals),
     }
@@ -79,10 +84,10 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
 def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Evaluations of which a service scored a part only."""
     for line in evals:
-        for key, name in (("metricx_coverage", "MetricX"), ("xcomet_coverage", "xCOMET")):
-            coverage = line.get(key)
+        for figure in table():
+            coverage = line.get(figure.coverage)
             if coverage is not None and coverage < 1:
-                yield f"{name} after update {line['update']} ({coverage:.0%})"
+                yield f"{figure.ranks} after update {line['update']} ({coverage:.0%})"
 
 
 def write_evaluation(
@@ -93,11 +98,9 @@ def write_evaluation(
     config: str = "",
 ) -> Path:
     """Write a page of the figures of a report, its worst translations and its first."""
-    scored = [line for line in lines if line["metricx_score"] is not None]
-    worst = sorted(scored, key=lambda line: -line["metricx_score"])[:_SHOWN]
     failed = [line for line in lines if line["error"]][:_SHOWN]
     kinds = (
-        ("Worst, says MetricX", worst),
+        *_worst(lines),
         ("Without a score", failed),
         ("The first of the set", lines[:_SHOWN]),
     )
@@ -106,12 +109,23 @@ def write_evaluation(
         "evaluation",
         policy=policy,
         figures=figures,
-        rows=compare(figures, {}),
+        rows=compare(table(), figures, {}),
         pairs=_pair_table(figures, figures),
         severity_rows=severity_counts(lines),
         examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
         config=config,
     )
+
+
+def _worst(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[dict[str, Any]]]]:
+    """(title, lines) by the first figure that ranks examples and that some have."""
+    for judge in ranking():
+        values = [(judge.of(line), line) for line in lines]
+        scored = [(judge.sign * value, line) for value, line in values if value is not None]
+        if scored:
+            scored.sort(key=lambda pair: pair[0])
+            yield f"Worst, says {judge.who}", [line for _, line in scored[:_SHOWN]]
+            return
 
 
 def write_comparison(
@@ -143,7 +157,7 @@ def _write(path: Path, template: str, **values: Any) -> Path:
         loader=PackageLoader("trainer.translation.evaluation", "."),
         autoescape=select_autoescape(["html"]),
     )
-    environment.filters |= {"segments": _segments, "visible": visible}
+    environment.filters |= {"segments": _segments, "visible": visible, "scores": _scores}
     page = environment.get_template(f"{template}.html").render(style=Markup(STYLE), **values)
     write_atomic(path, page)
     return path
@@ -154,16 +168,13 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     old, new = before.get("pairs") or {}, after.get("pairs") or {}
     if not old:
         return None
-    titles: list[str] = []
+    shown = [figure for figure in table() if figure.by_group]
+    titles = [figure.title.removesuffix(" (never a reward)") for figure in shown]
     rows = []
     for name, figures in old.items():
-        later = new.get(name, {})
         cells = []
-        titles = []
-        for key in _PAIR_KEYS:
-            (row,) = compare(figures, later, only=key)
-            note = figures.get("bleu_tokenize") if key == "bleu" else None
-            titles.append(row.title.removesuffix(" (never a reward)"))
+        for figure, row in zip(shown, compare(shown, figures, new.get(name, {})), strict=True):
+            note = figures.get("bleu_tokenize") if figure.key == "bleu" else None
             cells.append(
                 {
                     "before": row.before,
@@ -204,6 +215,16 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
         }
         for segment in cut_segments(line["mt"], spans)
     ]
+
+
+def _scores(line: Mapping[str, Any]) -> str:
+    """What those say of a translation who rank them, and its chrF where it has one."""
+    said = [
+        f"{judge.who} {'–' if (value := judge.of(line)) is None else format(value, '.3f')}"
+        for judge in ranking()
+    ]
+    chrf = CHRF.of(line)
+    return " · ".join([*said, *([] if chrf is None else [f"chrF {chrf:.0f}"])])
 
 
 def _kind(span: ErrorSpan) -> str:

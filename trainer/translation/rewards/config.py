@@ -148,6 +148,14 @@ class RewardConfig(Config):
     no_eos_penalty: float = Field(
         0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
     )
+    terms: dict[str, float] = Field(
+        default_factory=dict,
+        description="Weights of further terms (trainer/translation/rewards/terms), by their names.",
+    )
+    urls: dict[str, Urls] = may_change(
+        default_factory=dict,
+        description="Services of further terms, by their names, as metricx_urls.",
+    )
     batch_size: int = may_change(64, ge=1, description="Samples in one request to a service.")
     timeout_s: float = may_change(
         60.0,
@@ -159,23 +167,12 @@ class RewardConfig(Config):
         300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
     )
 
-    @property
-    def needs_metricx(self) -> bool:
-        """Whether the reward has a MetricX term."""
-        return self.w_metricx != 0
+    def urls_of(self, service: str) -> list[str]:
+        """The URLs of a service; [] where it has none."""
+        found = getattr(self, f"{service}_urls", None)
+        return self.urls.get(service, []) if found is None else found
 
-    @property
-    def needs_spans(self) -> bool:
-        """Whether the reward has a span term."""
-        return self.w_xcomet_span != 0 and any(self.severity_weights.model_dump().values())
-
-    @property
-    def needs_xcomet(self) -> bool:
-        """Whether the reward has an xCOMET term."""
-        return self.w_xcomet_seq * self.xcomet_seq_scale != 0 or self.needs_spans
-
-    @property
-    def has_terms(self) -> bool:
-        """Whether anything at all is rewarded."""
-        guards = self.guards.model_dump(exclude={"shown"}).values()
-        return self.needs_metricx or self.needs_xcomet or self.no_eos_penalty > 0 or any(guards)
+    def urls_key(self, service: str) -> str:
+        """The key that names them."""
+        own = f"{service}_urls" in type(self).model_fields
+        return f"reward.{service}_urls" if own else f"reward.urls.{service}"

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ScorekitError, ServiceUnreachable
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
 
 log = logging.getLogger(__name__)
-ServiceName = Literal["metricx", "xcomet"]
+#: As its `/v1/info` says, and its keys in the config begin.
+ServiceName = str
 #: Type of a failure that is the source's: whatever the translation, it would be refused.
 BAD_SOURCE = "bad_source"
 _OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}

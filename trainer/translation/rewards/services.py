@@ -18,11 +18,9 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import LocalScorer, load_scorer
 from trainer.translation.rewards.score_batch import Batch, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sources import SourceCheck
+from trainer.translation.rewards.terms import higher_is_better, needed, services
 
 log = logging.getLogger(__name__)
-SERVICES: tuple[ServiceName, ...] = ("metricx", "xcomet")
-#: Which direction of the score the reward's formula takes for granted.
-HIGHER_IS_BETTER = {"metricx": False, "xcomet": True}
 #: Seconds in which a service without weight says that it is there, before an evaluation asks it.
 _PROBE_S = 10.0
 #: What a config may say of a service's model.
@@ -47,9 +45,11 @@ class Rewarder:
         *,
         caching: bool = True,
         offer_unneeded: bool = True,
+        only: ServiceName | None = None,
         misc: MiscConfig | None = None,
     ) -> None:
-        """misc: where scorers of this process compute: device and threads, unless they are told."""
+        """only: leave the others alone. misc: where scorers of this process compute: device and
+        threads, unless they are told."""
         self.cfg = cfg
         self._place = {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         self.scoring = ScoringConfig(
@@ -58,12 +58,11 @@ class Rewarder:
             max_input_length=cfg.max_input_length,
             cache=caching,
         )
-        needed = {"metricx": cfg.needs_metricx, "xcomet": cfg.needs_xcomet}
-        self.needed = tuple(name for name in SERVICES if needed[name])
-        self._urls = {name: urls for name in SERVICES if (urls := self._named(name))}
+        self.needed = tuple(name for name in needed(cfg) if only in (None, name))
+        self._urls = {name: urls for name in services() if (urls := self._named(name))}
         offered = {*self.needed, *(self._urls if offer_unneeded else ())}
         #: Services that an evaluation asks: the needed ones, and those that have a URL.
-        self.available = tuple(name for name in SERVICES if name in offered)
+        self.available = tuple(name for name in services() if name in offered)
         self.infos: dict[str, Info] = {}
         self._scorers: dict[ServiceName, RemoteScorer | LocalScorer] = {}
         self._told_truncated: set[ServiceName] = set()
@@ -151,14 +150,13 @@ class Rewarder:
 
     def _named(self, name: ServiceName) -> list[str]:
         """The URLs of the config, or else of the environment."""
-        urls: list[str] = getattr(self.cfg, f"{name}_urls")
-        return urls or _from_environment(name)
+        return self.cfg.urls_of(name) or _from_environment(name)
 
     def _open(self, name: ServiceName) -> None:
         if name not in self._urls:
             raise UserError(
-                f"reward.{name}_urls is empty: name the URL of a running {name} service there "
-                f"or in {name.upper()}_URL, or set the weight of its reward to 0"
+                f"{self.cfg.urls_key(name)} is empty: name the URL of a running {name} service "
+                f"there or in {name.upper()}_URL, or set the weight of its reward to 0"
             )
         try:
             self._scorers[name] = self._connect(name, self._urls[name])
@@ -188,17 +186,19 @@ class Rewarder:
 
     def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | LocalScorer:
         local = [url for url in urls if not _is_url(url)]
-        if getattr(self.cfg, f"{name}_scorer_args") and not local:
+        if self._scorer_args(name) and not local:
             raise UserError(
                 f"reward.{name}_scorer_args are of a module:Class: the service behind "
                 f"{urls[0]} has its own settings; leave them out"
             )
         if local:
             if len(urls) > 1:
-                raise UserError(f"reward.{name}_urls: {local[0]!r} cannot stand beside another")
+                raise UserError(
+                    f"{self.cfg.urls_key(name)}: {local[0]!r} cannot stand beside another"
+                )
             return self._in_process(name, local[0])
         infos = {url: self._check(name, url) for url in urls}
-        _check_agreement(name, infos)
+        _check_agreement(self.cfg.urls_key(name), infos)
         self.infos |= infos
         scorer = self._remote(name, urls)
         scorer.info()  # which it remembers: else each of the first groups asks
@@ -219,9 +219,7 @@ class Rewarder:
         """A `module:Class`, held against the config's expectations if it describes itself."""
         names = {key: self._expected(name, key) for key in _NAMES}
         offered = {f"{name}_{key}": value for key, value in names.items()} | self._place
-        scorer, taken = load_scorer(
-            f"reward.{name}", target, offered, getattr(self.cfg, f"{name}_scorer_args")
-        )
+        scorer, taken = load_scorer(f"reward.{name}", target, offered, self._scorer_args(name))
         expected = {key for key, value in names.items() if value and f"{name}_{key}" not in taken}
         description = getattr(scorer, "description", None)
         if description is not None:
@@ -232,7 +230,7 @@ class Rewarder:
                 for key in sorted(expected)
             ]
         if faults:
-            raise UserError(f"reward.{name}_urls: {target} {'; '.join(faults)}")
+            raise UserError(f"{self.cfg.urls_key(name)}: {target} {'; '.join(faults)}")
         return LocalScorer(scorer)
 
     def _check(self, name: ServiceName, url: str) -> Info:
@@ -241,13 +239,16 @@ class Rewarder:
             with self._remote(name, [url], None if name in self.needed else _PROBE_S) as probe:
                 info = probe.info()
         except (ServiceUnreachable, RequestError) as error:
-            raise UserError(f"reward.{name}_urls: {error}") from None
+            raise UserError(f"{self.cfg.urls_key(name)}: {error}") from None
         if info.service != name:
-            raise UserError(f"reward.{name}_urls: {url} is a {info.service} service")
+            raise UserError(f"{self.cfg.urls_key(name)}: {url} is a {info.service} service")
         faults = self._mismatches(name, info)
         if faults:
-            raise UserError(f"reward.{name}_urls: {url} {'; '.join(faults)}")
+            raise UserError(f"{self.cfg.urls_key(name)}: {url} {'; '.join(faults)}")
         return info
+
+    def _scorer_args(self, name: ServiceName) -> dict[str, Any]:
+        return getattr(self.cfg, f"{name}_scorer_args", {})
 
     def _expected(self, name: ServiceName, key: str) -> str | None:
         return getattr(self.cfg, f"{name}_{key}", None)
@@ -258,7 +259,7 @@ class Rewarder:
         """What an Info, or a scorer's description with such fields, says against the config, of
         whose names of model and tokenizer `keys` count."""
         faults = []
-        if described.higher_is_better != HIGHER_IS_BETTER[name]:
+        if described.higher_is_better != higher_is_better(name):
             faults.append(f"says higher_is_better={described.higher_is_better}")
         for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):
             expected, actual = self._expected(name, key), getattr(described, field_name)
@@ -283,14 +284,14 @@ def _is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
 
 
-def _check_agreement(name: ServiceName, infos: dict[str, Info]) -> None:
+def _check_agreement(key: str, infos: dict[str, Info]) -> None:
     """Raise UserError where two URLs of one service would not give the same scores."""
     (first, one), *others = infos.items()
     for url, other in others:
         for key in ("model", "revision", "dtype", "tokenizer"):
             if getattr(one, key) != getattr(other, key):
                 raise UserError(
-                    f"reward.{name}_urls: {first} has {key} {getattr(one, key)!r}, {url} has "
+                    f"{key}: {first} has {key} {getattr(one, key)!r}, {url} has "
                     f"{getattr(other, key)!r}: scores of one run must be of one model"
                 )
 

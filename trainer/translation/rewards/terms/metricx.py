@@ -1,0 +1,79 @@
+"""offset - MetricX score: how good the whole translation is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.runs.figures import Curve, Figure, Figures, mean_std
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.term import Term, reading_dump, reading_figures
+from trainer.translation.rollouts import TranslationRollout
+
+
+class MetricX(Term):
+    """w_metricx (metricx_offset - score)."""
+
+    name = "metricx"
+    service = "metricx"
+    higher_is_better = False
+    table = (
+        Figure(
+            key="metricx_score_mean",
+            title="MetricX score",
+            better="lower",
+            column="metricx",
+            narrow=True,
+            said=True,
+            by_group=True,
+            coverage="metricx_coverage",
+            of_line=lambda line: line["metricx_score"],
+            ranks="MetricX",
+        ),
+        Figure(key="metricx_score_std", column="± mx", form="6.3f"),
+        Figure(
+            key="metricx_reward_mean",
+            title="MetricX reward",
+            better="higher",
+            column="mx_rew",
+        ),
+        Figure(key="metricx_reward_std", column="± mx_r", form="6.3f"),
+        Figure(key="metricx_coverage", title="MetricX coverage", better="higher"),
+    )
+    curves = (
+        Curve(
+            title="MetricX score (lower is better)",
+            keys=("metricx_score_mean",),
+            held_out="metricx_score_mean",
+        ),
+    )
+
+    def weight(self, cfg: RewardConfig) -> float:
+        """w_metricx."""
+        return cfg.w_metricx
+
+    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+        """Of the score that the service gave."""
+        score = reward.score("metricx")
+        if reward.r_seq is not None and score is not None:
+            reward.r_seq += cfg.w_metricx * metricx_reward(score, cfg.metricx_offset)
+
+    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
+        """Of the samples that were scored."""
+        scores = [score for r in rewards if (score := r.score("metricx")) is not None]
+        earned = [metricx_reward(score, cfg.metricx_offset) for score in scores]
+        return {
+            **mean_std("metricx_score", scores),
+            **mean_std("metricx_reward", earned),
+            **reading_figures("metricx", rewards),
+        }
+
+    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+        """The score, and whether the model read the whole text."""
+        return reading_dump("metricx", reward)
+
+
+def metricx_reward(score: float, offset: float = 5.0) -> float:
+    """offset - score: the reward of TranslateGemma (arXiv 2601.09012, section 4)."""
+    return offset - score

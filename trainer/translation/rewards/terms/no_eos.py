@@ -1,0 +1,23 @@
+"""What a completion costs that max_new_tokens cut."""
+
+from __future__ import annotations
+
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.term import Term
+from trainer.translation.rollouts import TranslationRollout
+
+
+class NoEOS(Term):
+    """-no_eos_penalty."""
+
+    name = "no_eos"
+
+    def weight(self, cfg: RewardConfig) -> float:
+        """no_eos_penalty."""
+        return cfg.no_eos_penalty
+
+    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+        """Where the completion has no end."""
+        if reward.r_seq is not None and rollout.finish_reason == "length":
+            reward.r_seq -= cfg.no_eos_penalty
