@@ -182,7 +182,7 @@ def test_two_policies_stand_side_by_side(
     assert again.groups is not None and again.earlier is not None and again.earlier.lines == lines
     assert not (tmp_path / "b/against").exists()
     turned = {found.key: found for found in again.groups["all"]}
-    assert turned["metricx_score"].difference == pytest.approx(-row["difference"])
+    assert turned["metricx_score_mean"].difference == pytest.approx(-row["difference"])
 
 
 def test_an_evaluation_that_cannot_be_compared_is_told_before_weights_load(

@@ -35,7 +35,7 @@ class Brevity(TextTerm):
             title="brevity (characters)",
             digits=1,
             better="higher",
-            rare=True,
+            hidden_at=(None,),
             column="brief",
             narrow=True,
             said=True,

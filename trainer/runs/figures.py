@@ -18,7 +18,7 @@ class Figure:
 
     key: in the lines of log.jsonl and eval.jsonl. title: in tables and pages, "" where it stands in
     none. digits: behind the point. better: "higher" or "lower"; None: neither is.
-    rare: left out of tables where no policy has it (or it is 0).
+    hidden_at: values that leave it out of a table where all of a row are among them.
     column, form: its title and format among the columns of the console; "" where it has none.
     narrow: whether it stays where the terminal has no room for all.
     said: whether it is said of an evaluation in the console, with its `coverage` (a key) where that
@@ -32,7 +32,7 @@ class Figure:
     title: str = ""
     digits: int = 3
     better: Literal["higher", "lower"] | None = None
-    rare: bool = False
+    hidden_at: tuple[float | None, ...] = ()
     column: str = ""
     form: str = "7.3f"
     narrow: bool = False
@@ -71,7 +71,7 @@ def compare(
     rows = []
     for figure in table:
         old, new = before.get(figure.key), after.get(figure.key)
-        if not figure.title or (figure.rare and not (old or new)):
+        if not figure.title or (figure.hidden_at and {old, new} <= {*figure.hidden_at}):
             continue
         if old is None or new is None:
             change, verdict = "–", ""

@@ -151,7 +151,7 @@ def _compare(
             continue
         values = [(shown.of_line(a), shown.of_line(b)) for a, b in zip(first, second, strict=True)]
         both = [pair for pair in values if None not in pair]
-        if shown.rare and not both:
+        if None in shown.hidden_at and not both:
             continue
         stats = np.array(both, dtype=np.float64).reshape(-1, 2, 1)
         mean = partial(_mean, count=len(both))

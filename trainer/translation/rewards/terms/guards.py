@@ -27,7 +27,7 @@ class Guards(Term):
             key=f"guard_{name}_mean",
             title=f"guard: {name}",
             better="lower",
-            rare=True,
+            hidden_at=(None,),
             of_line=partial(_fault, name=name),
         )
         for name in GUARDS

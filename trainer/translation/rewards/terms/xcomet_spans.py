@@ -68,7 +68,7 @@ class XCOMETSpans(Term):
             title="· other",
             digits=2,
             better="lower",
-            rare=True,  # our services know no others
+            hidden_at=(None, 0.0),  # our services know no others
             column="other",
             form="6.2f",
         ),
