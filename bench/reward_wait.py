@@ -94,15 +94,15 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with closing(Rewarder(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
-        trainer = open_trainer(cfg, rewarder, examples, {}, world, held)
+        loop = open_trainer(cfg, rewarder, examples, {}, world, held)
+        task: Any = loop.task
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():
                 update += 1
-                collector = trainer.collector
                 asked: Any = rewarder if way is None else Afterwards(rewarder, way)
-                collector.rewarder = asked
-                line = trainer.step(update)
+                task.collector.rewarder = asked
+                line = loop.step(update)
                 assert line is not None
                 assert line["reward_coverage"] > 0.5, "a service failed"
                 if turn:

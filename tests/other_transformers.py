@@ -19,7 +19,7 @@ from tests.real_tokenizers import real_tokenizer
 from tests.trainer_kit import byte_level_tokenizer
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy import load_policy
-from trainer.runs.checkpoint import State, save_checkpoint
+from trainer.runs.checkpoints.checkpoint import State, save_checkpoint
 
 TEXTS = ["Open the file.", "  파일을 열고\n저장하십시오. 👨‍👩‍👧", "<|im_start|>user\n<s> a"]
 SIZES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import trainer.translation.learner
+import trainer.translation.loading
 import trainer.translation.train
 from scorekit.config import load_config
 from trainer.rl.policy import Reference
@@ -66,7 +66,7 @@ def main(path: str, weights: str, *runs: str) -> None:
     """A run for each list of overrides."""
     if weights == "sharded":
         trainer.translation.train.World = ShardedWorld  # type: ignore[misc]
-        trainer.translation.learner.Reference = WatchedReference  # type: ignore[misc]
+        trainer.translation.loading.Reference = WatchedReference  # type: ignore[misc]
     for number, overrides in enumerate(runs):
         cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})

@@ -99,8 +99,8 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder, adapters merged."""
     with _clean_exit():
-        from trainer.runs.checkpoint import read_state
-        from trainer.runs.export import export_policy
+        from trainer.runs.checkpoints.checkpoint import read_state
+        from trainer.runs.checkpoints.export import export_policy
 
         checkpoint = export_policy(run_dir, to, best=best, dtype=dtype)
         chosen = f", best by reward_mean of {read_state(checkpoint).rated_by}" if best else ""

@@ -16,8 +16,8 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.servers import running_service
 from tests.trainer_kit import byte_level_tokenizer, save_policy, write_examples
-from trainer.runs.checkpoint import best_checkpoint, read_state
-from trainer.runs.export import export_policy
+from trainer.runs.checkpoints.checkpoint import best_checkpoint, read_state
+from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig

@@ -16,7 +16,7 @@ from tests.trainer_kit import (
     save_policy,
     tiny_llama,
 )
-from trainer.runs.checkpoint import checkpoints, read_state
+from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset

@@ -20,8 +20,8 @@ from tests.float64 import CLOSE, doubled, float64
 from tests.trainer_kit import byte_level_tokenizer, example, save_policy
 from trainer.__main__ import app
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.runs.checkpoint import checkpoints, load_checkpoint
-from trainer.runs.export import export_policy
+from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint
+from trainer.runs.checkpoints.export import export_policy
 from trainer.translation.config import TrainerConfig
 from trainer.translation.train import run_toy_rl
 

@@ -17,7 +17,7 @@ from scorekit.files import write_atomic
 from tests.trainer_kit import example, letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import Reference, load_policy, stop_token_ids
-from trainer.runs.checkpoint import (
+from trainer.runs.checkpoints.checkpoint import (
     State,
     best_checkpoint,
     checkpoints,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer_kit import rollout
 from trainer.rl.config import RLConfig
-from trainer.translation.evaluation.figures import importance_figures
+from trainer.runs.rollout_figures import importance_figures
 
 
 def test_the_samplers_gap_and_the_weights_that_correct_for_it() -> None:

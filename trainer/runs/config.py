@@ -36,6 +36,24 @@ class StopConfig(Config):
     )
 
 
+class EvalConfig(Config):
+    """When and how the policy is looked at."""
+
+    eval_every_n_updates: int = may_change(
+        10, ge=0, description="0: only before and after training."
+    )
+    eval_limit: int | None = may_change(None, ge=1, description="Held-out examples at most.")
+    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
+    top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
+    max_new_tokens: int | None = Field(None, ge=1, description="Null: generation's.")
+    best_by: str | None = Field(
+        None,
+        description="Name of the evaluation set by whose reward_mean the best checkpoint is "
+        "chosen; null: the first (`data.eval`, then those of `data.eval_sets` in their order).",
+    )
+
+
 class MiscConfig(Config):
     """Seed, device, files."""
 
@@ -92,6 +110,9 @@ class RunConfig(Protocol):
 
     @property
     def rl(self) -> RLConfig: ...
+
+    @property
+    def eval(self) -> EvalConfig: ...
 
     @property
     def stop(self) -> StopConfig: ...

@@ -8,7 +8,7 @@ runs/<name>/
                             eval-NAME-000000.jsonl): one object for each completion
     messages.log            the warnings of every start, with their time: what was left out, or
                             waited for, which settings have changed, why it ended
-    checkpoints/            step-000020/: see trainer/runs/checkpoint.py
+    checkpoints/            step-000020/: see trainer/runs/checkpoints/checkpoint.py
     services.json           URL -> what `/v1/info` of the service there said at the start
     trackers/               files of TensorBoard and other trackers (misc.trackers)
     report.html             all this, for eyes

@@ -28,9 +28,9 @@ from trainer.rl.policy import (
     with_adapters,
 )
 from trainer.rl.weight_files import count_weights
-from trainer.runs.checkpoint import model_folder, read_state
+from trainer.runs.checkpoints.checkpoint import model_folder, read_state
+from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.memory import GIB, estimate_memory, free_memory
-from trainer.runs.resume import checkpoint_to_resume
 from trainer.runs.runlog import check_run_dir, open_run_dir
 from trainer.runs.trackers import check_trackers
 from trainer.translation.config import GenerationConfig, TrainerConfig

@@ -12,14 +12,15 @@ from trainer.rl.policy import autocast
 from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
+from trainer.runs.learner import Learner
 from trainer.runs.leaving import Leaving
+from trainer.runs.loop import Batch
 from trainer.runs.runlog import Clock
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import batch_indices
-from trainer.translation.learner import Learner
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Batch, Group
+from trainer.translation.rewards.score_batch import Asked, Group
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
@@ -49,7 +50,7 @@ class Collector:
 
     def collect(
         self, sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[list[TranslationRollout], list[SampleReward]] | None:
+    ) -> Batch[TranslationRollout, SampleReward] | None:
         """The whole batch. None where the services gave it no score at all, in
         `stop.skipped_updates` attempts, or until the run was asked to end: then the update has not
         begun, and its prompts are those of the next attempt.
@@ -72,7 +73,9 @@ class Collector:
             rewards = [reward for _, rewards in whole for reward in rewards]
             fault = None if hurried else unanswered(rewards)
             if not hurried and fault is None:
-                return [rollout for group, _ in whole for rollout in group], rewards
+                rollouts = [rollout for group, _ in whole for rollout in group]
+                kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
+                return Batch(rollouts, rewards, kept, self.attempts)
             leaves = hurried or any(self.world.gather([bool(self.leaving.asked)]))
             if leaves or not self._goes_on(update, fault or ""):
                 return None
@@ -102,12 +105,12 @@ class Collector:
         time.sleep(1.0)
         return True
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> Asked:
         return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
 
     def _sample(
         self, sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[Batch, list[list[TranslationRollout]], list[Group]]:
+    ) -> tuple[Asked, list[list[TranslationRollout]], list[Group]]:
         """This process's groups, put to the services."""
         cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
@@ -169,5 +172,5 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     return next((reward.service_error for reward in rewards if reward.may_pass), None)
 
 
-def _submit(batch: Batch, group: Sequence[TranslationRollout]) -> Group:
+def _submit(batch: Asked, group: Sequence[TranslationRollout]) -> Group:
     return batch.submit([(r.src_text, r.completion_text) for r in group])

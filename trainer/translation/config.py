@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
-from trainer.runs.config import THE_SET, MiscConfig, StopConfig
+from trainer.runs.config import THE_SET, EvalConfig, MiscConfig, StopConfig
 from trainer.translation.config_data import DataConfig, set_key
 from trainer.translation.rewards.config import RewardConfig
 
@@ -26,24 +26,6 @@ class GenerationConfig(SamplingConfig):
         "strip",
         description="What becomes of a decoded completion before it is scored: strip (white space "
         "at its ends goes), none, or module:function, a text to a text.",
-    )
-
-
-class EvalConfig(Config):
-    """How the policy is looked at: rewards, spans, and (shown only) chrF and BLEU."""
-
-    eval_every_n_updates: int = may_change(
-        10, ge=0, description="0: only before and after training."
-    )
-    eval_limit: int | None = may_change(None, ge=1, description="Held-out examples at most.")
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
-    top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
-    max_new_tokens: int | None = Field(None, ge=1, description="Null: generation's.")
-    best_by: str | None = Field(
-        None,
-        description="Name of the evaluation set by whose reward_mean the best checkpoint is "
-        "chosen; null: the first (`data.eval`, then those of `data.eval_sets` in their order).",
     )
 
 

@@ -1,12 +1,12 @@
-"""The loop: rollouts -> rewards -> advantages -> update. The one file that sees all the parts."""
+"""Training a translator: what is checked, loaded and opened, in which order, and what the loop of
+trainer/runs/loop.py asks of it. The one file that sees all the parts."""
 
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,26 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy import autocast, prepare_torch
 from trainer.rl.sampler import Sampler, check_uncut
-from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
 from trainer.rl.world import World
-from trainer.runs.config import THE_SET
-from trainer.runs.console import Console
+from trainer.runs.checkpoints.resume import checkpoint_to_resume
+from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.console import Columns
+from trainer.runs.figures import Figures
+from trainer.runs.learner import Learner
 from trainer.runs.leaving import Leaving
+from trainer.runs.loop import Batch, Loop
 from trainer.runs.messages import Messages, messages
-from trainer.runs.resume import checkpoint_to_resume
-from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir, read_jsonl
-from trainer.runs.saver import Saver
-from trainer.runs.stops import StopRules
-from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.runs.outcome import Artifacts, Reports, ended_before
+from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
 from trainer.translation.config import TrainerConfig
 from trainer.translation.config_data import set_key
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
-from trainer.translation.evaluation.figures import (
-    advantage_figures,
-    importance_figures,
-    reward_figures,
-    rollout_figures,
-)
-from trainer.translation.learner import Learner, load_learner
-from trainer.translation.outcome import Artifacts, Reports, ended_before
+from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.guards import check_guards
@@ -50,6 +45,7 @@ from trainer.translation.rewards.terms import weighted
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
+TranslationBatch = Batch[TranslationRollout, SampleReward]
 log = logging.getLogger(__name__)
 
 
@@ -93,8 +89,10 @@ def _run(
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint and (ended := ended_before(cfg, checkpoint)):
-        return replace(ended, is_main=world.is_main)
+    if checkpoint:
+        sets_before = read_reports(Path(cfg.misc.run_dir))
+        if ended := ended_before(cfg, checkpoint, sets_before):
+            return replace(ended, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg))
@@ -146,7 +144,7 @@ def open_trainer(
     *,
     checkpoint: Path | None = None,
     overwrite: bool | None = None,
-) -> Trainer:
+) -> Loop:
     """Load what learns, then open the folder of the run: what fails before leaves an earlier run as
     it is. The sampler is closed with `held`.
 
@@ -174,207 +172,77 @@ def open_trainer(
     world.wait()  # nobody reads the folder while it is made
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    return Trainer(cfg, rewarder, learner, sampler, world, saver, runlog, checkpoint, done)
+    leaving = Leaving(quiet=not world.is_main)
+    task = Translation(cfg, rewarder, learner, world, leaving)
+    return Loop(cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done)
 
 
-class Trainer:
-    """The loop of a run, over what `open_trainer` has loaded and opened."""
+class Translation:
+    """What the loop asks of a translator (trainer/runs/loop.py)."""
 
     def __init__(
         self,
         cfg: TrainerConfig,
         rewarder: Rewarder,
         learner: Learner,
-        sampler: Sampler,
         world: World,
-        saver: Saver,
-        runlog: RunLog,
-        checkpoint: Path | None,
-        done: int | None,
+        leaving: Leaving,
     ) -> None:
-        """done: updates behind the checkpoint that the run goes on from; None: it begins."""
-        self.cfg, self.rewarder, self.learner, self.sampler = cfg, rewarder, learner, sampler
-        self.world, self.saver, self.log = world, saver, runlog
-        self.checkpoint, self.done, self.saved = checkpoint, done, done
-        self.updates = read_jsonl(runlog.folder / "log.jsonl")
-        self.stops = StopRules(cfg.stop, self.updates)
-        self.reports = {name: Reports() for name in learner.sets} | read_reports(runlog.folder)
-        self.leaving = Leaving(quiet=not world.is_main)
-        self.collector = Collector(cfg, world, rewarder, learner, self.leaving)
-
-    def run(self) -> Artifacts:
-        """All updates, with evaluations before, between and after."""
-        rl, start = self.cfg.rl, self.done or 0
-        self.sampler.sync(self.learner.model, start)
-        config = self.cfg.model_dump(mode="json")
-        quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
-        leaves = 0
-        with (
-            self.leaving,
-            tracking(self.world.accelerator, config, self.done),
-            Console(*columns(), rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
-        ):
-            for update in range(start, rl.num_updates + 1):
-                if update > start:
-                    self.leaving.patient = True
-                    line = self.step(update)
-                    if line is None:  # without rewards: the run ends behind the update before
-                        leaves, _ = self.agree(last=False)
-                        if update - 1 > start and self.saved != update - 1:
-                            self.save(update - 1)
-                        break
-                    self.updates.append(line)
-                    console.update(line)
-                last = update == rl.num_updates or self.stops.reason is not None
-                leaves, last = self.agree(last=last)
-                for name in self.sets_to_evaluate(update, last) if not leaves else ():
-                    self.reports[name].append((update, self.evaluate(update, name)))
-                    console.say(evaluation_line(update, self.reports[name][-1][1], name))
-                    leaves, last = self.agree(last=last)
-                ends = last or leaves > 0
-                if update and self.agree(last=ends or self.saver.is_due(update, self.deciding))[1]:
-                    self.save(update)
-                if ends:
-                    break
-        return self.artifacts(leaves)
-
-    def agree(self, *, last: bool) -> tuple[int, bool]:
-        """(number of the signal that asked any process to leave, or 0; what the main process
-        decided): the same on all."""
-        found = self.world.gather([(self.leaving.asked, last)])
-        return max(asked for asked, _ in found), found[0][1]
+        self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
+        self.collector = Collector(cfg, world, rewarder, learner, leaving)
 
     @property
-    def deciding(self) -> Reports:
-        """Of the set that the best checkpoint is chosen by."""
-        return self.reports.get(self.cfg.best_by, [])
-
-    def sets_to_evaluate(self, update: int, last: bool) -> list[str]:
-        """Those that belong here, and that an earlier process has not evaluated."""
-        every = self.cfg.eval.eval_every_n_updates
-        due = update == 0 or last or (every > 0 and update % every == 0)
-        return [
-            name for name in self.learner.sets if due and update not in dict(self.reports[name])
-        ]
-
-    def save(self, update: int) -> None:
-        """A checkpoint; every process has to call it."""
-        self.log.sync()
-        self.world.at(f"update {update}, checkpoint")
-        report, learner = dict(self.deciding).get(update), self.learner
-        self.checkpoint = self.saver.save(
-            update, report, learner.model, learner.tokenizer, learner.optimizer
-        )
-        self.saved = update
-
-    def artifacts(self, leaves: int) -> Artifacts:
-        """What has become of the run. leaves: the signal that ended it, or 0."""
-        stopped, code = self.stops.reason, 1 if self.stops.reason else 0
-        if self.collector.fault is not None:
-            stopped, code = self.collector.fault, 3
-        elif leaves and not (stopped or self.finished):
-            done = f"update {self.saved}" if self.saved else "no update yet"
-            stopped = f"{signal.Signals(leaves).name} after {done}: go on with --resume"
-            code = 128 + leaves
-        if stopped and code > 1 and self.world.is_main:
-            log.warning("the run ends: %s", stopped)
-        self.world.wait()  # torchrun ends the others with the first that leaves
-        return Artifacts(
-            self.log.folder,
-            self.checkpoint,
-            self.updates,
-            self.deciding,
-            self.reports,
-            stopped,
-            self.world.is_main,
-            code,
-        )
+    def columns(self) -> tuple[Columns, Sequence[str]]:
+        """Of the console."""
+        return columns()
 
     @property
-    def finished(self) -> bool:
-        """Whether all updates are done, and the evaluations behind the last one."""
-        last = self.cfg.rl.num_updates
-        evaluated = all(last in dict(self.reports[name]) for name in self.learner.sets)
-        return self.saved == last and evaluated
+    def fault(self) -> str | None:
+        """Why the last batch has no rewards."""
+        return self.collector.fault
 
-    def step(self, update: int) -> dict[str, Any] | None:
-        """One update (from 1); returns its line of the log. None where it has no rewards, and has
-        not begun."""
-        cfg, clock = self.cfg, Clock()
-        collected = self.collector.collect(self.sampler, update, clock)
-        if collected is None:
-            return None
-        rollouts, rewards = collected
-        kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
-        lr = learning_rate(update - 1, cfg.rl)
-        line: dict[str, Any] = {"update": update, "skipped": True, "lr": lr}
-        line |= rollout_figures(rollouts)
-        line |= importance_figures(rollouts, cfg.rl) | reward_figures(rewards, cfg.reward)
-        advantages, stats = None, NO_UPDATE
-        if kept:
-            advantages, stats = self.learn(
-                [rollouts[i] for i in kept], [rewards[i] for i in kept], update, lr
-            )
-        line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
-        if stats.steps == 0 and self.world.is_main:
-            why = "no optimiser step could be taken" if kept else "no sample was scored"
-            log.warning("update %d is skipped: %s", update, why)
-        self.sampler.sync(self.learner.model, update)
-        clock.lap("update_s")
-        if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
-            dump = training_lines(rollouts, rewards, kept, advantages)
-            self.log.write_completions(update, dump)
-        line |= clock.seconds | {"attempts": self.collector.attempts}
-        line["stopped"] = self.stops.add(line)
-        self.log.write_update(line)
-        track(self.world.accelerator, "train", line, update)
-        return line
+    def collect(self, sampler: Sampler, update: int, clock: Clock) -> TranslationBatch | None:
+        """See `Collector.collect`."""
+        return self.collector.collect(sampler, update, clock)
 
-    def learn(
-        self,
-        rollouts: list[TranslationRollout],
-        rewards: list[SampleReward],
-        update: int,
-        lr: float,
-    ) -> tuple[TokenAdvantages, TrainStats]:
-        """Advantages and the update of the policy."""
-        rl, learner = self.cfg.rl, self.learner
-        self.world.at(f"update {update}, learning")
-        advantages = rollout_advantages(rollouts, rewards, rl)
-        set_learning_rate(learner.optimizer, lr)
-        stats = update_policy(
-            rollouts,
-            advantages,
-            learner.optimizer,
-            rl,
-            policy_model=learner.model,
-            temperature=self.cfg.generation.temperature,
-            pad_id=learner.pad_id,
-            dtype=self.cfg.misc.dtype,
-            seed=self.cfg.misc.seed * 1_000_003 + update,
-            world=self.world,
-        )
-        return advantages, stats
+    def figures(self, batch: TranslationBatch) -> Figures:
+        """Of the rewards, and of how tokens and texts were aligned."""
+        unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
+        return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)
 
-    def evaluate(self, update: int, name: str) -> Report:
-        """An evaluation of a set, logged and dumped."""
+    def advantages(
+        self, rollouts: list[TranslationRollout], rewards: list[SampleReward]
+    ) -> TokenAdvantages:
+        """Under the options of `rl`."""
+        return rollout_advantages(rollouts, rewards, self.cfg.rl)
+
+    def dump(
+        self, batch: TranslationBatch, advantages: TokenAdvantages | None
+    ) -> Iterable[dict[str, Any]]:
+        """See trainer/translation/dumps.py."""
+        return training_lines(batch.rollouts, batch.rewards, batch.kept, advantages)
+
+    def evaluate(self, sampler: Sampler, name: str) -> Report:
+        """Translate a set and score it."""
         cfg, learner = self.cfg, self.learner
         prompts = learner.sets[name]
-        self.world.at(f"update {update}, evaluation")
         with autocast(self.world.device, cfg.misc.dtype):
-            report = evaluate_on_dataset(
+            return evaluate_on_dataset(
                 [prompt.example for prompt in prompts],
                 learner.model,
                 learner.tokenizer,
                 cfg.eval_generation(),
                 self.rewarder,
                 cfg.reward,
-                self.sampler,
+                sampler,
                 self.world,
                 prompts,
             )
-        of = {"update": update, "set": name, "decides": name == cfg.best_by}
-        self.log.write_evaluation(of | report.figures(), report.examples)
-        part = "eval" if name == THE_SET else f"eval/{name}"
-        track(self.world.accelerator, part, report.figures(), update)
-        return report
+
+    def read_reports(self, folder: Path) -> Mapping[str, Reports]:
+        """Those of a run's folder, by the names of their sets."""
+        return read_reports(folder)
+
+    def told(self, update: int, report: Report, name: str) -> str:
+        """What is said of an evaluation."""
+        return evaluation_line(update, report, name)

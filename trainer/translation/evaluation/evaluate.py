@@ -16,6 +16,7 @@ from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 from trainer.runs.config import THE_SET
 from trainer.runs.figures import mean_of
+from trainer.runs.rollout_figures import rollout_figures
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
@@ -23,7 +24,6 @@ from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.figures import (
     earned,
     read_evaluations,
-    rollout_figures,
     term_figures,
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf

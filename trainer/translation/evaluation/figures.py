@@ -6,18 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from trainer.rl.advantage import TokenAdvantages
-from trainer.rl.config import RLConfig
-from trainer.rl.loss import importance_weights
 from trainer.runs.figures import Curve, Figure, Figures, mean_of, mean_std
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.terms import shown_terms
 from trainer.translation.rewards.terms.xcomet_spans import SEVERITIES
-from trainer.translation.rollouts import TranslationRollout
 
 _FRONT = (
     Figure(key="update", column="update", form="6d", narrow=True),
@@ -175,39 +169,6 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     return counts
 
 
-def rollout_figures(rollouts: Sequence[TranslationRollout]) -> Figures:
-    """Lengths in tokens, EOS included; `entropy_est` is the mean of -log pi of sampled tokens."""
-    logprobs = [value for rollout in rollouts for value in rollout.old_logprobs or ()]
-    entropy = mean_of(logprobs)
-    return {
-        "samples": len(rollouts),
-        "tokens": sum(len(rollout.completion_token_ids) for rollout in rollouts),
-        "completion_length_mean": mean_of([len(r.completion_token_ids) for r in rollouts]),
-        "truncated_frac": mean_of([r.finish_reason == "length" for r in rollouts]),
-        "unaligned_tokens": sum(rollout.unaligned_tokens for rollout in rollouts),
-        "entropy_est": None if entropy is None else -entropy,
-    }
-
-
-def importance_figures(rollouts: Sequence[TranslationRollout], cfg: RLConfig) -> Figures:
-    """How far the sampler's log-probabilities are from the trainer's, |log pi - log pi_sampler| of
-    sampled tokens, and the weights that correct for it; None where both are one."""
-    ours = [value for r in rollouts if r.sampler_logprobs for value in r.old_logprobs or ()]
-    theirs = [value for r in rollouts for value in r.sampler_logprobs or ()]
-    if not theirs:
-        names = ("sampler_gap_mean", "sampler_gap_max")
-        return dict.fromkeys((*names, "importance_weight_mean", "importance_capped_frac"))
-    old, sampler = torch.tensor(ours), torch.tensor(theirs)
-    gap = (old - sampler).abs()
-    weights = importance_weights(old, sampler, cfg.importance_cap, cfg.max_log_ratio)
-    return {
-        "sampler_gap_mean": gap.mean().item(),
-        "sampler_gap_max": gap.max().item(),
-        "importance_weight_mean": weights.mean().item(),
-        "importance_capped_frac": (weights >= cfg.importance_cap).float().mean().item(),
-    }
-
-
 def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
     """Those of every term, and what became of the samples.
 
@@ -252,15 +213,6 @@ def earned(rewards: Sequence[SampleReward]) -> list[float]:
         for reward in rewards
         if reward.r_seq is not None
     ]
-
-
-def advantage_figures(advantages: TokenAdvantages | None) -> Figures:
-    """A_raw and A_norm over the tokens that are learned from; None without any."""
-    if advantages is None:
-        return mean_std("A_raw", []) | mean_std("A_norm", [])
-    raw = advantages.raw[advantages.mask].tolist()
-    norm = advantages.values[advantages.mask].tolist()
-    return mean_std("A_raw", raw) | mean_std("A_norm", norm)
 
 
 def read_evaluations(folder: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
 from trainer.rl.policy import autocast, prepare_torch, without_wrappers
 from trainer.rl.world import World
-from trainer.runs.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl
 from trainer.translation.config import TrainerConfig
@@ -72,7 +72,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A policy to evaluate. path: as it was named. base, adapters: what is loaded
-    (trainer/runs/adapted.py). folder: where its evaluation is written."""
+    (trainer/runs/checkpoints/adapted.py). folder: where its evaluation is written."""
 
     path: str
     base: PolicyConfig

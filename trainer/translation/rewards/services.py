@@ -16,7 +16,7 @@ from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MiscConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import LocalScorer, load_scorer
-from trainer.translation.rewards.score_batch import Batch, Scores, ServiceName, is_truncated
+from trainer.translation.rewards.score_batch import Asked, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sources import SourceCheck
 from trainer.translation.rewards.terms import higher_is_better, needed, services
 
@@ -84,10 +84,10 @@ class Rewarder:
         self,
         services: Sequence[ServiceName] | None = None,
         hurry: Callable[[], bool] = lambda: False,
-    ) -> Batch:
+    ) -> Asked:
         """A batch whose groups are put to `services` (default: the needed ones); one of them that
-        has no weight and does not answer is given up before it is asked. hurry: see Batch."""
-        batch = Batch(self, self.needed if services is None else tuple(services), hurry)
+        has no weight and does not answer is given up before it is asked. hurry: see Asked."""
+        batch = Asked(self, self.needed if services is None else tuple(services), hurry)
         for name in batch.asked:
             if name not in self.needed and (why := self._absence(name)):
                 batch.give_up(name, why)

@@ -13,8 +13,8 @@ from torch import nn
 from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
-from trainer.runs.checkpoint import read_state
-from trainer.runs.resume import check_origin, weight_origin
+from trainer.runs.checkpoints.checkpoint import read_state
+from trainer.runs.checkpoints.resume import check_origin, weight_origin
 
 
 def holds_adapters(path: str | Path | None) -> bool:

@@ -1,48 +1,24 @@
-"""What learns, loaded: weights, reference, optimiser, and the prompts that fit. Writes nothing."""
+"""Loads what learns: weights, reference, optimiser, and the prompts that fit. Writes nothing."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from scorekit.schemas import Info
 from trainer.rl.forward import check_head
 from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.world import World
-from trainer.runs.resume import Origin, prompt_origin, service_origin, weight_origin
+from trainer.runs.checkpoints.resume import prompt_origin, service_origin, weight_origin
+from trainer.runs.learner import Learner
 from trainer.translation.config import TrainerConfig
 from trainer.translation.config_data import set_key
 from trainer.translation.data import Example
 from trainer.translation.prompting import Prompt, fitting_prompts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Learner:
-    """A policy that learns.
-
-    reference: None where nothing is held to one. train, sets: the prompts to learn from, and those
-    of each evaluation set. origin: what the run is made of; going on needs the same.
-    """
-
-    model: nn.Module
-    tokenizer: Any
-    pad_id: int
-    reference: Reference | None
-    optimizer: Any
-    train: list[Prompt]
-    sets: dict[str, list[Prompt]]
-    origin: Origin
-
-    def share(self, world: World) -> None:
-        """Spread model and optimiser over the processes; every process has to call it."""
-        self.model, self.optimizer = world.prepare(self.model, self.optimizer)
 
 
 def load_learner(

@@ -12,7 +12,7 @@ from torch import nn
 from trainer.rl.policy import unwrapped
 from trainer.rl.update import learning_rate
 from trainer.rl.world import World
-from trainer.runs.checkpoint import (
+from trainer.runs.checkpoints.checkpoint import (
     State,
     load_checkpoint,
     load_optimizer_state,
@@ -21,8 +21,8 @@ from trainer.runs.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
+from trainer.runs.checkpoints.resume import Origin, check_origin
 from trainer.runs.config import RunConfig
-from trainer.runs.resume import Origin, check_origin
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,8 @@ class State:
     last update. reward: mean reward on the held-out examples after this update (None: there was no
     evaluation, or one that scored too few of them). rated_by: the evaluation set that it is of.
     origin: paths and digests of what the run is made of, the reference policy among it
-    (trainer/runs/resume.py). versions: of transformers and torch. files: name -> [bytes, digest].
+    (trainer/runs/checkpoints/resume.py). versions: of transformers and torch. files: name ->
+    [bytes, digest].
     """
 
     update: int

@@ -18,7 +18,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import Info
 from trainer.config_base import changeable
 from trainer.rl.config import PolicyConfig
-from trainer.runs.checkpoint import (
+from trainer.runs.checkpoints.checkpoint import (
     State,
     checkpoints,
     newest_checkpoint,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.checkpoint import read_state
+from trainer.runs.checkpoints.checkpoint import read_state
+from trainer.runs.config import RunConfig
 from trainer.runs.runlog import read_jsonl
 from trainer.runs.stops import StopRules
-from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.evaluate import Report, read_reports
 
 log = logging.getLogger(__name__)
-Reports = list[tuple[int, Report]]
+#: (update, what the task says of the evaluation behind it).
+Reports = list[tuple[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,11 @@ class Artifacts:
     exit_code: int = 0
 
 
-def ended_before(cfg: TrainerConfig, checkpoint: Path) -> Artifacts | None:
-    """What a run left that has no update to do; None where it has."""
+def ended_before(cfg: RunConfig, checkpoint: Path, sets: Mapping[str, Reports]) -> Artifacts | None:
+    """What a run left that has no update to do; None where it has. sets: its evaluations."""
     folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
     updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
     stopped = StopRules(cfg.stop, updates).reason
-    sets = read_reports(folder)
     # Where one was evaluated before training and not at the end, the run was asked to leave.
     evaluated = all(done in dict(reports) for reports in sets.values())
     if (done < cfg.rl.num_updates and stopped is None) or not evaluated:
@@ -49,4 +49,4 @@ def ended_before(cfg: TrainerConfig, checkpoint: Path) -> Artifacts | None:
         log.warning("%s has its %d updates: raise rl.num_updates to go on", folder, done)
     code = 0 if stopped is None else 1
     decide = sets.get(cfg.best_by, [])
-    return Artifacts(folder, checkpoint, updates, decide, sets, stopped, exit_code=code)
+    return Artifacts(folder, checkpoint, updates, decide, dict(sets), stopped, exit_code=code)

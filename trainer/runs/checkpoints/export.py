@@ -13,8 +13,8 @@ from scorekit.errors import UserError
 from scorekit.files import sync
 from trainer.rl.compat import save_tokenizer
 from trainer.rl.config import PolicyConfig
-from trainer.runs.adapted import load_on_base, on_its_base
-from trainer.runs.checkpoint import (
+from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.checkpoint import (
     State,
     best_checkpoint,
     cannot_load,

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: written, found again, gone on with, given away."""
