@@ -12,10 +12,12 @@ T = TypeVar("T")
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    """A task whose error counts as seen: its caller gets it from the future that is chained to it.
-    To one who gives up while it fails, asyncio would print it as an error nobody asked for."""
+    """A task that no other task made has a caller in another thread, who gets its error from the
+    future that is chained to it: the error counts as seen. To one who gives up while it fails,
+    asyncio would print it as an error that nobody asked for."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **kwargs)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    if asyncio.current_task(loop) is None:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
