@@ -6,85 +6,24 @@ with SyncScoringClient("http://127.0.0.1:8001") as client:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.distinct import Sample
 from scorekit.client.frames import samples_of_frame, with_results
+from scorekit.loop_thread import LoopThread
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Info, Result
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-T = TypeVar("T")
 
 #: What a forked child has of its parent: kept, since to collect it could close what is not its own.
 _INHERITED: list[Any] = []
-
-
-def _task(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    """A task whose error counts as seen: its caller gets it from the future that is chained to it.
-    To one who gives up while it fails, asyncio would print it as an error nobody asked for."""
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **kwargs)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
-
-
-class _LoopThread:
-    """An event loop in a thread, so that a running loop (a notebook's) is no obstacle."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(_task)
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="scorekit-client", daemon=True
-        )
-        self._thread.start()
-        self._lock = threading.Lock()  # guards `stopped`: nothing is submitted behind the end
-        self.stopped = False
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._lock:
-            if not self.stopped:
-                return asyncio.run_coroutine_threadsafe(work, self.loop)
-        work.close()
-        raise RuntimeError("the client is closed")
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self.submit(work)
-        try:
-            return future.result()
-        except CancelledError:
-            raise RuntimeError("the client was closed meanwhile") from None
-        except BaseException:
-            future.cancel()  # Ctrl-C, or a notebook's stop button: nobody waits for the rest
-            raise
-
-    def stop(self, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Give up the work of other threads, await `close()`, and end; once."""
-        with self._lock:
-            if self.stopped:
-                return
-            self.stopped = True
-        asyncio.run_coroutine_threadsafe(_end(close), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
-async def _end(close: Callable[[], Awaitable[None]] | None) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    if close is not None:
-        await close()
 
 
 class SyncScoringClient:
@@ -100,7 +39,7 @@ class SyncScoringClient:
         self._start()
 
     def _start(self) -> None:
-        thread = _LoopThread()
+        thread = LoopThread("client")
 
         async def make() -> ScoringClient:
             return ScoringClient(self._urls, **self._kwargs)
@@ -113,7 +52,7 @@ class SyncScoringClient:
         self._thread, self._client = thread, client
         self._pid = os.getpid()
 
-    def _own(self) -> tuple[_LoopThread, ScoringClient]:
+    def _own(self) -> tuple[LoopThread, ScoringClient]:
         """Thread and client of this process: threads do not live on in a forked child, and its
         parent's connections are not its to use, nor to close."""
         if self._pid != os.getpid():

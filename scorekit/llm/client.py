@@ -196,7 +196,8 @@ class LLMClient:
         return found | await self._merged(call, missing)
 
     async def _merged(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
-        """Ask for all at once; the first failure is raised when those that were sent have ended."""
+        """Ask for all at once. The first failure is raised: where answers are kept and this was the
+        server's, when those that were sent have ended, else at once."""
 
         async def asked(part: range) -> dict[int, Choice]:
             try:
@@ -205,12 +206,16 @@ class LLMClient:
                 call.failed = True
                 raise
 
-        found: dict[int, Choice] = {}
-        for result in await asyncio.gather(*map(asked, parts), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-            found |= result
-        return found
+        tasks = [asyncio.create_task(asked(part)) for part in parts]
+        try:
+            answers = await asyncio.gather(*tasks)
+        except BaseException as error:
+            if call.keep is None or not isinstance(error, LLMError):
+                for task in tasks:
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return {index: choice for of_part in answers for index, choice in of_part.items()}
 
     def _note_short(self, part_id: str, asked: int, came: int) -> None:
         self.counts.fallbacks += 1
@@ -238,12 +243,15 @@ class LLMClient:
         while True:
             try:
                 return await self._attempt(call.prompt, part, patience.attempts)
-            except LLMError as error:
+            except LLMError as fault:
+                error = fault
                 pause = patience.pause_after(error)
                 _log_failure(call.prompt.part_id(part), error, patience.attempts, pause)
                 if pause is None or call.failed:
                     raise
             await asyncio.sleep(pause)
+            if call.failed:
+                raise error
 
     async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
         await self._pace.turn()

@@ -54,7 +54,7 @@ _CLOSED = re.compile(rf"([{_BARS}]) (?=([>\]]))")
 
 _TOKEN = re.compile(
     r"<[|｜][^\s<>|｜]{1,40}[|｜]?>|<[^\s<>|｜]{1,40}[|｜]>|</?s>|<</?SYS>>"
-    r"|\[/?(?:INST|ASSISTANT|USER|SYSTEM(?:_PROMPT)?)\]|<(?:start|end)_of_turn>|<(?:bos|eos)>",
+    r"|\[/?(?:INST|(?-i:ASSISTANT|USER|SYSTEM(?:_PROMPT)?))\]|<(?:start|end)_of_turn>|<(?:bos|eos)>",
     re.I,
 )
 #: Headings of instruction data.

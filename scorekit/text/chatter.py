@@ -52,14 +52,12 @@ _META = re.compile(
 _ASIDES = re.compile(
     rf"{_EDGE}{_OPENER}{_EDGE}(?:"
     r"(?:i(?:['’]ll| will| can| have|['’]ve) translated?\b|(?:as|i['’]m|i am)(?: just| only"
-    r"| merely)? an? (?:ai"
-    r"|(?:large )?language model)\b|let me translate\b|"
+    r"| merely)? an? (?:ai|(?:large )?language model)\b|let me translate\b|"
     r"please provide (?:me with )?(?:the|a) (?:text|source)\b)|"
     r"(?:제가 번역(?:해 드리|하겠|한)|번역해 드리겠습니다|번역하겠습니다"
     r"|(?:저는 )?(?:ai|(?:ai |대규모 )?언어 ?모델|ai ?모델|인공지능)(?:로서|이므로|이기 때문))|"
     r"(?:我(?:将|会|來|来)(?:为您|为你)?翻[译譯]|作[为為](?:一个|一個)?(?:ai|人工智能"
-    r"|(?:大型?)?[语語]言模型))|"
-    r"(?:翻訳します[。:：\n]|翻訳いたします|aiとして|ai言語モデルとして)|"
+    r"|(?:大型?)?[语語]言模型))|(?:翻訳します[。:：\n]|翻訳いたします|aiとして|ai言語モデルとして)|"
     r"(?:ich (?:werde|habe) [^.\n]{0,30}übersetz|als (?:ki|sprachmodell)\b|en tant qu['’]ia\b"
     r"|como (?:modelo"
     r"|ia)\b))",
@@ -136,8 +134,7 @@ _SORRY = (
 _UNABLE = (
     r"(?:unfortunately,? )?i(?:['’]m| am)? (?:am |was |must )?"
     r"(?:can['’]?t|cannot|can not|unable to|not able to|not permitted to|not allowed to|won['’]t"
-    r"|will not|"
-    r"decline to|have to decline)(?: be able)?(?: to)? (?:"
+    r"|will not|decline to|have to decline)(?: be able)?(?: to)? (?:"
     r"(?:help|assist)(?: you)? (?:with|in)\b|(?:help|assist)(?: you)?[.!]|"
     r"(?:translate|fulfil+|comply with|process|complete|generate|respond to|answer|accommodate"
     r"|continue with)"
@@ -155,8 +152,7 @@ _UNABLE = (
     r"(?:残念ながら、?)?(?:この|その)?[ごお]?(?:リクエスト|要求|依頼|要望|内容|文章|テキスト|質問)"
     r"[^\n]{0,40}?(?:できません|出来ません|できかね|しかね|かねます)",
     r"(?:leider |hierbei |dabei |damit |hiermit )?(?:ich )?(?:kann|darf|werde"
-    r"|möchte)(?: ich)?[^.\n]{0,50}?(?:nicht"
-    r"|kein\w{0,2})[^.\n]{0,30}?"
+    r"|möchte)(?: ich)?[^.\n]{0,50}?(?:nicht|kein\w{0,2})[^.\n]{0,30}?"
     r"(?:helfen|behilflich|übersetzen|beantworten|bearbeiten|erfüllen|nachkommen|unterstützen"
     r"|bereitstellen)",
     r"(?:malheureusement,? )?je (?:ne (?:peux|puis|suis)|refuse)[^.\n]{0,30}?"
@@ -182,8 +178,7 @@ _REGRET = re.compile(
     r"|siento|lament|disculp|perd[oó]n|desculp|sinto|perdo|dispiac|scus|spiacen|извин|прост|жаль"
     r"|сожал"
     r"|xin lỗi|tiếc|\bmaaf|ขอโทษ|ขออภัย|เสียใจ|آسف|أسف|عذر|معذر|क्षमा|माफ|खेद|üzgün|özür|kusura"
-    r"|pardon"
-    r"|przepraszam|przykro|wybacz|spijt|ledsen|ursäkta|förlåt|beklager|undskyld|unnskyld"
+    r"|pardon|przepraszam|przykro|wybacz|spijt|ledsen|ursäkta|förlåt|beklager|undskyld|unnskyld"
     r"|pahoittelen|anteeksi"
     r"|omlouv|promiň|îmi pare|scuz|sajnál|bocs|elnézést|λυπάμαι|συγγνώμη|вибач|пробач|съжаля|žao"
     r"|oprosti"
@@ -209,11 +204,12 @@ _NEGATED = re.compile(
 
 #: Words of the task, and what denies it or asks for its text, within one sentence in either order:
 #: "I won't be translating this", "번역할 텍스트를 입력해 주세요", "ich bin nicht in der Lage, es
-#: zu übersetzen". A translation has such words from its source.
+#: zu übersetzen". A translation has such words from its source, but for idioms ("does not translate
+#: into", "ne se traduit pas par"), which are left out.
 _WITHIN = r"[^.!?。！？\n]{0,60}?"
 _ABOUT_THE_TASK = (
     (
-        r"\btranslat(?:e|ed|es|ing|ions?)\b",
+        r"\btranslat(?:e|ed|es|ing|ions?)\b(?! (?:in)?to\b)",
         r"\b(?:can['’]?t|cannot|can not|couldn['’]t|unable|not (?:able|allowed|permitted|possible"
         r"|comfortable|appropriate|provided|going to)|won['’]t|will not|do(?:es)?(?: not|n['’]t)"
         r"|declin|refus|refrain|violat\w+|against (?:my|our|the)? ?(?:policy|guidelines)|policy"
@@ -222,7 +218,7 @@ _ABOUT_THE_TASK = (
         r"|(?:provide|share|paste|send) (?:me )?(?:with )?(?:the|your|a)\b)",
     ),
     (
-        r"번역",
+        r"번역(?!되)",
         r"수(?:가|는|도)? ?없|못|불가|않(?:습|아|겠|는|았)|어렵|어려|거절|거부|위배|위반|삼가"
         r"|(?:입력|제공|제시|공유|전달)해 ?주|보내 ?주|알려 ?주",
     ),
@@ -238,15 +234,24 @@ _ABOUT_THE_TASK = (
         r"|共有)して",
     ),
     (
-        r"übersetz|Übersetzung",
+        r"(?<!in Worte )(?<!in Taten )(?<!in die Praxis )übersetz(?!ung)",
         r"\b(?:nicht|kein(?:e[nrms]?)?|unmöglich|ablehnen|verweiger\w*|verstößt|"
         r"bitte (?:geben|gib|senden|sende|teilen|stellen|fügen))\b",
     ),
-    (
-        r"\btradui[rt]|\btraduction",
+    (  # the noun is a gear ratio, too
+        r"Übersetzung",
+        r"\b(?:(?:nicht|kaum) (?:möglich|verfügbar|erlaubt|zulässig)|unmöglich|ablehnen"
+        r"|verweiger\w*|verstößt|(?:nicht|keine) (?:an|bereit|zur Verfügung|liefern|leisten)\w*"
+        r"|bitte (?:geben|gib|senden|sende|teilen|stellen|fügen))\b",
+    ),
+    (  # "se traduit par", "se traduce en": has as its result
+        r"(?<!\bse )\btradui[rt]|\btraduction",
         r"\b(?:ne|n['’]|pas|impossible|veuillez (?:fournir|saisir|indiquer))\b",
     ),
-    (r"\btraduc", r"\b(?:no (?:puedo|podemos|es posible|se puede)|imposible|proporcion[ea])"),
+    (
+        r"(?<!\bse )\btraduc",
+        r"\b(?:no (?:puedo|podemos|es posible|se puede)|imposible|proporcion[ea])",
+    ),
 )
 _TASK = re.compile(
     "|".join(
@@ -265,8 +270,7 @@ _REQUEST = re.compile(
     r"(?:수(?:가|는)? ?없|못|어렵|어려|불가)"
     r"|(?:[该該此您你]的?|[这這]个?個?)(?:请求|請求|要求)[^\n。]{0,16}?(?:无法|無法|不能|不可)"
     r"|(?:this|that|the|your) (?:content|text|request|message|passage) (?:may |might |could "
-    r"|would )?"
-    r"(?:violate|go(?:es)? against|breach)"
+    r"|would )?(?:violate|go(?:es)? against|breach)"
     r"|(?:이|해당) ?(?:콘텐츠|내용|텍스트|문장|요청)[^\n.]{0,20}?(?:정책|지침"
     r"|가이드라인)[^\n.]{0,10}?(?:위반|위배|어긋)"
     r"|(?:[该該此]|[这這][个個段])(?:内容|內容|文字|文本)[^\n。]{0,12}?(?:违反|違反|违背)"
@@ -281,7 +285,8 @@ _NOT_SO = re.compile(
     re.I,
 )
 _OF_THE_TASK = re.compile(
-    rf"{_TRANSLATING}|변환|전환|convert|konvert|umwand|转换|轉換|変換|conver[st]", re.I
+    rf"{_TRANSLATING}|locali[sz]|lokalis|현지화|지역화|本地化|ローカライズ|변환|전환|convert|konvert|umwand|转换|轉換|変換|conver[st]",
+    re.I,
 )
 
 
@@ -304,11 +309,9 @@ _NOTE_LABELS = (
     r"(?:translator(?:['’]s)? |translation )?notes?|explanations?|n\.b\.|alternative(?:ly"
     r"| translations?)"
     r"|(?:번역 )?참고(?: ?사항)?|(?:다른|대체|또 다른) 번역(?:문|안)?|역주|주석|각주|비고"
-    r"|번역 ?(?:노트|참고|메모|설명)|설명|역자 ?주|注|注意"
-    r"|注释|注釋|备注|備註|说明|說明"
+    r"|번역 ?(?:노트|참고|메모|설명)|설명|역자 ?주|注|注意|注释|注釋|备注|備註|说明|說明"
     r"|译注|譯註|译者注|註|解释|解釋|訳注|訳者注|注記|備考|補足|解説|hinweise?|anmerkung(?:en)?"
-    r"|anm\. d\. üb\w{1,8}\.?"
-    r"|erläuterung(?:en)?"
+    r"|anm\. d\. üb\w{1,8}\.?|erläuterung(?:en)?"
     r"|erklärung|remarques?|explications?|notas?|explicación|aclaración|observación|observação"
     r"|explicação"
     r"|note del traduttore|spiegazione|примечани[ея]|пояснени[ея]|หมายเหตุ|ملاحظة|lưu ý|ghi chú"
@@ -318,8 +321,7 @@ _NOTE = re.compile(rf"{_BEGIN}(?:{_NOTE_LABELS})[*_)）\]】]{{0,3}} ?[:：]", r
 #: Words of a source whose translation may well have such a label.
 _NOTE_WORDS = re.compile(
     r"다른 번역|대체 번역|anm\. d\. üb|\b(?:note|notes|noted|notice|nb|remark|hint|tip|explan"
-    r"|explain|caution|warning|attention"
-    r"|footnote|descri"
+    r"|explain|caution|warning|attention|footnote|descri"
     r"|instruct|comment|alternativ|observ|nota)|n\.b\.|※|참고|참조|주의|비고|설명|안내|알림|유의"
     r"|메모|해설|주석|역주|각주|대안|덧붙"
     r"|注|备|備|说明|說明|提示|解释|解釋|註|補足|説明|解説|なお|hinweis|anmerk|beacht|achtung"
@@ -345,21 +347,17 @@ _CLOSINGS = (
     r"|還有)[^\n]{0,16}?(?:请|請|随时|隨時|告诉|告訴)"
     r"|(?:お役に立て|他に(?:ご|何か)(?:質問|不明|お手伝い)|ご不明な点|何かございましたら)"
     r"|(?:lass(?:en sie)? (?:es )?mich wissen|lass(?:en sie)? es mich wissen|ich hoffe,? (?:das"
-    r"|dies) hilft)"
-    r"|(?:n['’]hésitez pas|j['’]espère que (?:cela|ça|cette))|(?:no dude[sn]? en"
-    r"|espero que (?:esto|te|le) )"
-    r"|(?:не стесняйтесь|надеюсь,? это|дайте (?:мне )?знать)"
+    r"|dies) hilft)|(?:n['’]hésitez pas|j['’]espère que (?:cela|ça|cette))|(?:no dude[sn]? en"
+    r"|espero que (?:esto|te|le) )|(?:не стесняйтесь|надеюсь,? это|дайте (?:мне )?знать)"
 )
 #: After these the source is asked whether it speaks of translating.
 _OWN_WORK = (
     r"(?:this|the|my|above) translation (?:\w{1,12} ){0,2}(?:keeps?|kept|preserves?|captures?"
     r"|conveys?|maintains?|reflects?"
     r"|aims?|uses?|follows|adheres)\b|i(?:['’]ve| have)? (?:translated|rendered|kept the"
-    r"|preserved the|maintained the)\b"
-    r"|note that (?:this|the|i) (?:\w{1,12} ){0,5}?translat"
+    r"|preserved the|maintained the)\b|note that (?:this|the|i) (?:\w{1,12} ){0,5}?translat"
     r"|(?:참고로,? )?(?:위|이|본|해당|상기) 번역(?:은|문은|에서는|본은)|(?:원문의"
-    r"|원문을)[^\n]{0,30}?번역(?:했"
-    r"|하였|하려)"
+    r"|원문을)[^\n]{0,30}?번역(?:했|하였|하려)"
     r"|(?:以上是|上述|此|该|該|这个|這個)(?:[^\n]{0,6}?)(?:翻译|翻譯|译文|譯文)|(?:以上が|上記の"
     r"|この)(?:翻訳|訳)(?:は|です|では)"
     r"|(?:diese|die obige) übersetzung|cette traduction|esta traducción|questa traduzione"

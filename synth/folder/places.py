@@ -41,7 +41,7 @@ def claim(out_dir: Path) -> None:
     """Make the folder of a run, before anything is written there. Raises UserError for a folder
     that is no run's and holds what a run would write over."""
     written = {path for name in STAGES for path in outputs(out_dir, name)}
-    written |= {out_dir / name for name in ("config.yaml", "stats.json", REJECTED)}
+    written |= {out_dir / name for name in ("config.yaml", "stats.json", "logs.txt", REJECTED)}
     locks = StageFolder(out_dir, STAGES[0]).lock().parent
     there = sorted(path.name for path in written if _holds_something(path))
     # Looked at after them: another driver that begins makes it first.

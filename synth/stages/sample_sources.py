@@ -183,7 +183,7 @@ class _Sampling:
         _, cutoffs = sample.finish()
         chosen, doubles = _choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
         if not len(chosen):
-            self._read_again(found, all_=True)
+            self._read_again()
             raise UserError(_why_nothing(found))
         self._check_readable(found)
         sampled = self._write(chosen)
@@ -201,7 +201,7 @@ class _Sampling:
             unread["broken_gzip"] / len(found),  # the rest of such a file is lost, too
         )
         if share > self.data.max_unreadable:
-            self._read_again(found)
+            self._read_again()
             codes = ", ".join(f"{code} {count:,}" for code, count in sorted(unread.items()))
             raise UserError(
                 f"data.files: {unread.total():,} of {documents:,} documents could not be read "
@@ -209,11 +209,11 @@ class _Sampling:
                 f"{share:.2g} by data.max_unreadable, and --resume"
             )
 
-    def _read_again(self, found: list[PartCounts], all_: bool = False) -> None:
-        """Let a resumed run read the files with broken lines again: they may be mended by then."""
-        for part, counts in zip(self.parts, found, strict=True):
-            if all_ or counts.broken_lines:
-                part.drop()
+    def _read_again(self) -> None:
+        """Let a resumed run read the files again, which may be mended by then: all of them, since
+        what one held decided what was kept of the others."""
+        for part in self.parts:
+            part.drop()
 
     def _write(self, chosen: np.ndarray) -> Counter[str]:
         """The shards with their marks, and all of them as Parquet. Sources by type and bucket, and

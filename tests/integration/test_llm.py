@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Sampling
 from tests.llm_kit import GREEDY, MESSAGES, SAMPLED, ask, client, until
 from tests.openai_server import FakeOpenAI
@@ -232,6 +233,22 @@ def test_cancelled_requests_give_their_place_back(url, fake):
             assert len(await start(4, "e")) == 4
             await asyncio.wait([*running, *waiting])
             assert llm.counts.failures == 0 and not waiting[1].exception()
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+
+
+def test_an_answer_that_cannot_be_kept_ends_its_call_at_once(url, fake):
+    """Its neighbours hang: what is not the server's fault is raised before they answer."""
+
+    async def full(choices):
+        raise UserError("the disk is full")
+
+    async def work():
+        async with client(url, fake, strategy="per_call") as llm:
+            fake.hang = lambda body: body["seed"] != min(r.body["seed"] for r in fake.requests)
+            with pytest.raises(UserError, match="the disk is full"):
+                await llm.chat(MESSAGES, SAMPLED, n=3, request_id="a", keep=full)
+            await until(lambda: fake.in_flight == 0)
 
     asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-import structlog
 import yaml
 
 from scorekit.errors import UserError
@@ -34,14 +33,6 @@ from tests.synth_output_kit import (
 )
 
 SHARDED = {"rows_per_file": 3, "preference_pairs": True}
-
-
-@pytest.fixture(autouse=True)
-def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
-    yield
-    structlog.configure(**kept)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 from dataclasses import replace
 
 import pytest
-import structlog
 import yaml
 
 import synth.drive.clients
@@ -44,14 +43,6 @@ from tests.openai_server import FakeOpenAI
 from tests.servers import free_port, running_service
 
 PREFILTER = STAGES[:1]
-
-
-@pytest.fixture(autouse=True)
-def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
-    yield
-    structlog.configure(**kept)
 
 
 class Revised(FakeBackend):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from bench.chaos_synth import write_corpus
@@ -30,15 +29,6 @@ from tests.integration.test_synth_driver import (  # noqa: F401
     teacher,
     write_sources,
 )
-
-
-@pytest.fixture(autouse=True)
-def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
-    yield
-    structlog.configure(**kept)
-
 
 HOLDS = (
     "import os, pathlib, signal, sys\n"

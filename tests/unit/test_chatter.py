@@ -132,6 +132,26 @@ def test_refusals_are_found_in_many_languages_and_words(mt):
         ("This content cannot be translated.", "이 내용은 번역할 수 없습니다."),
         ("Enter the text to translate.", "번역할 텍스트를 입력해 주세요."),
         ("단위를 변환하지 않습니다.", "It does not translate the units."),
+        (
+            "This does not result in higher costs.",
+            "Cela ne se traduit pas par des coûts plus élevés.",
+        ),
+        (
+            "The increase means it cannot be paid.",
+            "El aumento se traduce en que no se puede pagar.",
+        ),
+        (
+            "The gear ratio cannot be changed while driving.",
+            "Die Übersetzung kann während der Fahrt nicht geändert werden.",
+        ),
+        ("이는 매출 증가로 이어지지 않는다.", "This does not translate into higher sales."),
+        (
+            "Die Richtlinie ist in der Praxis nicht umsetzbar.",
+            "The policy cannot be translated into practice.",
+        ),
+        ("The game has not been localized.", "이 게임은 번역되지 않았습니다."),
+        ("The app has not been released there.", "이 앱은 번역되지 않은 채 남았다."),
+        ("이 말로는 다 담을 수 없다.", "Das lässt sich nicht in Worte übersetzen."),
         ("Dieser Text verstößt gegen das Gesetz.", "This text violates the law."),
         ("Der Antrag kann nicht bearbeitet werden.", "이 요청은 처리할 수 없습니다."),
     ],

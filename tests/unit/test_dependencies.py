@@ -13,6 +13,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 #: Of the trainer's extra, what its tests under transformers 5 do without: a bench compares with it.
 LEFT_OUT = {"trl"}
+#: What a build of torch for GPUs needs, which is here where there is one; that environment computes
+#: on the CPU.
+OF_GPUS = ("nvidia-", "cuda-", "triton")
 
 
 def needed(texts: list[str], found: set[str]) -> set[str]:
@@ -21,7 +24,7 @@ def needed(texts: list[str], found: set[str]) -> set[str]:
         name = canonicalize_name(requirement.name)
         extras = {"", *requirement.extras}
         asked = {f"{name}[{extra}]" for extra in extras} - found
-        if name in LEFT_OUT or not asked:
+        if name in LEFT_OUT or name.startswith(OF_GPUS) or not asked:
             continue
         found |= asked
         try:

@@ -208,6 +208,11 @@ def test_units_within_a_number_are_read_either_way(ko, en):
 ALTERED = [
     ("ko", "7시간 30분", "en", "seven hours and forty minutes", ["30"]),
     ("en", "7.5 hours", "ko", "7시간 40분", ["7.5"]),
+    ("ko", "7시간 30분", "en", "7.3 hours", ["30"]),
+    ("ko", "5시간 6명", "en", "506 people", ["5", "6"]),
+    ("en", "3 dollars and 5 people", "ko", "305명", ["3", "5"]),
+    ("en", "The 2 m 5 kg pole", "ko", "막대기 205 kg", ["2", "5"]),
+    ("ko", "5년 6월 사건", "en", "66 cases", ["5", "6"]),
     ("ko", "2조 원을 넘겼다.", "en", "It topped 2 won.", ["2조"]),
     ("ko", "3할 4푼 9리", "en", "batting .394", ["0.349"]),
     ("ko", "300만 명", "en", "300 people", ["300만"]),

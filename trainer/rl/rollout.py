@@ -78,6 +78,13 @@ def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
     return pad_rows(rows, torch.float32)
 
 
+def check_images(rollouts: Sequence[Rollout], world: World | None) -> None:
+    """Raise ValueError where images are to be read by weights that are shared: a process whose
+    micro-batch has one would wait for ever for another whose has none."""
+    if world is not None and world.is_sharded and any(rollout.images for rollout in rollouts):
+        raise ValueError("rollouts with images: the weights cannot be shared by processes (FSDP)")
+
+
 @torch.no_grad()
 def rollout_logprobs(
     rollouts: Sequence[Rollout],
@@ -94,6 +101,7 @@ def rollout_logprobs(
     never: ids that the sampler never draws.
     world: the processes that do this side by side, each with rollouts of its own, or none.
     """
+    check_images(rollouts, world)
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
     if world is not None:

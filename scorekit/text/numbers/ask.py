@@ -22,15 +22,36 @@ _DOT = re.compile("[·ㆍ‧・\u119e]")
 _APOSTROPHES = ("'", "’", "‘")
 #: Characters between two numbers that may belong together.
 _NEAR = 20
-#: A unit, and what joins its number to one of a smaller unit: "7시간 30분", "zehn Stunden und 30".
-_UNIT = re.compile(
-    r"(?:e[nrms]?(?= ))?[ -]?(?:hours?|hrs?|h|minutes?|min|years?|met(?:er|re)s?|m|dollars?|euros?"
-    r"|pounds?|stunden?|std|minuten?|jahre?n?|metern?|시간|분|초|년|해|미터|원|달러|유로|파운드"
-    r"|小时|小時|分钟?|分鐘|秒|年|米|公尺|元|美元|欧元|歐元|块|塊)\.?(?:,? (?:and|und))?[ -]?",
-    re.I,
+#: A unit, a smaller one, and how many of the second make the first.
+_UNITS = (
+    (
+        "hours?|hrs?|h|stunden?|std|시간|小时|小時|時間",
+        "minutes?|mins?|m|minuten?|분|分钟?|分鐘",
+        60,
+    ),
+    ("minutes?|mins?|m|minuten?|분|分钟?|分鐘", "seconds?|secs?|s|sekunden?|초|秒", 60),
+    ("years?|jahre?n?|년|해|年", "months?|monate?n?|개월|달|[个個か]月|ヶ月|カ月", 12),
+    (
+        "met(?:er|re)s?|m|metern?|미터|米|公尺",
+        "centimet(?:er|re)s?|cm|zentimetern?|센티|厘米|公分|センチ",
+        100,
+    ),
+    (
+        "dollars?|euros?|pounds?|원|달러|유로|파운드|元|美元|欧元|歐元|块|塊",
+        "cents?|pence|센트|펜스|전|美?分|セント",
+        100,
+    ),
 )
-#: How many of a smaller unit make a larger one: months, minutes and seconds, hundredths.
-_SMALLER = (12, 60, 100)
+#: What joins the number of the one to that of the other ("7시간 30분", "zehn Stunden und 30
+#: Minuten"), and what follows it; the smaller makes so many of the larger.
+_TWO_UNITS = tuple(
+    (
+        re.compile(rf"(?:e[nrms]?(?= ))?[ -]?(?:{unit})\.?(?:,? (?:and|und))?[ -]?", re.IGNORECASE),
+        re.compile(rf"(?:e[nrms]?(?= ))?[ -]?(?:{smaller})(?![a-z])", re.IGNORECASE),
+        many,
+    )
+    for unit, smaller, many in _UNITS
+)
 #: "2조 원" is money and no article of a law.
 _MONEY = re.compile(r" ?\d{0,4}[천백]? ?[억만]? ?(?:여 ?)?(?:원|달러|엔|유로|위안|파운드)")
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -154,7 +175,7 @@ def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Tab
         return [frozenset({(a - 1) * 100 + b})]
     if between == " " and one.scale > b:  # "3 Millionen 500.000"
         return [frozenset({a + b})]
-    return [frozenset({value}) for value in _of_two_units(between, a, b)]
+    return [frozenset({value}) for value in _of_two_units(text, one, two)]
 
 
 # -- said ------------------------------------------------------------------------------------------
@@ -200,17 +221,18 @@ def _said_by_two(text: str, one: Number, two: Number, table: Table) -> Iterator[
         yield a + b
     if between in ("点", "點"):
         yield a + b / 10
-    yield from _of_two_units(between, a, b)
+    yield from _of_two_units(text, one, two)
     if table.century.match(text, one.end):
         yield (a - 1) * 100 + b
 
 
-def _of_two_units(between: str, a: Fraction, b: Fraction) -> Iterator[Fraction]:
+def _of_two_units(text: str, one: Number, two: Number) -> Iterator[Fraction]:
     """What a number with two units may be with one of them: seven and a half hours, 105 minutes,
     1.78 metres, 3.99 dollars."""
-    if a.denominator == 1 and _UNIT.fullmatch(between):
-        for many in _SMALLER:
-            if b < many:
+    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
+    if a.denominator == 1:
+        for joint, smaller, many in _TWO_UNITS:
+            if b < many and joint.fullmatch(between) and smaller.match(text, two.end):
                 yield from (a + b / many, a * many + b)
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
@@ -39,6 +38,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.loop_thread import LoopThread
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.engines.vllm_http import (
     Refused,
@@ -116,9 +116,7 @@ class VLLMSampler:
         self._server = VLLMServer(self.cfg)
         self._slots = asyncio.Semaphore(self.cfg.concurrency)
         self._restoring = asyncio.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("sampler")
 
     def sample(
         self,
@@ -136,7 +134,7 @@ class VLLMSampler:
         for i, prompt in enumerate(prompts):
             body = self._body(prompt, gen_cfg, prompt_seed(base, i), with_logprobs)
             work = self._complete(body, gen_cfg)
-            futures[asyncio.run_coroutine_threadsafe(work, self._loop)] = i
+            futures[self._thread.submit(work)] = i
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -166,14 +164,11 @@ class VLLMSampler:
         if self.weights is not None and self.world.is_main:
             self._forget(self.weights)
             clean(self.folder)
-        self._wait(self._server.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.stop(self._server.close)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the sampler's loop."""
-        return asyncio.run_coroutine_threadsafe(self._in_time(work), self._loop).result()
+        return self._thread.run(self._in_time(work))
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result, in `timeout_s` at most; what the user can mend becomes a UserError."""
