@@ -54,7 +54,7 @@ test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a re
 
 test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
 	PYTHONPATH=. .venv-tf5/bin/python $(PYTEST_MANY) -m "not slow and not vllm" \
-	  tests/unit/test_trainer_*.py tests/integration/test_trainer_*.py
+	  tests/unit/trainer tests/integration/trainer
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any

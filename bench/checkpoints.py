@@ -45,7 +45,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
 def _make_xcomet(folder: Path) -> None:
     import torch
 
-    from tests.xcomet_checkpoints import build_checkpoint
+    from bench.kit.xcomet_checkpoints import build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     samples = [{"src": pair.src, "mt": pair.mt} for pair in read_pairs(64)]

@@ -3,8 +3,8 @@
     python -m bench.gpu_scoring [--quick]
     python -m bench.gpu_scoring --size tiny --device cpu     # only to try the script out
 
-Random weights, made on the device, on both sides (bench/random_models.py). One call of many pairs
-against upstream's way of calling, and xCOMET in calls of 8 pairs from 4 callers over HTTP.
+Random weights, made on the device, on both sides (bench/kit/random_models.py). One call of many
+pairs against upstream's way of calling, and xCOMET in calls of 8 pairs from 4 callers over HTTP.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 from rich.console import Console
 
 from bench.common import Figure, compare, measure, read_pairs, service, table
-from bench.random_models import Size, backend, folder, random_mt5, random_xcomet
+from bench.kit.random_models import Size, backend, folder, random_mt5, random_xcomet
+from bench.kit.work import WorkLog
 from bench.scoring import CALL, CALLERS, score_in_calls
-from bench.work import WorkLog
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.local import LocalScorer
 
@@ -80,7 +80,7 @@ def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iter
     predict = upstream_predict(size, device)
     predict(calls[0])
     flags = ("--kind", "xcomet", "--size", size, "--device", device, "--dtype", DTYPE)
-    with service("bench.random_models", *flags, "--cache", "memory") as (_, url):
+    with service("bench.kit.random_models", *flags, "--cache", "memory") as (_, url):
         asyncio.run(score_in_calls(url, calls, {}))
         found = compare(
             lambda: asyncio.run(score_in_calls(url, calls, {})),

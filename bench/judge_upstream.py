@@ -20,9 +20,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from bench.common import Figure, quiet_logs, run
+from bench.kit.judge import GOOD, running_judge
+from bench.kit.servers import running_app
 from scorekit.client import SyncScoringClient
-from tests.judge_kit import GOOD, running_judge
-from tests.servers import running_app
 
 CONCURRENCY = 32
 QUICK_S, SLOW_S = 0.2, 3.0

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.common import Figure, compare, run, service
-from bench.load import batches, check, distinct_samples, encode, send_and_time
+from bench.kit.load import batches, check, distinct_samples, encode, send_and_time
 from demo.processes import free_port
 
 FAKE = "scorekit.server.fake"

@@ -39,7 +39,7 @@ from bench.common import (
     service,
     timed,
 )
-from bench.work import WorkLog, matmul_flops_per_s
+from bench.kit.work import WorkLog, matmul_flops_per_s
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
 

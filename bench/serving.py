@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.common import Figure, compare, on_core, quiet_logs, run, service
-from bench.load import (
+from bench.kit.load import (
     Background,
     batches,
     check,
@@ -26,11 +26,11 @@ from bench.load import (
     expected_scores,
     send_and_time,
 )
+from bench.kit.servers import running_service
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
-from tests.servers import running_service
 
 FAKE = "scorekit.server.fake"
 SERVER, LOAD = 0, 1  # cores
@@ -57,7 +57,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     yield http_against_in_process(sizes)
     yield from throughput(sizes)
     yield from single_pairs(sizes)
-    for module, how in ((FAKE, "sleeps"), ("bench.busy", "burns Python")):
+    for module, how in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
         yield from beside_a_busy_model(sizes, module, how)
     yield from duplicates(sizes.rollouts)
 
@@ -96,7 +96,7 @@ def throughput(sizes: Sizes) -> Iterator[Figure]:
     costs: tuple[list[float], list[float]] = ([], [])
     with ExitStack() as stack:
         ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
-        bare = stack.enter_context(service("bench.bare", core=SERVER))
+        bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
         stack.enter_context(on_core(LOAD))
         for turn in range(sizes.repeats + 1):  # the first one warms up
             count = sizes.load_requests // (1 if turn else 10)
@@ -144,7 +144,7 @@ def single_pairs(sizes: Sizes) -> Iterator[Figure]:
     """Requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
     with ExitStack() as stack:
         _, ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
-        _, bare = stack.enter_context(service("bench.bare", core=SERVER))
+        _, bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
         stack.enter_context(on_core(LOAD))
         runs = _alternate(ours, bare, sizes, distinct=True)
     yield from _added("1-pair requests", runs)
@@ -161,7 +161,7 @@ def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Figure]
     with ExitStack() as stack:
         flags = ("--cache", "memory", "--seconds-per-batch", "0.02")
         _, ours = stack.enter_context(service(module, *flags))
-        _, bare = stack.enter_context(service("bench.bare", *burn))
+        _, bare = stack.enter_context(service("bench.kit.bare", *burn))
         stack.enter_context(on_core(LOAD))
         stack.enter_context(Background(ours))
         runs = _alternate(ours, bare, sizes, distinct=False)

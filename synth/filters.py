@@ -1,7 +1,7 @@
 """The rules that keep a translation out: each gives a reason code, and says what it saw.
 
 At its default thresholds each rejects fewer than 1 in 100 true translations of demo/data and of
-tests/data/prose, which tests/unit/test_synth_filters.py and test_synth_true_pairs.py hold.
+tests/data/prose, which tests/unit/synth/test_filters.py and test_synth_true_pairs.py hold.
 """
 
 from __future__ import annotations

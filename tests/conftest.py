@@ -88,7 +88,7 @@ def metricx_golden() -> dict:
 @pytest.fixture(scope="session")
 def metricx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The golden checkpoint, expanded: an ordinary MetricX folder."""
-    from tests.metricx_checkpoints import expand_golden
+    from tests.kits.metricx_checkpoints import expand_golden
 
     folder = tmp_path_factory.mktemp("metricx")
     expand_golden(TESTS / "golden/metricx_tiny", folder)

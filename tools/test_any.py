@@ -2,7 +2,7 @@
 
     python -m tools.test_any                  # the numeric tests, every level, 1 and 4 threads
     python -m tools.test_any --load --whole   # all that `make test` runs, once, on a busy machine
-    python -m tools.test_any --level oldest --threads 4 -- tests/unit/test_trainer_forward.py -x
+    python -m tools.test_any --level oldest --threads 4 -- tests/unit/trainer/rl/test_forward.py -x
 
 Ports 8000 to 8005 are taken meanwhile. A level sets what torch's own kernels, oneDNN and MKL may
 use; `oldest` sums as MKL does on a processor that it knows nothing of, which moves float32 results
@@ -39,13 +39,13 @@ ORDER = ("DEFAULT", "AVX2", "AVX512")
 #: What compares numbers that a model has computed.
 NUMERIC = (
     "tests/golden",
-    "tests/unit/test_trainer_*.py",
-    "tests/unit/test_xcomet_*.py",
-    "tests/unit/test_metricx_*.py",
-    "tests/unit/test_bench*.py",
-    "tests/integration/test_trainer_export.py",
-    "tests/integration/test_trainer_world.py",
-    "tests/integration/test_trainer_vllm_engine.py",
+    "tests/unit/trainer",
+    "tests/unit/services/xcomet",
+    "tests/unit/services/metricx",
+    "tests/unit/bench",
+    "tests/integration/trainer/runs/test_export.py",
+    "tests/integration/trainer/rl/test_world.py",
+    "tests/integration/trainer/rl/test_vllm_engine.py",
 )
 
 

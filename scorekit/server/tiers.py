@@ -143,7 +143,7 @@ class RedisTier:
     """A Redis or Valkey server; give it `maxmemory` and `maxmemory-policy allkeys-lru`.
 
     redis-py closes the connection of a call that is cancelled or times out between its command
-    and the reply; `tests/integration/test_redis.py` holds it to that.
+    and the reply; `tests/integration/scorekit/server/test_redis.py` holds it to that.
     """
 
     #: A local server answers in a fraction of a millisecond; longer than this, scoring is cheaper.

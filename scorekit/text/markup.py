@@ -1,7 +1,8 @@
 """What no translator translates, found in a text: code, links, tags, placeholders, numbers.
 
 Texts come from anywhere, so a search costs time in proportion to its text, whatever that holds:
-parts that may run on without a match are bounded or possessive. tests/unit/test_linear.py holds it.
+parts that may run on without a match are bounded or possessive.
+tests/unit/scorekit/text/test_linear.py holds it.
 """
 
 from __future__ import annotations

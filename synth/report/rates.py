@@ -13,7 +13,7 @@ from synth.folder.store import StageFolder
 #: About what is published for Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
 TOKENS_PER_S = 7500.0
 #: CPU seconds of the driver for each record, and for each candidate, of a stage: measured by
-#: bench.synth_million on a core of a cloud machine.
+#: bench.synth.million on a core of a cloud machine.
 DRIVER_S = {
     "sample_sources": (0.00012, 0.0),
     "prefilter_score": (0.0022, 0.0),

@@ -1,7 +1,7 @@
 """Why a record or a candidate does not go on: each reason code, and what it means.
 
 One table, for the report, the card and the terminal. A new code needs a line here:
-tests/unit/test_synth_reasons.py finds every code that a stage can give.
+tests/unit/synth/report/test_reasons.py finds every code that a stage can give.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.kit.servers import free_port
 from scorekit.client import SyncScoringClient
 from scorekit.schemas import Scored
-from tests.servers import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

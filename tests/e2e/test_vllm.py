@@ -20,7 +20,7 @@ from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from synth.folder.store import StageFolder
-from tests.vllm_kit import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
+from tests.kits.vllm import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm
 

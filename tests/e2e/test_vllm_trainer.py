@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
-from tests.servers import running_service
-from tests.vllm_kit import KEY, ROOT, make_model, running_vllm, untie
+from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs

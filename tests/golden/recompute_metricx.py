@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tests.float64 import float64
-from tests.metricx_checkpoints import expand_golden
+from tests.kits.float64 import float64
+from tests.kits.metricx_checkpoints import expand_golden
 
 FOLDER = Path(__file__).parent / "metricx_tiny"
 MODES = ("qe", "ref")

@@ -16,11 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from scorekit.schemas import TranslationSample, XCometOptions
-from scorekit.server.backend import Encoded
-from services.xcomet.model import XCometBackend
-from tests.float64 import float64
-from tests.xcomet_checkpoints import (
+from bench.kit.xcomet_checkpoints import (
     QE,
     REF,
     build_checkpoint,
@@ -29,6 +25,10 @@ from tests.xcomet_checkpoints import (
     loaded,
     score,
 )
+from scorekit.schemas import TranslationSample, XCometOptions
+from scorekit.server.backend import Encoded
+from services.xcomet.model import XCometBackend
+from tests.kits.float64 import float64
 
 #: name -> what is different about it.
 CHECKPOINTS: dict[str, dict[str, Any]] = {

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scorekit.errors import SampleError, UserError
-from scorekit.schemas import TranslationSample, XCometOptions
-from scorekit.scorers import SampleForScoring
-from scorekit.server.backend import Encoded
-from services.xcomet.model import XCometBackend, XCometXLScorer
-from tests.xcomet_checkpoints import (
+from bench.kit.xcomet_checkpoints import (
     PAIRS,
     QE,
     build_checkpoint,
@@ -22,6 +17,11 @@ from tests.xcomet_checkpoints import (
     loaded,
     score,
 )
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import TranslationSample, XCometOptions
+from scorekit.scorers import SampleForScoring
+from scorekit.server.backend import Encoded
+from services.xcomet.model import XCometBackend, XCometXLScorer
 
 #: As the published checkpoints are stored: trained under the name sparsemax, really softmax.
 PATCHED = {

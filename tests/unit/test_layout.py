@@ -92,11 +92,17 @@ def test_arrows_point_one_way(path):
     assert not wrong, f"{path} must not import {wrong}"
 
 
+@pytest.mark.parametrize("package", [name for name in ON_TOP if name != "tests"])
+def test_nothing_is_built_on_tests(package):
+    for path in (ROOT / package).rglob("*.py"):
+        assert not [name for name in _imports(path) if name.split(".")[0] == "tests"], path
+
+
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
 def test_no_circle_of_files(package):
     """Nor under TYPE_CHECKING, or within a function."""
     files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
@@ -113,7 +119,7 @@ def test_no_circle_of_files(package):
     order.prepare()  # CycleError names the circle
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
 def test_no_folder_is_too_full(package):
     rooms = {path.parent for path in (ROOT / package).rglob("*.py")}
     assert {room: n for room in rooms if (n := len(list(room.glob("*.py")))) > FULLEST} == {}

@@ -1,0 +1,262 @@
+"""kill -9 of the synthesis driver at random moments, and a teacher that fails for a while now and
+then; then --resume: the same export, and nobody is asked twice for an answer that was given.
+
+The teacher records every request. A run that is left alone gives the bytes to compare with.
+
+    python -m bench.chaos.synth [--quick]
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from bench.kit.openai_server import FakeOpenAI
+from synth.drive.clients import EASY
+
+CONCURRENCY = 8
+#: Exit codes of a run whose teacher failed: stopped after ten failures in a row, or left open.
+FAILED = (1, 3)
+WORDS = ("문장은", "번역된", "하나의", "오늘", "매우", "작은", "좋은", "말뭉치", "숫자", "그리고")
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    yield from driver_killed(kills=4 if quick else 100, sources=30 if quick else 300)
+
+
+def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Iterator[Figure]:
+    """The export after so many kills against the undisturbed one, and what was asked again."""
+    folder = folder or WORK / "chaos-synth"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_corpus(folder / "corpus.jsonl.gz", sources)
+    teacher = FakeOpenAI(respond=_slowly_translate)
+    with ExitStack() as stack:
+        teacher_url = stack.enter_context(teacher.running())
+        flags = ("--cache", "memory", "--log-level", "error")
+        _, metricx = stack.enter_context(service("scorekit.server.fake", *flags))
+        _, judge = stack.enter_context(service("services.judge", *flags))
+        configs = {
+            name: write_config(folder, name, sources, teacher_url, teacher.model, metricx, judge)
+            for name in ("undisturbed", "killed")
+        }
+        started = time.monotonic()
+        _finish(configs["undisturbed"])
+        seconds = time.monotonic() - started
+        asked_once = len(teacher.requests)
+        teacher.forget()
+        stages, runs = kill_many(configs["killed"], kills, seconds, teacher)
+    again = sum(count - 1 for asked in runs for count in asked.values())
+    outputs = [export_bytes(folder / name) for name in ("undisturbed", "killed")]
+    different = [n for n in outputs[0] if outputs[0][n] != outputs[1].get(n)]
+    details = {
+        "stages_killed_in": dict(stages),
+        "seconds_undisturbed": seconds,
+        "requests_undisturbed": asked_once,
+        "requests_killed": [sum(asked.values()) for asked in runs],
+    }
+    yield Figure(
+        f"files of the export that differ after {kills} kill -9 of the driver",
+        len(different) + (set(outputs[0]) != set(outputs[1])),
+        "files",
+        at_most=0,
+        details=details | {"files": sorted(outputs[0])},
+    )
+    yield Figure(
+        "teacher requests on their way at a kill that were answered and sent again",
+        again / kills,
+        "requests",
+        at_most=CONCURRENCY,
+        details={"sent_again": again, "in_flight_budget": CONCURRENCY},
+    )
+
+
+def kill_many(
+    config: Path, kills: int, seconds: float, teacher: FakeOpenAI
+) -> tuple[Counter[str], list[Counter[str]]]:
+    """Start, wait, kill -9, start again; at last let it finish.
+
+    Returns the stages that were hit, and for each run from its beginning to its end how often each
+    request was answered (several runs, where one came through before all kills were done).
+    """
+    rng = random.Random(kills)
+    hit: Counter[str] = Counter()
+    runs: list[Counter[str]] = []
+    done = 0
+    while done < kills:
+        if done % 3 == 2:
+            teacher.well()  # or what earlier runs have not used up would pile up
+            teacher.fail(500, times=rng.randint(1, 30))
+        process = subprocess.Popen(
+            _command(config), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        # By turns after so many seconds, and after so many requests: starting takes most seconds.
+        if done % 2:
+            wanted = len(teacher.requests) + rng.randint(1, 40)
+            _wait(process, partial(_has_asked, teacher, wanted))
+        else:
+            ends = time.monotonic() + rng.uniform(0.5, seconds)
+            _wait(process, partial(_is_past, ends))
+        if process.poll() is not None:
+            _, told = process.communicate()
+            if process.returncode in FAILED:
+                continue
+            assert process.returncode == 0, told.decode()[-2000:]
+            shutil.rmtree(_out_dir(config))  # it came through: the rest hits a new run
+            runs.append(_answered(teacher))
+            teacher.forget()
+            continue
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done += 1
+        hit[_stage_in_work(_out_dir(config))] += 1
+    teacher.well()
+    _finish(config)
+    runs.append(_answered(teacher))
+    return hit, runs
+
+
+def _has_asked(teacher: FakeOpenAI, wanted: int) -> bool:
+    return len(teacher.requests) >= wanted
+
+
+def _is_past(ends: float) -> bool:
+    return time.monotonic() > ends
+
+
+def _answered(teacher: FakeOpenAI) -> Counter[str]:
+    """How often each request was answered, but for the question whether anybody is there."""
+    return Counter(
+        r.id
+        for r in teacher.requests
+        if r.status == 200 and not r.body["messages"][-1]["content"].endswith(EASY)
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], until: Callable[[], bool]) -> None:
+    while process.poll() is None and not until():
+        time.sleep(0.005)
+
+
+def _finish(config: Path) -> None:
+    for _ in range(20):
+        done = subprocess.run(
+            _command(config), cwd=ROOT, capture_output=True, text=True, timeout=1200
+        )
+        if done.returncode not in FAILED:
+            break
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _command(config: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "synth",
+        "run",
+        "--config",
+        str(config),
+        "--stage",
+        "all",
+        "--resume",
+    ]
+
+
+def _out_dir(config: Path) -> Path:
+    return Path(yaml.safe_load(config.read_text())["run"]["out_dir"])
+
+
+def _stage_in_work(out_dir: Path) -> str:
+    folders = sorted(out_dir.glob("stages/*"), key=lambda f: f.stat().st_mtime)
+    return folders[-1].name if folders else "before the first"
+
+
+def export_bytes(out_dir: Path) -> dict[str, bytes]:
+    """Every file of the export."""
+    return {
+        str(p.relative_to(out_dir / "export")): p.read_bytes()
+        for p in sorted((out_dir / "export").rglob("*"))
+        if p.is_file()
+    }
+
+
+def write_corpus(path: Path, documents: int) -> None:
+    """MADLAD-shaped documents, each with a sentence of its own."""
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for i in range(documents):
+            lines = [
+                f"This is the sentence number {i} of the small corpus, line {k}, and it ends."
+                for k in range(3)
+            ]
+            file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
+
+
+def write_config(
+    folder: Path, name: str, sources: int, teacher: str, model: str, metricx: str, judge: str
+) -> Path:
+    """A config of all seven stages."""
+    config: dict[str, Any] = {
+        "run": {"out_dir": str(folder / name), "shard_records": max(5, sources // 4)},
+        "data": {
+            "files": [str(folder / "corpus.jsonl.gz")],
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": sources,
+            "target_examples_total": sources // 2,
+        },
+        "teacher": {
+            "base_url": teacher,
+            "model": model,
+            "max_concurrency": CONCURRENCY,
+            "retry": {"max_attempts": 2, "backoff_s": [0.1]},
+        },
+        "final_generation": {
+            "num_candidates": 8,
+            "store_top_k": 3,
+            "blob": {"enabled": True, "blob_ratio": 0.3},
+        },
+        "metricx": {"url": metricx, "checkpoint": "fake-metricx"},
+        "filters": {
+            "llm_judge": {"url": judge, "fail_policy": "permissive"},
+            "on_reject": "next_best",
+        },
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def _slowly_translate(body: dict[str, Any], seed: int | None) -> str:
+    """Korean-looking words, a function of the request, with the source's numbers and length; slow
+    enough to be killed in the middle."""
+    time.sleep(0.003)
+    source = body["messages"][-1]["content"].split("Text:\n")[-1]
+    rng = random.Random(f"{source}|{body['temperature']}|{seed}")
+    lines = []
+    for line in source.split("\n"):
+        words = rng.sample(WORDS, 8) + re.findall(r"\d+", line)
+        rng.shuffle(words)
+        lines.append(" ".join(words) + " 끝난다." if line.strip() else line)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    quiet_logs()
+    run("chaos_synth", __doc__, questions)

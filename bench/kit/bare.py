@@ -1,0 +1,64 @@
+"""A bare FastAPI route that reads and answers what /v1/score does: the floor of a service's time.
+
+python -m bench.kit.bare --port 8009 [--burn]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from bench.kit.busy import burn
+from scorekit.schemas import MetricXOptions, TranslationSample, score_request
+from scorekit.server.fake import fake_score
+
+ScoreRequest = score_request(TranslationSample, MetricXOptions, 10_000)
+
+app = FastAPI()
+
+
+@app.get("/health/ready")
+async def ready() -> dict[str, bool]:
+    """As a service says it."""
+    return {"ready": True}
+
+
+@app.post("/v1/score")
+async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-type]
+    """The same answer, made on the spot: no queue, no cache, no limits, no log."""
+    return {
+        "model": {"service": "metricx", "id": "bare", "revision": "bare"},
+        "results": [
+            {
+                "id": sample.id,
+                "ok": True,
+                "cached": False,
+                "score": fake_score(sample, 25.0),
+                "tokens": 1,
+                "truncated": {"src": False, "mt": False, "ref": False},
+                "mt_covered": len(sample.mt),
+            }
+            for sample in request.samples  # type: ignore[attr-defined]
+        ],
+    }
+
+
+def main() -> None:
+    """Serve with the settings that a service gives uvicorn."""
+    parser = argparse.ArgumentParser(description="A bare FastAPI route to compare with.")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--burn", action="store_true", help="beside a thread that burns CPU")
+    args = parser.parse_args()
+    sys.setswitchinterval(0.0005)
+    if args.burn:
+        threading.Thread(target=burn, args=(float("inf"),), daemon=True).start()
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_config=None, access_log=False)
+
+
+if __name__ == "__main__":
+    main()

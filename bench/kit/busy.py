@@ -1,0 +1,39 @@
+"""The fake backend with a model that burns CPU in Python, and so competes for the interpreter, in
+place of one that sleeps as a GPU's would.
+
+    python -m bench.kit.busy --port 8010 --seconds-per-batch 0.02
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.fake import FakeBackend, FakeSettings
+
+
+class BusyBackend(FakeBackend):
+    """`seconds_per_batch` are burnt."""
+
+    def __init__(self, settings: FakeSettings) -> None:
+        super().__init__(settings.service)
+        self.burn_s = settings.seconds_per_batch
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Burn, then score."""
+        burn(self.burn_s)
+        return super().forward(batch)
+
+
+def burn(seconds: float) -> None:
+    """Hold the interpreter for so long, or as long as others let it go."""
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        pass
+
+
+if __name__ == "__main__":
+    from scorekit.server.http.run import main
+
+    main(FakeSettings, BusyBackend)

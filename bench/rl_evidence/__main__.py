@@ -1,0 +1,176 @@
+"""Does the trainer learn what it is rewarded for? Arms, seeds, a control, and what they became.
+
+    python -m bench.rl_evidence            # all runs; what stands in runs/evidence is not run again
+    python -m bench.rl_evidence --only both --only shuffled
+    python -m bench.rl_evidence --report   # docs/evidence.md anew, from bench/results alone
+
+Each run is `python -m trainer train` on the demo policy against both demo services over HTTP. Its
+checkpoints are then measured on held-out sources that nothing was tuned on, with the true services.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from bench.common import RESULTS, ROOT, WORK, machine
+from bench.rl_evidence.arms import ARMS, CONFIG, HELD_OUT, Arm, Plan, make_plan, overrides
+from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
+
+
+def train(settings: list[str], urls: dict[str, str], log: Path) -> float:
+    """`python -m trainer train` in a process of its own; returns its seconds."""
+    command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
+    for setting in settings:
+        command += ["--set", setting]
+    named = {f"{name.upper()}_URL": url for name, url in urls.items()}
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=child_environment() | named,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait()
+        finally:
+            end(process)
+    if code:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise UserError(f"the trainer ended with exit code {code}; the end of {log}:\n{tail}")
+    return time.monotonic() - started
+
+
+class Bench:
+    """Services, held-out sources, and the runs of a plan."""
+
+    def __init__(self, plan: Plan, urls: dict[str, str]) -> None:
+        from bench.rl_evidence.measure import Measure, Probe
+        from scorekit.config import load_config
+        from trainer.translation.config import TrainerConfig
+        from trainer.translation.data import load_examples
+
+        self.plan, self.urls = plan, urls
+        self.console = Console(stderr=True)
+        true_urls = [f"reward.{name}_urls={url}" for name, url in urls.items()]
+        # weight 1, so that what is measured is the unweighted penalty of a token
+        shown = ["reward.w_xcomet_span=1", "reward.guards.shown=true"]
+        cfg = load_config(TrainerConfig, CONFIG, [*plan.settings, *true_urls, *shown])
+        self.measure = Measure(cfg, load_examples(HELD_OUT, limit=plan.limit))
+        path = plan.folder / "probe.jsonl"
+        found = Probe.load(path)
+        if found is None:
+            found = self.measure.make_probe()
+            found.save(path)
+        self.probe = found
+        start = plan.folder / "start.json"
+        if not start.is_file():
+            self.measure.checkpoint(str(cfg.policy.path), self.probe, start)
+
+    def run(self, name: str, seed: int) -> None:
+        """Train one run, unless it stands on disk."""
+        folder, arm = self.plan.folder / f"{name}-{seed}", ARMS[name]
+        settings = overrides(arm, seed, folder, self.plan)
+        done = folder / "trained.json"
+        if done.is_file() and json.loads(done.read_text())["settings"] == settings:
+            return
+        self.console.print(f"[bold]{arm.title}[/], seed {seed}: {self.plan.updates} updates")
+        log = self.plan.folder / f"{name}-{seed}.log"
+        with self._urls(arm, seed) as urls:
+            seconds = train(settings, urls, log)
+        for state in folder.glob("checkpoints/*/optimizer.pt"):
+            state.unlink()
+        done.write_text(json.dumps({"settings": settings, "seconds": seconds}), encoding="utf-8")
+        self.console.print(f"  trained in {seconds:.0f} s")
+
+    def measure_run(self, name: str, seed: int, updates: Sequence[int]) -> None:
+        """Measure the checkpoints of a run that were not yet."""
+        folder = self.plan.folder / f"{name}-{seed}"
+        for update in updates:
+            out = folder / f"measured-{update:06d}.json"
+            checkpoint = folder / f"checkpoints/step-{update:06d}"
+            trained = folder / "trained.json"
+            if not out.is_file() or out.stat().st_mtime < trained.stat().st_mtime:
+                self.measure.checkpoint(checkpoint, self.probe, out)
+
+    @contextlib.contextmanager
+    def _urls(self, arm: Arm, seed: int) -> Iterator[dict[str, str]]:
+        if not arm.shuffled:
+            yield self.urls
+            return
+        from bench.rl_evidence.control import shuffled
+
+        with shuffled(self.urls, self.probe.texts, seed) as urls:
+            yield urls
+
+
+def run_plan(plan: Plan, out: Path) -> None:
+    """All runs, each measured, and the results written after each."""
+    from bench.rl_evidence.summary import summarise
+
+    before = machine()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        urls = {
+            name: stack.enter_context(
+                running_service(name, plan.folder, "--model", str(ROOT / f"demo/models/{name}"))
+            )
+            for name in ("metricx", "xcomet")
+        }
+        bench = Bench(plan, urls)
+        for place, updates in enumerate(plan.measured):
+            for name, seed in plan.runs:
+                bench.run(name, seed)
+                bench.measure_run(name, seed, updates)
+                if place == 0:
+                    write_results(out, {"machine": before, **summarise(plan)})
+    write_results(out, {"machine": before, **summarise(plan)})
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """JSON, for people to read too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
+    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+) -> None:
+    """Train and measure what does not stand in runs/evidence; write results and page."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    exit_on_sigterm()
+    out = (WORK if quick else RESULTS) / "rl_evidence.json"
+    with clean_exit():
+        unknown = sorted(set(only or []) - set(ARMS))
+        if unknown:
+            raise UserError(f"--only: no arm {unknown[0]!r}; known: {', '.join(ARMS)}")
+        if not report:
+            run_plan(make_plan(quick, only or [], seeds or [1, 2, 3]), out)
+        results = json.loads(out.read_text(encoding="utf-8"))
+        from bench.rl_evidence.report import show, write_page
+
+        show(results)
+        if not quick:
+            write_page(results)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,271 @@
+"""The tables and pictures of docs/evidence.md, from bench/results/rl_evidence.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from bench.common import ROOT
+from bench.rl_evidence.arms import ARMS
+from scorekit.errors import UserError
+from scorekit.report.page import picture
+
+PAGE = ROOT / "docs/evidence.md"
+PICTURES = ROOT / "docs/evidence"
+BEGIN = "<!-- written by `python -m bench.rl_evidence --report` -->"
+END = "<!-- end of what is written -->"
+
+#: Own reward above the start by so many paired standard errors counts as learned.
+LEARNED = 5.0
+_COLOURS = {"metricx": "C0", "spans": "C1", "both": "C2", "shuffled": "C7"}
+
+Run = dict[str, Any]
+
+
+def show(results: dict[str, Any]) -> None:
+    """The tables on the terminal."""
+    Console(width=160).print(Markdown(tables(results)))
+
+
+def write_page(results: dict[str, Any]) -> Path:
+    """Put tables and pictures into docs/evidence.md; the prose around them stays."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"{PAGE}: the marks {BEGIN!r} and {END!r} are missing")
+    names = write_pictures(results)
+    pictures = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in names)
+    body = f"{tables(results)}\n\n{pictures}"
+    PAGE.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}", encoding="utf-8")
+    return PAGE
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def tables(results: dict[str, Any]) -> str:
+    """All tables, in Markdown."""
+    runs = results["runs"]
+    arms = [run for run in runs if not ARMS[run["arm"]].ablation]
+    shown = [run for run in runs if ARMS[run["arm"]].ablation]
+    compared = [
+        run for run in arms if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
+    ]
+    parts = [
+        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
+        f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
+        "### Own reward",
+        reward_table(arms),
+        "### Against the references",
+        quality_table(arms, results["start"]),
+        "### Tokens that the start policy was penalised for",
+        probe_table(arms),
+        "### Where chrF changes: sources by what was wrong at the start",
+        fault_table(arms),
+        "### Ablations (seed 1)",
+        reward_table([*compared, *shown]),
+        quality_table([*compared, *shown], results["start"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def reward_table(runs: Sequence[Run]) -> str:
+    """Whether each run gets more of what it was rewarded for."""
+    head = [
+        "arm",
+        "seed",
+        "own reward, start",
+        "end",
+        "change",
+        "standard error",
+        "change in standard errors",
+        f"{LEARNED:g} or more",
+    ]
+    rows = []
+    for run in runs:
+        own = run["own_reward"]
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                f"{own['before']:.3f}",
+                f"{own['after']:.3f}",
+                f"{own['change']:+.3f}",
+                f"{own['standard_error']:.3f}",
+                f"{own['errors']:+.1f}",
+                "yes" if own["errors"] >= LEARNED else "no",
+            ]
+        )
+    return _table(head, rows)
+
+
+def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
+    """What else became of the translations; the first row is the policy that all began with."""
+    head = [
+        "arm",
+        "seed",
+        "chrF",
+        "change [95 %]",
+        "BLEU",
+        "change [95 %]",
+        "MetricX",
+        "xCOMET",
+        "penalty a token",
+        "spans",
+        "critical",
+        "tokens",
+        "Korean letters",
+        "copied",
+        "empty",
+        "KL",
+    ]
+    rows = [["start", "", _n(start["chrf"], 2), "", _n(start["bleu"], 2), "", *_rest(start), ""]]
+    for run in runs:
+        end = run["curve"][-1]
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                _n(end["chrf"], 2),
+                _with_interval(run["changes"]["chrf"]),
+                _n(end["bleu"], 2),
+                _with_interval(run["changes"]["bleu"]),
+                *_rest(end),
+                _n(run["kl"], 2),
+            ]
+        )
+    return _table(head, rows)
+
+
+def _rest(figures: dict[str, Any]) -> list[str]:
+    digits = {
+        "metricx_score": 2,
+        "xcomet_score": 3,
+        "penalty": 2,
+        "spans": 2,
+        "spans_CRITICAL": 2,
+        "tokens": 1,
+    }
+    shares = ("korean", "copied", "empty")
+    return [_n(figures[name], d) for name, d in digits.items()] + [
+        f"{100 * figures[name]:.0f} %" for name in shares
+    ]
+
+
+def probe_table(runs: Sequence[Run]) -> str:
+    """How likely the start policy's own tokens still are."""
+    head = [
+        "arm",
+        "seed",
+        "log-prob. of penalised tokens, start",
+        "end",
+        "of other tokens, start",
+        "end",
+        "penalised against others, change [95 %]",
+        "probability of penalised tokens",
+        "of other tokens",
+    ]
+    rows = []
+    for run in runs:
+        probe = run["probe"]
+        gap = probe["gap_logp"]
+        hit, free = probe["hit_logp"], probe["free_logp"]
+        rows.append(
+            [
+                run["title"],
+                str(run["seed"]),
+                _n(hit["before"], 2),
+                _n(hit["after"], 2),
+                _n(free["before"], 2),
+                _n(free["after"], 2),
+                _with_interval(gap),
+                *(
+                    f"{probe[name]['before']:.3f} → {probe[name]['after']:.3f}"
+                    for name in ("hit_p", "free_p")
+                ),
+            ]
+        )
+    return _table(head, rows)
+
+
+def fault_table(runs: Sequence[Run]) -> str:
+    """The sources in three groups, by what the start policy made of them."""
+    names = list(runs[0]["groups"]) if runs else []
+    head = ["arm", "seed"]
+    for name in names:
+        count = runs[0]["groups"][name]["sources"]
+        head += [f"{name} ({count}): chrF", "MetricX", "length"]
+    rows = []
+    for run in runs:
+        groups = [run["groups"][name] for name in names]
+        cells = [
+            f"{group[key][0]:.{d}f} → {group[key][1]:.{d}f}"
+            for group in groups
+            for key, d in (("chrf", 1), ("metricx_score", 1), ("length", 2))
+        ]
+        rows.append([run["title"], str(run["seed"]), *cells])
+    return _table(head, rows)
+
+
+def _with_interval(change: dict[str, Any]) -> str:
+    low, high = change["interval"]
+    return f"{change['after'] - change['before']:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def _n(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -- pictures -----------------------------------------------------------------------------------
+
+
+def write_pictures(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Write docs/evidence/*.svg; returns (file name without suffix, title) of each."""
+    runs = [run for run in results["runs"] if run["arm"] in _COLOURS]
+    wanted: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
+        ("chrf", "held-out chrF", lambda point: point["chrf"]),
+        ("metricx", "MetricX reward (5 - score)", lambda point: 5.0 - point["metricx_score"]),
+        ("penalty", "span penalty of a token", lambda point: point["penalty"]),
+        (
+            "penalised",
+            "log-probability: penalised minus other tokens",
+            lambda point: point["probe_gap"],
+        ),
+    )
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    names = []
+    for name, title, value in wanted:
+        drawn = picture(title, "update", partial(_curves, runs, value))
+        if drawn is not None:
+            (PICTURES / f"{name}.svg").write_text(drawn, encoding="utf-8")
+            names.append((name, title))
+    return names
+
+
+def _curves(runs: Sequence[Run], value: Callable[[dict[str, Any]], float], axes: Any) -> int:
+    """A line a run, a colour an arm."""
+    named: set[str] = set()
+    for run in runs:
+        points = [(point["update"], value(point)) for point in run["curve"]]
+        label = None if run["arm"] in named else run["title"]
+        named.add(run["arm"])
+        axes.plot(
+            *zip(*points, strict=True),
+            color=_COLOURS[run["arm"]],
+            label=label,
+            linewidth=1.1,
+            marker=".",
+            markersize=3,
+        )
+    return len(runs)

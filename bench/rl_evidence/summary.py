@@ -1,0 +1,239 @@
+"""From the files of the runs to the figures of bench/results/rl_evidence.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.rl_evidence.arms import ARMS, HELD_OUT, Arm, Plan
+from trainer.runs.figures import mean_of
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.evaluation.compare import (
+    bootstrap_differences,
+    compare_policies,
+    paired_standard_error,
+)
+from trainer.translation.evaluation.quality import reference_figures
+
+Line = Mapping[str, Any]
+
+_LAST = 10  # updates whose mean KL is reported
+#: Of the start policy's translations: a fault has this share of the letters at least, or the length
+#: is at most this share of the reference's.
+_UNTRANSLATED, _SHORT = 0.5, 0.6
+
+
+def summarise(plan: Plan) -> dict[str, Any]:
+    """Figures of all runs that were trained and measured."""
+    start = _read(plan.folder / "start.json")
+    sources = [line["rollout"]["src_text"] for line in read_jsonl(plan.folder / "probe.jsonl")]
+    runs = [run_figures(name, seed, plan, start, sources) for name, seed in _runs(plan.folder)]
+    return {
+        "held_out": HELD_OUT.name,
+        "sources": len(start["sources"]),
+        "updates": plan.updates,
+        "settings": plan.settings,
+        "start": figures(start["sources"]),
+        "runs": runs,
+    }
+
+
+def run_figures(
+    name: str, seed: int, plan: Plan, start: dict[str, Any], sources: Sequence[str]
+) -> dict[str, Any]:
+    """One run: its curve, and start against end on the same sources.
+
+    sources: of the probe's samples.
+    """
+    arm, folder = ARMS[name], plan.folder / f"{name}-{seed}"
+    measured = {0: start} | {
+        int(path.stem.split("-")[1]): _read(path) for path in _measured(folder)
+    }
+    curve = [
+        {"update": update, "probe_gap": probe_gap(found["probe"]), **figures(found["sources"])}
+        for update, found in sorted(measured.items())
+    ]
+    end = measured[max(measured)]
+    compared = compare_policies(start["sources"], end["sources"])["all"]
+    log = read_jsonl(folder / "log.jsonl")
+    kl = [line["kl_ref_k3"] for line in log[-_LAST:] if line["kl_ref_k3"] is not None]
+    return {
+        "arm": name,
+        "title": arm.title,
+        "seed": seed,
+        "settings": list(arm.settings),
+        "seconds": _read(folder / "trained.json")["seconds"],
+        "updates": len(log),
+        "kl": mean_of(kl),
+        "training_coverage": mean_of([line["reward_coverage"] for line in log]),
+        "curve": curve,
+        "own_reward": own_change(start["sources"], end["sources"], arm),
+        "changes": {
+            figure.key: {
+                "before": figure.first,
+                "after": figure.second,
+                "change": figure.difference,
+                "interval": [figure.low, figure.high],
+            }
+            for figure in compared
+        },
+        "groups": by_fault(start["sources"], end["sources"]),
+        "probe": probe_changes(start["probe"], end["probe"], sources),
+    }
+
+
+def own_reward(line: Line, arm: Arm) -> float | None:
+    """What the arm rewards, of one translation: w_metricx (5 - MetricX) + w_span times the mean
+    penalty of a token. None where a score that it needs is missing."""
+    reward = 0.0
+    if arm.w_metricx:
+        if line["metricx_score"] is None:
+            return None
+        reward += arm.w_metricx * (5.0 - line["metricx_score"])
+    if arm.w_span:
+        if line["penalty"] is None:
+            return None
+        reward += arm.w_span * line["penalty"]
+    return reward
+
+
+def own_change(first: Sequence[Line], last: Sequence[Line], arm: Arm) -> dict[str, Any]:
+    """The arm's own reward before and after, over the sources that have both; `errors`: the change
+    in paired standard errors."""
+    rewards = [(own_reward(a, arm), own_reward(b, arm)) for a, b in zip(first, last, strict=True)]
+    both = [(a, b) for a, b in rewards if a is not None and b is not None]
+    change = paired_standard_error([b - a for a, b in both])
+    return {
+        "sources": len(both),
+        "before": mean_of([a for a, _ in both]),
+        "after": mean_of([b for _, b in both]),
+        "change": change.mean,
+        "standard_error": change.standard_error,
+        "errors": change.errors,
+    }
+
+
+def figures(lines: Sequence[Line]) -> dict[str, Any]:
+    """Means over the held-out sources, each over those that have it; corpus chrF and BLEU.
+
+    coverage: share that both services scored. korean: share of letters in the target's script, of
+    translations that are not empty.
+    """
+    texts = [line["mt"] for line in lines]
+    quality = reference_figures([line["pair"] for line in lines], texts, [x["ref"] for x in lines])
+    spans = [line["error_spans"] for line in lines if line["error_spans"] is not None]
+    scored = [line["metricx_score"] is not None and line["penalty"] is not None for line in lines]
+    return {
+        "chrf": quality["chrf"],
+        "bleu": quality["bleu"],
+        **{key: _mean(lines, key) for key in ("metricx_score", "xcomet_score", "penalty")},
+        "spans": mean_of([len(found) for found in spans]),
+        "spans_CRITICAL": mean_of(
+            [sum(span["severity"] == "CRITICAL" for span in found) for found in spans]
+        ),
+        "tokens": _mean(lines, "tokens"),
+        "cut": mean_of([line["finish_reason"] == "length" for line in lines]),
+        "empty": mean_of([not text for text in texts]),
+        "korean": mean_of([1.0 - line["guards"]["script"] for line in lines if line["mt"]]),
+        "copied": mean_of([line["guards"]["copy"] for line in lines]),
+        "coverage": mean_of(scored),
+    }
+
+
+def start_fault(line: Line) -> str:
+    """What was wrong with a translation of the start policy, as far as plain means can see."""
+    if max(line["guards"]["script"], line["guards"]["copy"]) >= _UNTRANSLATED:
+        return "untranslated"
+    return "short" if len(line["mt"]) <= _SHORT * len(line["ref"]) else "neither"
+
+
+def by_fault(first: Sequence[Line], last: Sequence[Line]) -> dict[str, dict[str, Any]]:
+    """[before, after] of corpus chrF, MetricX and the mean length (characters, as a share of the
+    reference's), for the sources of each `start_fault`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("untranslated", "short", "neither"):
+        chosen = [i for i, line in enumerate(first) if start_fault(line) == name]
+        if not chosen:
+            continue
+        both = [[lines[i] for i in chosen] for lines in (first, last)]
+        means = [figures(lines) for lines in both]
+        found[name] = {
+            "sources": len(chosen),
+            "chrf": [mean["chrf"] for mean in means],
+            "metricx_score": [mean["metricx_score"] for mean in means],
+            "length": [
+                mean_of([len(line["mt"]) / len(line["ref"]) for line in lines]) for lines in both
+            ],
+        }
+    return found
+
+
+def probe_gap(probe: Sequence[Mapping[str, float]]) -> float:
+    """Mean log-probability of the penalised tokens of the start policy's samples, minus that of
+    their other tokens."""
+    total = {key: sum(line[key] for line in probe) for key in probe[0]}
+    return total["hit_logp"] / total["hit_n"] - total["free_logp"] / total["free_n"]
+
+
+def probe_changes(
+    before: Sequence[Mapping[str, float]],
+    after: Sequence[Mapping[str, float]],
+    sources: Sequence[str],
+) -> dict[str, Any]:
+    """Mean log-probability (`logp`) and probability (`p`) of penalised (`hit`) and other (`free`)
+    tokens under two policies, and the `gap`: how much more those of penalised tokens changed. 95 %
+    intervals by bootstrap over sources. sources: of each sample."""
+    places = {source: place for place, source in enumerate(dict.fromkeys(sources))}
+    keys = list(before[0])
+    sums_N2S = np.zeros((len(places), 2, len(keys)))
+    for policy, lines in enumerate((before, after)):
+        for line, source in zip(lines, sources, strict=True):
+            sums_N2S[places[source], policy] += [line[key] for key in keys]
+
+    def mean(kind: str, value: str, sums: Any) -> float:
+        return float(sums[keys.index(f"{kind}_{value}")] / max(1.0, sums[keys.index(f"{kind}_n")]))
+
+    def gap(value: str, sums: Any) -> float:
+        return mean("hit", value, sums) - mean("free", value, sums)
+
+    start, end = sums_N2S.sum(axis=0)
+    found: dict[str, Any] = {
+        f"{kind}_tokens": int(start[keys.index(f"{kind}_n")]) for kind in ("hit", "free")
+    }
+    for value in ("logp", "p"):
+        parts = {kind: partial(mean, kind, value) for kind in ("hit", "free")}
+        for name, score in (parts | {"gap": partial(gap, value)}).items():
+            low, high = np.quantile(bootstrap_differences(sums_N2S, score), [0.025, 0.975])
+            found[f"{name}_{value}"] = {
+                "before": score(start),
+                "after": score(end),
+                "interval": [float(low), float(high)],
+            }
+    return found
+
+
+def _runs(folder: Path) -> list[tuple[str, int]]:
+    """(arm, seed) of what was measured, also by another plan: arm by arm."""
+    return [
+        (name, int(path.name.removeprefix(f"{name}-")))
+        for name in ARMS
+        for path in sorted(folder.glob(f"{name}-[0-9]*"))
+        if _measured(path)
+    ]
+
+
+def _measured(folder: Path) -> list[Path]:
+    return sorted(folder.glob("measured-*.json"))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _mean(lines: Sequence[Line], key: str) -> float | None:
+    return mean_of([line[key] for line in lines if line[key] is not None])

@@ -1,0 +1,190 @@
+"""How many candidates a second can one driver process feed, when nobody it asks costs time?
+
+The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
+their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
+
+    python -m bench.synth.driver [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from bench.common import WORK, Figure, quiet_logs, run, service
+from demo.processes import free_port
+from synth.config import SynthConfig
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.drive.processes import run_map_stage_on_processes
+from synth.folder.begin import begin
+from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.record import source_id
+from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.score_select_best import ScoreSelectBest
+
+CANDIDATES = 128
+WORDS = 100  # a candidate; about 150 tokens
+#: 8 GPUs make about 50 candidates a second; one driver should feed 20 times that.
+AIM = 1000
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    sources = 200 if quick else 2000
+    out_dir = WORK / "synth-driver"
+    shutil.rmtree(out_dir, ignore_errors=True)
+    _write_sources(out_dir, sources, "select_sources")
+    flags = ("--cache", "memory", "--log-level", "error")
+    with _teacher() as teacher_url, service("scorekit.server.fake", *flags) as (_, url):
+        cfg = SynthConfig.model_validate(
+            {
+                "run": {"out_dir": str(out_dir)},
+                "data": {"src_lang": "eng", "tgt_lang": "kor"},
+                "teacher": {"base_url": teacher_url, "model": "teacher"},
+                "final_generation": {"num_candidates": CANDIDATES},
+                "metricx": {"url": url, "checkpoint": "fake-metricx", "batch_size": 128},
+            }
+        )
+        yield from _prefilter(cfg, 10 * sources)
+        for stage in (Generate128(), ScoreSelectBest()):
+            ctx = Context(cfg, out_dir)
+            manifest = begin(stage, [], ctx)
+            started, cpu = time.perf_counter(), time.process_time()
+            asyncio.run(run_map_stage(stage, manifest, ctx))
+            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+            made = sources * CANDIDATES
+            assert ctx.stats.records_out == sources, ctx.stats
+            yield Figure(
+                f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
+                "source",
+                made / seconds,
+                "candidates/s",
+                at_least=AIM,
+                details={"candidates": made, "seconds": seconds, "driver_cpu_s": cpu},
+            )
+    shutil.rmtree(out_dir, ignore_errors=True)
+
+
+def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
+    """Two translations and two scores of each source: the stage with most requests a record."""
+    seconds = {}
+    for processes in (1, 2):
+        out_dir = cfg.run.out_dir.with_name(f"{cfg.run.out_dir.name}-{processes}")
+        shutil.rmtree(out_dir, ignore_errors=True)
+        run_config = cfg.run.model_copy(update={"out_dir": out_dir})
+        _write_sources(out_dir, sources, "sample_sources")
+        ctx, stage = Context(cfg.model_copy(update={"run": run_config}), out_dir), PrefilterScore()
+        manifest = begin(stage, [], ctx)
+        started, cpu = time.perf_counter(), _cpu_s()
+        run_map_stage_on_processes(stage, manifest, ctx, processes)
+        seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu
+        assert ctx.stats.records_out == sources, ctx.stats
+        shutil.rmtree(out_dir)
+        yield Figure(
+            f"prefilter_score, driver processes: {processes}",
+            sources / cpu,
+            "records a CPU second",
+            details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},
+        )
+    yield Figure(
+        "  two against one, by the clock (the servers run on the same cores)",
+        seconds[1] / seconds[2],
+        "times",
+        details={"cores": os.cpu_count()},
+    )
+
+
+def _cpu_s() -> float:
+    """Of this process and of its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _write_sources(out_dir: Any, count: int, stage: str) -> None:
+    folder = StageFolder(out_dir, stage)
+    per_shard = 200
+    shards = -(-count // per_shard)
+    folder.set_manifest({"stage": folder.name, "digest": digest_of(count), "shards": shards})
+    for index in range(shards):
+        with ShardWriter(folder.shard(index)) as shard:
+            for number in range(index * per_shard, min(count, (index + 1) * per_shard)):
+                text = f"Sentence {number} is to be translated. " + "It has more words. " * 15
+                shard.write(
+                    {
+                        "source_id": source_id(text),
+                        "source_text": text,
+                        "source_type": "sentence",
+                        "length_bucket_id": 0,
+                    }
+                )
+            folder.set_mark(index, {"records": shard.records, "digest": shard.commit()})
+
+
+@contextmanager
+def _teacher() -> Iterator[str]:
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve_teacher, args=(port,), daemon=True
+    )
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve_teacher(port: int) -> None:
+    words = " ".join(f"단어{i}" for i in range(WORDS))
+
+    async def chat(request: Request) -> JSONResponse:
+        body = json.loads(await request.body())
+        name = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=6).hexdigest()
+        choices = [
+            {
+                "index": i,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": f"{name} {body['seed'] + i} {words}."},
+            }
+            for i in range(body["n"])
+        ]
+        usage = {"prompt_tokens": 100, "completion_tokens": 150 * body["n"], "total_tokens": 0}
+        return JSONResponse(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "teacher",
+                "choices": choices,
+                "usage": usage,
+            }
+        )
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
+
+    app = Starlette(
+        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
+    )
+    uvicorn.run(app, port=port, log_level="error")
+
+
+if __name__ == "__main__":
+    quiet_logs()
+    run("synth_driver", __doc__, questions)

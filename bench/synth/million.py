@@ -1,0 +1,315 @@
+"""What would a million sources take of the driver: memory, hours by stage, disk?
+
+The whole command, from corpus to export, against a teacher, MetricX and a judge that are processes
+of their own and answer at once, as a function of what they are asked. So hours are the driver's own
+CPU: what it costs beside the models. A hundredth of the sources get 128 candidates each.
+
+    python -m bench.synth.million [--quick] [--sources N]
+
+A million sources are run with --sources 1000000. With fewer, what a million and a hundred million
+would take is reckoned from the CPU and the bytes a record, which stand beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from demo.processes import free_port
+from scorekit.config import load_config
+from synth.config import SynthConfig
+from synth.folder.stats import STAGES, process_figures
+from synth.folder.store import StageFolder
+from synth.report.estimate import plan
+
+SOURCES, QUICK = 20_000, 1000
+CANDIDATES = 128
+#: One of so many sources is selected, as 10,000 of a million are.
+SELECTED = 100
+LOOK_S = 1.0
+#: Megabytes that a driver may grow by over a hundred thousand sources: a million then fit anywhere.
+MOST_GROWTH = 10.0
+
+
+def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
+    """All figures of this script."""
+    sources = sources or (QUICK if quick else SOURCES)
+    folder = WORK / "synth-million"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_corpus(folder / "corpus", sources)
+    flags = ("--cache", "memory", "--log-level", "error")
+    with (
+        _teacher() as teacher,
+        service("scorekit.server.fake", *flags) as (_, metricx),
+        service("services.judge", *flags) as (_, judge),
+    ):
+        config = write_config(folder, sources, teacher, metricx, judge)
+        looked = _run(config)
+    out_dir = folder / "run"
+    told = {name: process_figures(StageFolder(out_dir, name)) for name in STAGES}
+    yield from _memory(looked, told, sources)
+    yield from _hours(told, sources, looked[-1][0] - looked[0][0])
+    yield from _disk(out_dir, sources)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(config: Path) -> list[tuple[float, int]]:
+    """The whole command in a process of its own; (moment, bytes that it holds) until it ends."""
+    command = [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all"]
+    looked: list[tuple[float, int]] = []
+    with (config.parent / "driver.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        while process.poll() is None:
+            held = _resident(process.pid)
+            if held:
+                looked.append((time.time(), held))
+            time.sleep(LOOK_S)
+    said = (config.parent / "driver.log").read_text(errors="replace")[-2000:]
+    assert process.returncode == 0, said
+    return looked
+
+
+def _resident(pid: int) -> int:
+    """Bytes in memory of a process and of those that it started."""
+    family, found = {pid}, 0
+    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if int(entry.name) in family or parent in family:
+                family.add(int(entry.name))
+                found += int((entry / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):  # it ended meanwhile
+            continue
+    return found
+
+
+def _memory(
+    looked: list[tuple[float, int]], told: dict[str, Any], sources: int
+) -> Iterator[Figure]:
+    """How the driver's memory went over the stage that sees every source and asks twice for it."""
+    peak = max(held for _, held in looked) / 2**20
+    began, seconds = told["prefilter_score"]["began"], told["prefilter_score"]["seconds"]
+    # Its first third fills windows and caches.
+    inside = [(t, held) for t, held in looked if began + seconds / 3 <= t <= began + seconds]
+    growth = None
+    shown = inside[:: max(1, len(inside) // 50)]
+    if len(inside) >= 10:
+        growth = _slope(inside) * seconds / sources * 100_000 / 2**20
+    yield Figure(
+        "growth of the driver's memory over prefilter_score, 100,000 sources",
+        growth,
+        "MB",
+        at_most=MOST_GROWTH,
+        note="too short to tell",
+        details={
+            "looks": len(inside),
+            "seconds": seconds,
+            "sources": sources,
+            "megabytes": [round(held / 2**20, 1) for _, held in shown],
+        },
+    )
+    yield Figure(f"most memory of the driver and its processes, {sources:,} sources", peak, "MB")
+
+
+def _slope(points: list[tuple[float, int]]) -> float:
+    """Bytes a second, by least squares."""
+    middle_t = sum(t for t, _ in points) / len(points)
+    middle = sum(held for _, held in points) / len(points)
+    whole = sum((t - middle_t) ** 2 for t, _ in points)
+    return sum((t - middle_t) * (held - middle) for t, held in points) / whole
+
+
+def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figure]:
+    """CPU of each stage, as measured and as a million sources would take it."""
+    yield Figure(
+        f"the whole command, {sources:,} sources",
+        seconds / 3600,
+        "hours",
+        details={"wall_s": {n: t["seconds"] for n, t in told.items()}},
+    )
+    for name, figures in told.items():
+        cpu = figures["driver_cpu_s"]
+        yield Figure(
+            f"{name}: CPU of the driver for a million sources",
+            cpu * 1e6 / sources / 3600,
+            "hours",
+            details={
+                "cpu_s": cpu,
+                "wall_s": figures["seconds"],
+                "sources": sources,
+                "records": figures["records_done"],
+                "a_hundred_million_in_hours": cpu * 1e8 / sources / 3600,
+            },
+        )
+
+
+def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
+    """What stands when the run is done, and what the estimate had said."""
+    parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in STAGES}
+    parts |= {path.name: _size(path) for path in out_dir.iterdir() if path.name != "stages"}
+    whole = _size(out_dir)
+    yield Figure(
+        "disk of a million sources",
+        whole * 1e6 / sources / 1e9,
+        "GB",
+        details={
+            "bytes": parts,
+            "sources": sources,
+            "a_hundred_million_in_tb": whole * 1e8 / sources / 1e12,
+        },
+    )
+    made = plan(load_config(SynthConfig, out_dir / "config.yaml"))
+    gone = next(cost.disk_bytes for cost in made.costs if cost.stage == "generate_128")
+    yield Figure(
+        "disk that `estimate` tells, without candidates that went, against it",
+        (made.disk_bytes - gone) / whole,
+        "times",
+        at_least=0.5,
+        at_most=2.0,
+        details={"told": made.disk_bytes, "candidates": gone, "real": whole},
+    )
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+# -- what is read, and who is asked ----------------------------------------------------
+
+
+def write_corpus(folder: Path, sources: int, files: int = 8) -> None:
+    """MADLAD-shaped documents of sentences that all differ, half as many again as are wanted."""
+    folder.mkdir()
+    words = _words("src_text", 3)
+    for number in range(files):
+        rng = random.Random(number)
+        with gzip.open(folder / f"part-{number}.jsonl.gz", "wt", 1, encoding="utf-8") as file:
+            left = 3 * sources // (2 * files) + 1
+            while left > 0:
+                lines = [_sentence(rng, words) for _ in range(10)]
+                file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
+                left -= len(lines)
+
+
+def _sentence(rng: random.Random, words: list[str]) -> str:
+    return " ".join(rng.choices(words, k=rng.choice((8, 12, 20, 35, 60)))).capitalize() + "."
+
+
+def _words(key: str, least: int) -> list[str]:
+    """Words of the demo's texts, in the order of the alphabet."""
+    lines = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
+    every = {word for line in lines for word in json.loads(line)[key].split()}
+    return sorted(w for w in every if w.isalpha() and len(w) >= least and w.lower() == w)
+
+
+def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: str) -> Path:
+    """A config of all seven stages, as the requirement's example has it."""
+    config: dict[str, Any] = {
+        "run": {"out_dir": str(folder / "run")},
+        "data": {
+            "files": [str(folder / "corpus/*.jsonl.gz")],
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": sources,
+            "target_examples_total": max(1, sources // SELECTED),
+        },
+        "teacher": {"base_url": teacher, "model": "teacher", "max_concurrency": 64},
+        "final_generation": {
+            "num_candidates": CANDIDATES,
+            "store_top_k": 4,
+            "blob": {"blob_ratio": 0.0, "enabled": False},
+        },
+        "metricx": {"url": metricx, "checkpoint": "fake-metricx", "batch_size": 128},
+        "filters": {"llm_judge": {"url": judge}, "on_reject": "next_best"},
+    }
+    path = folder / "c.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _teacher() -> Iterator[str]:
+    """An OpenAI-compatible server that answers at once, in a process of its own."""
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve_teacher, args=(port,), daemon=True
+    )
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve_teacher(port: int) -> None:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    words = _words("ref_text", 2)
+
+    async def chat(request: Request) -> JSONResponse:
+        body = json.loads(await request.body())
+        asked = body["messages"][-1]["content"].rpartition("\n")[2]
+        rng = random.Random(f"{asked}|{body['temperature']}|{body['seed']}")
+        count = max(3, len(asked) // 7)
+        texts = [" ".join(rng.choices(words, k=count)) + "." for _ in range(body.get("n") or 1)]
+        choices = [
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            for i, text in enumerate(texts)
+        ]
+        usage = {
+            "prompt_tokens": 100,
+            "completion_tokens": 2 * count * len(choices),
+            "total_tokens": 0,
+        }
+        return JSONResponse(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "teacher",
+                "choices": choices,
+                "usage": usage,
+            }
+        )
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
+
+    app = Starlette(
+        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
+    )
+    uvicorn.run(app, port=port, log_level="error")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--sources", type=int, default=None)
+    told, sys.argv[1:] = parser.parse_known_args()
+    quiet_logs()
+    run("synth_million", __doc__, lambda quick: questions(quick, told.sources))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,36 @@
+"""The proofs of bench/chaos/proofs.py in short: real processes, real signals, a real overload."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.chaos.proofs import kill_under_load, overload, poison
+from bench.kit.servers import running_service
+from scorekit.server.fake import FakeBackend
+
+
+async def within(seconds, work):
+    """Against a hang only; an idle machine needs a tenth of it."""
+    return await asyncio.wait_for(work, seconds)
+
+
+def test_no_answer_is_lost_doubled_or_wrong_when_services_are_killed_under_load():
+    found = asyncio.run(within(600, kill_under_load(sigterms=4, kills=2, callers=24)))
+    assert found["signals_that_met_work"] == found["signals"] == 6
+    assert found["asked"] == found["answered"] > 0
+    assert found["lost"] == found["doubled"] == found["wrong"] == found["bad_exits"] == 0
+
+
+def test_a_full_queue_refuses_and_answers_what_it_has_accepted():
+    backend = FakeBackend(seconds_per_batch=0.02)
+    with running_service(backend, max_queue_items=256) as url:
+        accepted, refused = asyncio.run(within(600, overload(url, refusals=20)))
+    assert accepted > 0
+    assert len(refused) >= 20
+
+
+def test_one_poison_sample_fails_alone_and_costs_few_calls_of_the_model():
+    good, failures, calls = poison(256)
+    assert good == 255
+    assert failures == ["model_failure"]
+    assert calls - 1 <= 2 * 8 + 1  # 256 is 2 to the power of 8

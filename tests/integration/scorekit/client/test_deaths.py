@@ -1,0 +1,242 @@
+"""A client whose request ends servers: real processes that die, and are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from tenacity import wait_random
+
+from bench.kit.servers import free_port, running_app, wait_ready, wait_until
+from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.client.transport import Deadline
+from scorekit.errors import ServiceUnreachable
+from scorekit.schemas import TranslationSample
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.http.settings import ServiceSettings
+from tests.kits.mortal import DEADLY, HEAVY
+from tests.kits.recording import Recorder
+
+FLAGS = ("--cache", "memory")
+
+
+@pytest.fixture(autouse=True)
+def no_long_pauses(monkeypatch):
+    """What is tested is how often a client asks, not how long it waits in between."""
+    monkeypatch.setattr("scorekit.client.transport._backoff", wait_random(0.01, 0.1))
+
+
+class Replica:
+    """A mortal service on one port, started again whenever it dies."""
+
+    def __init__(self):
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.deaths = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kits.mortal", "--port", str(port), *FLAGS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._count, daemon=True)
+        self._reader.start()
+
+    def _count(self):
+        for _ in self._process.stdout:
+            self.deaths += 1
+
+    def end(self):
+        """It and its present life."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._reader.join()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _replicas(count=2):
+    replicas = [Replica() for _ in range(count)]
+    try:
+        for replica in replicas:
+            wait_ready(replica.url)
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.end()
+
+
+def _died(replicas, times):
+    """A death is counted a moment after its client sees it."""
+    wait_until(lambda: sum(replica.deaths for replica in replicas) >= times)
+    assert sum(replica.deaths for replica in replicas) == times
+
+
+def _score_of(sample):
+    return fake_score(TranslationSample(src=sample["src"], mt=sample["mt"]), 25.0)
+
+
+def _samples(count):
+    return [{"id": f"n{i}", "src": f"s{i}", "mt": f"번역 {i}"} for i in range(count)]
+
+
+def _streamed(urls, samples, **settings):
+    async def run():
+        async with ScoringClient(urls, **settings) as client:
+            pairs = [pair async for pair in client.stream(samples)]
+        assert sorted(index for index, _ in pairs) == list(range(len(samples)))
+        return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sample_that_ends_its_server_fails_alone_after_four_deaths(stream):
+    samples = _samples(600)
+    samples[100]["mt"] += DEADLY
+    with _replicas() as replicas:
+        urls = [replica.url for replica in replicas]
+        if stream:
+            results = _streamed(urls, samples)
+        else:
+            with SyncScoringClient(urls) as client:
+                results = client.score(samples)
+        _died(replicas, 4)
+    failed = results.pop(100)
+    assert (failed.id, failed.error.type, failed.error.retryable) == (
+        "n100",
+        "model_failure",
+        False,
+    )
+    assert "4 times; it is not asked again" in failed.error.message
+    assert [r.score for r in results] == [_score_of(s) for i, s in enumerate(samples) if i != 100]
+
+
+def test_a_sample_asked_for_alone_is_asked_for_four_times():
+    """A server is also killed by hand: one break is no proof."""
+    with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
+        (failed,) = client.score([{"src": "s", "mt": DEADLY}])
+        assert failed.error.type == "model_failure"
+        (good,) = client.score(_samples(1))
+        assert good.ok
+        _died([replica], 4)
+
+
+def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
+    samples = _samples(64)
+    for index in (7, 8):  # in one batch of the model, and in two pieces
+        samples[index]["mt"] += HEAVY
+    with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
+        results = client.score(samples)
+        _died([replica], 2)
+    assert [r.score for r in results] == [_score_of(sample) for sample in samples]
+
+
+@contextlib.contextmanager
+def _behind_a_proxy():
+    """A service and a proxy that says, in its own words, that the replica is gone. Gives the URL
+    and what was asked over the deadly samples."""
+
+    def refuse(body):
+        if not any(sample["mt"] == DEADLY for sample in body["samples"]):
+            return None
+        deadly.append(body["samples"])
+        return 502, {}, b"<html>Bad Gateway</html>"
+
+    deadly: list[list[dict]] = []
+    recorder = Recorder(create_app(FakeBackend(), ServiceSettings(cache="memory")), refuse)
+    with running_app(recorder) as url:
+        wait_ready(url)
+        yield url, deadly
+
+
+def test_a_proxy_s_word_that_its_replica_is_gone_counts_as_well():
+    samples = [*_samples(40), {"src": "s", "mt": DEADLY}]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        results = client.score(samples)
+    assert results[40].error.type == "model_failure"
+    assert [r.score for r in results[:40]] == [_score_of(sample) for sample in samples[:40]]
+    assert [len(asked) for asked in deadly] == [41, 41, 2, 1]
+
+
+def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
+    samples = [{"src": f"s{i}", "mt": DEADLY} for i in range(10)]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        results = client.score(samples)
+    assert [r.error.type for r in results] == ["model_failure"] * 3 + ["upstream"] * 7
+    assert [len(asked) for asked in deadly] == [10, 10] + 3 * [1, 1]  # twice each alone
+
+
+def test_a_deadly_sample_is_remembered_for_the_next_call():
+    samples = [*_samples(10), {"id": "d", "src": "s", "mt": DEADLY}]
+    with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
+        for _ in range(3):  # as a trainer that tries again
+            results = client.score(samples)
+            assert [r.ok for r in results] == [True] * 10 + [False]
+            assert (results[10].id, results[10].error.type) == ("d", "model_failure")
+        assert len(deadly) == 4
+        client.score(samples, {"cache": False})  # another request, for all that is known
+    assert len(deadly) == 8
+
+
+def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call(monkeypatch):
+    """Servers take long to start: one call may see no more than one death."""
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+    deaths, up = [], threading.Event()
+    up.set()
+
+    async def dying(scope, receive, send):
+        path = scope.get("path")
+        if up.is_set() and path == "/v1/score":
+            deaths.append(path)
+            up.clear()
+        if not up.is_set() and path in ("/v1/info", "/v1/score"):
+            await send({"type": "http.response.start", "status": 502, "headers": []})
+            await send({"type": "http.response.body", "body": b"Bad Gateway"})
+            return
+        await service(scope, receive, send)
+
+    with running_app(dying) as url:
+        wait_ready(url)
+        with SyncScoringClient(url) as client:
+            client.limits()
+            # The deadline comes while the server is away, however fast the machine is.
+            monkeypatch.setattr(Deadline, "left", lambda self: 600.0 if up.is_set() else 0.0)
+            for _ in range(3):
+                with pytest.raises(ServiceUnreachable):
+                    client.score([{"src": "s", "mt": "m"}])
+                up.set()  # it was started again
+            for _ in range(2):
+                (failed,) = client.score([{"src": "s", "mt": "m"}])
+                assert failed.error.type == "model_failure"
+                up.set()
+    assert len(deaths) == 4
+
+
+def test_a_server_that_only_starts_anew_is_waited_for():
+    """While it starts, a proxy says 502 to everything: that is no fault of the sample's."""
+    service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
+    seen = []
+
+    async def starting(scope, receive, send):
+        path = scope.get("path", "")
+        seen.append(path)
+        asked = seen.count("/v1/score")
+        away = asked == 1 and seen.count("/v1/info") < 8  # from the first request on
+        if not away or path not in ("/v1/score", "/v1/info"):
+            return await service(scope, receive, send)
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body", "body": b"Bad Gateway"})
+
+    with running_app(starting) as url:
+        wait_ready(url)
+        with SyncScoringClient(url) as client:
+            (result,) = client.score(_samples(1))
+    assert result.ok and seen.count("/v1/score") == 2

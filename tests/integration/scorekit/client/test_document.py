@@ -1,0 +1,88 @@
+"""Every example of docs/clients.md runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.kit.judge import running_judge
+from bench.kit.servers import running_service
+from scorekit.adapters.verl import compute_score
+from scorekit.server.fake import FakeBackend
+
+TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SHELL = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+OURS = "http://127.0.0.1:8001"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_service(FakeBackend("metricx")) as url:
+        yield url
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python(code, url, capsys):
+    exec(compile(code.replace(OURS, url), "docs/clients.md", "exec"), {"__name__": "__example__"})
+    assert capsys.readouterr().out
+
+
+def test_the_comment_on_the_error_is_true(url, capsys):
+    (code,) = (code for code in PYTHON if "raise_for_failures" in code)
+    exec(code.replace(OURS, url), {"__name__": "__example__"})
+    assert "a 0 invalid_input\n" in capsys.readouterr().out
+
+
+def test_the_command(url, tmp_path):
+    (command,) = (code for code in SHELL if "scorekit score" in code and "--task" not in code)
+    (tmp_path / "in.jsonl").write_text('{"src": "a", "mt": "b"}\n')
+    _run(command.replace(OURS, url), tmp_path)
+    assert '"line":1,' in (tmp_path / "out.jsonl").read_text()
+
+
+def test_the_command_with_a_judge(tmp_path):
+    (command,) = (code for code in SHELL if "--task" in code)
+    (tmp_path / "in.jsonl").write_text('{"src": "The house is red.", "mt": "집은 빨간색이다."}\n')
+    with running_judge() as url:
+        _run(command.replace("http://127.0.0.1:8003", url), tmp_path)
+    assert '"pass":true' in (tmp_path / "verdicts.jsonl").read_text()
+
+
+def _run(command, folder):
+    words = [sys.executable, *shlex.split(command.replace("\\\n", " "))[1:]]
+    subprocess.run(words, cwd=folder, check=True, env=_here(), capture_output=True)
+
+
+def test_verl_s_settings(url):
+    (settings,) = (code for code in SHELL if "custom_reward_function" in code)
+    words = dict(word.split("=", 1) for word in shlex.split(settings.replace(OURS, url)))
+    given = {name.rsplit(".", 1)[1]: value for name, value in words.items()}
+    assert given.pop("path").endswith("/scorekit/adapters/verl.py")
+    assert given.pop("name") == compute_score.__name__
+    assert isinstance(compute_score("d", "b", "", {"src": "a"}, **given), float)
+
+
+def test_the_flags_of_the_adapter_s_server():
+    commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
+    shown = subprocess.run(
+        [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=_here() | {"COLUMNS": "200"},
+    )
+    assert len(commands) == 2  # OpenRLHF's and slime's
+    for command in commands:
+        for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
+            assert flag in shown.stdout
+
+
+def _here():
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}

@@ -1,0 +1,119 @@
+"""The client as a notebook uses it: inside a running loop, with a bar, on data frames."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import threading
+
+import pandas as pd
+import pytest
+
+from bench.kit.servers import running_service, wait_until
+from scorekit.client import SyncScoringClient
+from scorekit.errors import UserError
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_service(FakeBackend("xcomet")) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with SyncScoringClient(url, batch_size=10) as client:
+        yield client
+
+
+FRAME = pd.DataFrame(
+    {
+        "src": ["하나", "둘", "셋", "넷"],
+        "mt": ["wrong", "", "nan", "ok"],
+        "ref": ["r", None, math.nan, ""],
+        "system": ["a", "a", "b", "b"],
+    },
+    index=[7, 7, "x", 9],
+)
+
+
+def _score_of(src, mt, ref=None):
+    return fake_score(TranslationSample(src=src, mt=mt, ref=ref), 1.0)
+
+
+def test_a_frame_gets_its_columns_in_order_and_keeps_index_and_columns(client):
+    scored = client.score_frame(FRAME)
+    assert list(scored.index) == [7, 7, "x", 9]
+    assert list(scored.columns) == [*FRAME.columns, "score", "ok", "error", "error_spans"]
+    assert scored["score"].dtype == "float64" and scored["ok"].dtype == "bool"
+    one, two, three, four = scored.itertuples()
+    assert one.score == _score_of("하나", "wrong", "r")
+    assert two.score == _score_of("둘", "") and four.score == _score_of("넷", "ok")
+    assert math.isnan(three.score) and not three.ok and three.error.startswith("non_finite: ")
+    assert one.ok and one.error is None
+    assert one.error_spans[0]["text"] == "wrong" and three.error_spans is None
+    assert list(FRAME.columns) == ["src", "mt", "ref", "system"]  # the given frame is untouched
+
+
+def test_a_frame_of_strings_with_blanks_of_pandas_own_kind(client):
+    frame = pd.DataFrame({"src": ["a"], "mt": ["b"], "ref": [pd.NA]}, dtype="string")
+    assert client.score_frame(frame)["score"].tolist() == [_score_of("a", "b")]
+
+
+def test_metricx_frames_have_no_spans_and_an_empty_frame_stays_empty(client):
+    assert "error_spans" not in client.score_frame(FRAME[2:3])  # nothing good, no spans
+    empty = client.score_frame(FRAME[:0])
+    assert len(empty) == 0 and {"score", "ok", "error"} <= set(empty.columns)
+
+
+@pytest.mark.parametrize(
+    ("frame", "fault"),
+    [
+        (pd.DataFrame({"src": ["a"], "text": ["b"]}), "no column 'mt'; it has: src, text"),
+        (pd.DataFrame({"src": ["a", "b"], "mt": ["c", 5]}), r"row 1, column 'mt': 5 \(int\)"),
+        (pd.DataFrame({"src": ["a", None], "mt": ["c", "d"]}), "row 1, column 'src': "),
+        (pd.DataFrame({"src": ["a"], "mt": ["c"], "ref": [1.5]}), "row 0, column 'ref': 1.5"),
+    ],
+)
+def test_what_is_wrong_with_a_frame_is_said(client, frame, fault):
+    with pytest.raises(UserError, match=fault):
+        client.score_frame(frame)
+
+
+def test_inside_a_running_loop_with_a_bar(client, capsys):
+    async def cell():
+        asyncio.get_running_loop()  # as in a notebook
+        samples = [{"src": f"s{i}", "mt": "m"} for i in range(50)]
+        return client.score(samples, progress=True), client.score_frame(FRAME, progress=True)
+
+    results, frame = asyncio.run(cell())
+    assert [r.score for r in results] == [_score_of(f"s{i}", "m") for i in range(50)]
+    assert len(frame) == 4
+    out, err = capsys.readouterr()
+    assert "50/50" in err and "4/4" in err and "50/50" not in out
+
+
+def test_without_progress_nothing_is_printed(client, capsys):
+    client.score([{"src": "a", "mt": "b"}])
+    assert not capsys.readouterr().err
+
+
+def test_an_interrupt_gives_up_what_is_in_flight():
+    """A notebook's stop button: the service is not kept busy for nobody."""
+    backend = FakeBackend(seconds_per_batch=0.2)
+    samples = [{"src": f"s{i}", "mt": "m"} for i in range(200)]
+
+    def stop():
+        wait_until(lambda: backend.batches)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with running_service(backend) as url:
+        with SyncScoringClient(url, batch_size=1, max_in_flight=1) as client:
+            threading.Thread(target=stop).start()
+            with pytest.raises(KeyboardInterrupt):
+                client.score(samples)
+            (result,) = client.score([{"src": "after", "mt": "m"}])  # and the client lives on
+    assert result.ok and sum(backend.batches) < 200

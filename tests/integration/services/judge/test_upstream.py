@@ -1,0 +1,86 @@
+"""The judge keeps its upstream full: nobody waits for another one's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from fastapi import FastAPI, Request
+
+from bench.kit.judge import GOOD, judge, running_judge
+from bench.kit.servers import running_app
+
+PASS = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
+
+
+class Upstream:
+    """Answers at once, but for texts with "slow" in them, which wait for `go`."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.asked = []
+        self.app = FastAPI()
+        self.app.post("/v1/chat/completions")(self.chat)
+
+    async def chat(self, request: Request):
+        body = await request.json()
+        self.asked.append(body["messages"][1]["content"])
+        while "slow" in self.asked[-1] and not self.go.is_set():
+            await asyncio.sleep(0.01)
+            if await request.is_disconnected():
+                break
+        message = {"role": "assistant", "content": PASS}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "x", "object": "chat.completion", "choices": [choice]}
+
+
+@pytest.fixture
+def upstream():
+    return Upstream()
+
+
+def sample(text):
+    return GOOD | {"candidate": f"집 {text}"}
+
+
+def test_a_slow_answer_holds_up_no_other(upstream):
+    found = {}
+
+    def ask_slowly(url):
+        found["all"] = judge(url, *(sample(f"slow {i}") for i in range(3)), sample("fast"))
+
+    with (
+        running_app(upstream.app) as base,
+        running_judge(upstream=f"{base}/v1", max_concurrency=4) as url,
+    ):
+        asking = threading.Thread(target=ask_slowly, args=(url,))
+        asking.start()
+        try:
+            for i in range(8):  # more than fit beside the slow ones at once
+                (result,) = judge(url, sample(f"quick {i}"))
+                assert result["verdict"]["pass"]
+        finally:
+            upstream.go.set()
+        asking.join(60)
+    assert [result["score"] for result in found["all"]] == [1.0] * 4
+
+
+def test_no_more_are_asked_at_once_than_the_setting_says(upstream):
+    with (
+        running_app(upstream.app) as base,
+        running_judge(upstream=f"{base}/v1", max_concurrency=2) as url,
+    ):
+        texts = [sample(f"slow {i}") for i in range(6)]
+        results = []
+        asking = threading.Thread(target=lambda: results.extend(judge(url, *texts)))
+        asking.start()
+        deadline = threading.Event()
+        while len(upstream.asked) < 2:
+            assert not deadline.wait(0.01) and asking.is_alive()
+        deadline.wait(0.3)  # a third one would have come by now
+        assert len(upstream.asked) == 2
+        upstream.go.set()
+        asking.join(60)
+    assert len(results) == 6 and all(result["ok"] for result in results)

@@ -1,0 +1,34 @@
+"""The teacher and the scoring service of a file of tests, and a run that nothing disturbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import running_service
+from scorekit.server.fake import FakeBackend
+from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    fake = FakeOpenAI(respond=korean)
+    with fake.running() as url:
+        fake.url = url
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def metricx():
+    backend = FakeBackend("metricx")
+    with running_service(backend, cache="memory") as url:
+        backend.url = url
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, teacher, metricx):
+    out = tmp_path_factory.mktemp("undisturbed")
+    write_sources(out, TEXTS)
+    run(config(out, teacher, metricx))
+    return out

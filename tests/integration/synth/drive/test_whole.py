@@ -1,0 +1,140 @@
+"""The requirement's own test of the whole pipeline: 100 sources, 8 candidates, the schema."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from functools import cache
+
+import jsonschema
+import pyarrow.parquet
+import pytest
+import structlog
+import yaml
+from typer.testing import CliRunner
+
+from bench.kit.judge import running_judge
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import running_service
+from demo.madlad_shard import documents, write_shard
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+from synth.__main__ import app
+from synth.folder.stats import funnel
+from synth.folder.store import read_records
+from tests.kits.synth.driver import korean
+from tests.kits.synth.output import ROOT
+
+SOURCES, CANDIDATES = 100, 8
+
+
+@cache
+def references() -> dict[str, str]:
+    lines = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["src_text"]: row["ref_text"] for row in map(json.loads, lines)}
+
+
+def translated(body, seed):
+    """The true translation where the source has one, each sample with a word of its own; of every
+    tenth length a chatty one."""
+    asked = body["messages"][-1]["content"]
+    found = [ref for src, ref in references().items() if src in asked]
+    if not found:
+        return korean(body, seed)
+    chatter = "" if len(asked) % 10 else "Here is the translation: "
+    return chatter + " ".join(found) + (korean(body, seed)[:2] if body["temperature"] else "")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder, requests of the teacher) of a finished run."""
+    folder = tmp_path_factory.mktemp("whole")
+    shard = write_shard(folder / "madlad", documents("en"), lang="en")
+    teacher = FakeOpenAI(respond=translated)
+    kept = structlog.get_config()
+    with (
+        teacher.running() as teacher_url,
+        running_service(FakeBackend("metricx")) as metricx_url,
+        running_judge() as judge_url,
+    ):
+        cfg = {
+            "run": {"out_dir": str(folder / "run"), "shard_records": 40},
+            "data": {
+                "files": [str(shard)],
+                "src_lang": "en",
+                "tgt_lang": "ko",
+                "sample_pool_size": SOURCES,
+                "target_examples_total": SOURCES,
+            },
+            "teacher": {"base_url": teacher_url, "model": teacher.model},
+            "final_generation": {"num_candidates": CANDIDATES},
+            "metricx": {"url": metricx_url, "checkpoint": "fake-metricx"},
+            "filters": {"llm_judge": {"url": judge_url}},
+        }
+        (folder / "c.yaml").write_text(yaml.safe_dump(cfg))
+        command = ["run", "--config", str(folder / "c.yaml"), "--stage", "all"]
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+    structlog.configure(**kept)
+    assert done.exit_code == 0, done.output
+    return folder / "run", teacher.requests
+
+
+def test_every_row_is_of_the_schema(run):
+    folder, _ = run
+    schema = json.loads((ROOT / "synth/export/export.schema.json").read_bytes())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    rows = list(read_records(folder / "export/train.jsonl"))
+    assert SOURCES / 2 < len(rows) < SOURCES
+    for row in rows:
+        check.validate(row)
+        sample = TranslationSample(src=row["source_text"], mt=row["target_text"])
+        assert row["metricx_qe_score_best"] == fake_score(sample, 25.0)
+        told = row["prefilter"]
+        assert told["improvement"] == told["greedy"] - told["sample"]
+    assert pyarrow.parquet.read_table(folder / "export/train.parquet").to_pylist() == rows
+
+
+def test_the_teacher_was_asked_for_ten_translations_of_each_source(run):
+    _, requests = run
+    asked = Counter()
+    for request in requests:
+        asked[request.body["temperature"] > 0] += request.body.get("n", 1)
+    assert asked == {False: SOURCES, True: SOURCES * (1 + CANDIDATES)}
+
+
+def test_no_source_is_lost_between_the_stages(run):
+    folder, _ = run
+    counts = {stage.stage: stage for stage in funnel(folder)}
+    assert counts["sample_sources"].records_out == SOURCES
+    before = SOURCES
+    for name in list(counts)[1:]:
+        assert (
+            counts[name].records_in
+            == before
+            == counts[name].records_out + sum(counts[name].rejected.values())
+        )
+        before = counts[name].records_out
+    rows = [row["source_id"] for row in read_records(folder / "export/train.jsonl")]
+    lost = [record["source_id"] for record in read_records(folder / "rejected.jsonl")]
+    assert len({*rows, *lost}) == len(rows) + len(lost) == SOURCES
+
+
+def test_the_files_that_the_requirement_names_are_there(run):
+    folder, _ = run
+    for name in (
+        "sampled_sources.parquet",
+        "prefilter_candidates.jsonl",
+        "final_candidates_topk.jsonl",
+        "rejected.jsonl",
+        "stats.json",
+        "logs.txt",
+        "export/train.jsonl",
+        "export/train.parquet",
+    ):
+        assert os.path.getsize(folder / name), name
+    sampled = pyarrow.parquet.read_table(folder / "sampled_sources.parquet")
+    assert {"source_text", "length_bucket_id", "source_meta"} <= set(sampled.column_names)
+    prefiltered = list(read_records(folder / "prefilter_candidates.jsonl"))
+    assert len(prefiltered) == SOURCES and "improvement" in prefiltered[0]["prefilter"]

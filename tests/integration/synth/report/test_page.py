@@ -1,0 +1,163 @@
+"""What the report of a run tells: who did what, what became of whom and why, what it cost."""
+
+from __future__ import annotations
+
+import html
+import json
+import random
+import re
+
+import pytest
+
+from scorekit.config import save_config
+from synth.context import Context
+from synth.folder.store import StageFolder
+from synth.folder.totals import write_stats
+from synth.report.examples import Smallest, pick_examples
+from synth.report.page import write_report
+from tests.kits.synth.output import HOSTILE, config, make_run, run_export, run_filter, write_stage
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A run whose filter tried the next best candidate; its config."""
+    cfg = config(tmp_path / "run", filters={"on_reject": "next_best"})
+    cfg.run.out_dir.mkdir()
+    make_run(cfg.run.out_dir)
+    folder = StageFolder(cfg.run.out_dir, "score_select_best")
+    shards = []
+    for index in range(folder.shards()):
+        shards.append([])
+        for record in list(folder.records())[index * 4 : index * 4 + 4]:
+            good = {**record["topk"][0], "text": record["topk"][0]["text"].removeprefix("번역: ")}
+            second = {**good, "index": 7, "score": good["score"] + 1}
+            rescue = index == 0 and record["topk"][0]["text"] != good["text"]
+            shards[-1].append({**record, "topk": [*record["topk"], *([second] if rescue else [])]})
+    write_stage(folder, shards)
+    run_filter(cfg)
+    run_export(cfg)
+    save_config(cfg, cfg.run.out_dir / "config.yaml")
+    return cfg
+
+
+def page_of(cfg, **figures):
+    """The page, its tags taken away; and the page itself."""
+    ctx = Context(cfg, cfg.run.out_dir)
+    for name, value in figures.items():
+        setattr(ctx.stats, name, value)
+    write_stats(ctx, "format_filter")
+    page = write_report(cfg.run.out_dir).read_text()
+    body = page[page.index("<body>") :]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split()), page
+
+
+def test_it_names_pair_teacher_scorer_and_settings(done):
+    text, page = page_of(done)
+    for told in (
+        "English (en-US) → Korean (ko-KR)",
+        "served-name",
+        "org/metricx-24-tiny, abc123",
+        "8 a source, temperature 1",
+        "the next best of 2 candidates is tried",
+        "num_candidates: 8",
+    ):
+        assert told in text, told
+    assert 'lang="ko-KR"' in page
+
+
+def test_it_counts_each_type_and_length_through_the_stages(done):
+    text, _ = page_of(done)
+    rows = re.search(r"By type and length (.*?) Rejections", text)[1]
+    kept = list(StageFolder(done.run.out_dir, "format_filter").records())
+    sentences = sum(record["source_type"] == "sentence" for record in kept)
+    assert (
+        f"sentences 6 6 5 5 {sentences}" in rows
+        and f"blobs 6 6 5 5 {len(kept) - sentences}" in rows
+    )
+    assert "10 to 20 tokens" in rows
+
+
+def test_it_explains_reasons_and_shows_what_was_refused_beside_what_was_kept(done):
+    text, _ = page_of(done)
+    assert "The translation speaks of itself" in text
+    (rejected,) = pick_examples(done.run.out_dir).rejected
+    assert rejected["candidate"].startswith("번역:") and rejected["code"] == "meta_phrase"
+    beside = rejected["beside"]
+    assert beside["target_text"] in text.replace("  ", " ") or beside["target_text"][:20] in text
+    lost = next(StageFolder(done.run.out_dir, "format_filter").all_rejected())
+    assert beside["source_type"] == lost["source_type"]
+
+
+def test_it_tells_who_was_rescued_by_the_next_best(done):
+    text, _ = page_of(done)
+    assert "1 sources whose best candidate was refused, and a later one kept: meta_phrase 1" in text
+    (rescued,) = pick_examples(done.run.out_dir).rescued
+    assert rescued["refused"] == f"번역: {rescued['taken']}"
+    assert rescued["taken_score"] == rescued["refused_score"] + 1
+
+
+def test_it_tells_what_was_spent_and_what_was_not(done):
+    teacher = {
+        "requests": 1234,
+        "retries": 7,
+        "fallbacks": 3,
+        "failures": 2,
+        "prompt_tokens": 5000,
+        "completion_tokens": 90_000,
+        "choices": 8,
+    }
+    text, _ = page_of(done, teacher=teacher, answers_kept=4321)
+    row = re.search(r"format_filter \d+:\d\d:\d\d (.*?) Fall-backs", text)[1]
+    assert row.split() == ["1,234", "5,000", "90,000", "7", "3", "2", "–", "–", "4,321"]
+
+
+def test_it_tells_of_documents_that_could_not_be_read(done):
+    path = StageFolder(done.run.out_dir, "sample_sources").path / "counts.json"
+    counts = json.loads(path.read_text())
+    broken = [{"line": 7, "code": "broken_json", "reason": HOSTILE}]
+    counts |= {
+        "unreadable": {"broken_json": 1500},
+        "files": [{"file": "a.jsonl.gz", "broken": broken}],
+    }
+    path.write_text(json.dumps(counts))
+    text, page = page_of(done)
+    assert "broken_json 1,500 The line of the file is no JSON" in text
+    assert "a.jsonl.gz line 7" in text
+    assert "<img src=x" not in page and "\x1b" not in page
+
+
+def test_hostile_candidates_are_shown_and_not_obeyed(done):
+    for stage in ("score_select_best", "format_filter"):
+        folder = StageFolder(done.run.out_dir, stage)
+        records = [
+            {**r, "topk": [{**c, "text": HOSTILE} for c in r["topk"]], "source_text": HOSTILE}
+            for r in folder.records()
+        ]
+        lost = [
+            {**r, "best": {"index": 1, "text": HOSTILE, "score": 1.0}}
+            for r in folder.all_rejected()
+        ]
+        write_stage(folder, [records], lost)
+    _, page = page_of(done)
+    assert "<img src=x" not in page and "<script" not in page and "&lt;img src=x" in page
+
+
+def test_a_long_text_is_cut_and_its_length_told(done):
+    folder = StageFolder(done.run.out_dir, "format_filter")
+    write_stage(folder, [[{**r, "target_text": "가" * 50_000} for r in folder.records()]])
+    text, page = page_of(done)
+    assert "50,000 characters" in text and len(page) < 600_000
+
+
+def test_a_config_of_another_version_stops_no_report(done):
+    (done.run.out_dir / "config.yaml").write_text("run: {unknown: 1}\n")
+    assert "What became of the sources" in page_of(done)[0]
+
+
+def test_the_smallest_of_many_are_held_and_few_more():
+    top = Smallest(3)
+    keys = random.Random(1).sample(range(100_000), 50_000)
+    for key in keys:
+        top.offer(key, {"key": key})
+        assert len(top._held) <= 64 * 3
+    assert [record["key"] for record in top.records()] == sorted(keys)[:3]

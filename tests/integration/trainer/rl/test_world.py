@@ -1,0 +1,355 @@
+"""Several processes on this CPU (gloo), started as users start them, against one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from bench.kit.servers import running_service, wait_until
+from scorekit.server.fake import FakeBackend
+from tests.kits.float64 import CLOSE
+from tests.kits.trainer.one_update import CASES, LENGTHS, config
+from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
+from trainer.rl.config import PolicyConfig
+from trainer.rl.forward import micro_batches
+from trainer.rl.policy import load_policy
+
+ROOT = Path(__file__).parents[4]
+
+
+def torchrun(
+    *arguments: str, processes: int = 2, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`torchrun --nproc_per_node 2 -m ...`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, "--nproc_per_node", str(processes), "-m", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def updates(folder: Path, processes: int) -> dict[str, Any]:
+    done = torchrun("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
+    assert done.returncode == 0, done.stderr
+    written = torch.load(folder / "found.pt")
+    assert written["processes"] == processes
+    return dict(written["found"])
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return updates(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def several_processes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    return updates(tmp_path_factory.mktemp("several"), request.param)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_update_as_one(
+    one_process: dict[str, Any], several_processes: dict[str, Any], case: str
+) -> None:
+    """Gradients, weights after an update, figures of the log, log-probabilities, greedy samples;
+    also with FSDP2's sharding, where one process has a micro-batch more than the other, and where
+    all but one have nothing to do."""
+    budget = config("token").micro_batch_tokens
+    assert len(list(micro_batches([p + t for p, t in LENGTHS], budget))) == 3
+    alone, found = one_process[case], several_processes[case]
+    rounded = case.startswith("bfloat16")  # and its sums are in float32; all else is in float64
+    # Sums of some tens of numbers below 4 in float32, in another order: 100 times 2**-22. After a
+    # step, a weight that differs by as little may round to another bfloat16: 2**-9 of it.
+    apart = {"gradients": 2e-5, "weights": 2**-9} if rounded else {}
+    for kind in ("gradients", "weights"):
+        for name, expected in alone[kind].items():
+            torch.testing.assert_close(
+                found[kind][name], expected, atol=apart.get(kind, CLOSE), rtol=0
+            )
+        assert any(value.abs().max() > 0.1 for value in alone[kind].values())
+    after = {"abs": apart.get("weights", CLOSE), "rel": 0}
+    assert found["figures"] == pytest.approx(alone["figures"], **after)
+    assert found["figures"]["steps"] == (4 if len(found["logprobs"]) > 1 else 2)
+    assert found["completions"] == alone["completions"]
+    for row, expected_row in zip(found["logprobs"], alone["logprobs"], strict=True):
+        assert row == pytest.approx(expected_row, **after)
+
+
+def test_the_cases_differ(several_processes: dict[str, Any]) -> None:
+    plain = several_processes["token"]
+    assert len({len(ids) for ids in plain["completions"]}) > 1  # one waits for the other
+    for case in ("sequence", "one", "bfloat16"):
+        other = several_processes[case]["gradients"]
+        assert any(
+            (gradient - other[name]).abs().max() > 1e-4
+            for name, gradient in plain["gradients"].items()
+        )
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two updates on three prompts, which two processes cannot share evenly."""
+    folder = tmp_path_factory.mktemp("run")
+    train = write_examples(folder / "train.jsonl", [f"Open file {n}." for n in range(4)])
+    held_out = write_examples(folder / "eval.jsonl", [f"Save {n}." for n in range(3)], ref="저장")
+    values = {
+        "data": {"train": str(train), "eval": str(held_out)},
+        "policy": {"path": str(save_policy(folder / "policy", byte_level_tokenizer()))},
+        "generation": {
+            "prompt_template": "source",
+            "max_new_tokens": 8,
+            "num_samples_per_prompt": 4,
+        },
+        "rl": {"num_updates": 2, "batch_size": 3, "lr": 1e-3, "micro_batch_tokens": 64},
+        "misc": {"threads": 1, "device": "cpu", "run_dir": str(folder / "out")},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
+    """A whole run; then another that is refused, since the folder holds it."""
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        urls = {"METRICX_URL": m, "XCOMET_URL": x}
+        done = torchrun("trainer", "train", "--config", str(config_file), **urls)
+        assert done.returncode == 0, done.stderr
+        refused = torchrun("trainer", "train", "--config", str(config_file), **urls)
+    out = config_file.parent / "out"
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["samples"] == 12
+        assert line["steps"] == 2
+        assert line["A_norm_mean"] == pytest.approx(0, abs=1e-6)
+        assert line["A_norm_std"] == pytest.approx(1, abs=1e-3)
+    evaluations = [json.loads(line) for line in (out / "eval.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in evaluations] == [0, 2]
+    for line in evaluations:
+        dump = [json.loads(row) for row in (out / line["completions"]).read_text().splitlines()]
+        assert [row["src"] for row in dump] == [f"Save {n}." for n in range(3)]
+    samples = (out / "completions/train-000001.jsonl").read_text().splitlines()
+    sources = [json.loads(row)["src"] for row in samples]
+    assert len(set(sources)) == 3 and all(sources.count(src) == 4 for src in sources)
+    assert done.stdout.count("report: ") == done.stdout.count("policy: ") == 1
+    assert done.stderr.count("held out, after update 0") == 1
+    assert "Traceback" not in done.stderr
+    load_policy(PolicyConfig(path=str(out / "checkpoints/step-000002")), torch.device("cpu"))
+
+    assert refused.returncode != 0
+    assert refused.stderr.count("holds a run or other files") == 1
+    assert refused.stderr.startswith("error: misc.run_dir")  # torchrun's own words follow
+
+
+@pytest.mark.parametrize("weights", ["whole", "sharded"])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_prompts_can_be_shared(
+    config_file: Path, tmp_path: Path, processes: int, weights: str
+) -> None:
+    """Fewer prompts than processes, and no multiple of them; in float32 and bfloat16, which has
+    passes of the policy before the update."""
+    runs = [
+        f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
+        "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
+        for prompts in (1, 3)
+        for dtype in ("float32", "bfloat16")
+    ]
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        done = torchrun(
+            "tests.kits.trainer.sharded_trainer",
+            str(config_file),
+            weights,
+            *runs,
+            processes=processes,
+            METRICX_URL=m,
+            XCOMET_URL=x,
+        )
+    assert done.returncode == 0, done.stderr
+    for number, prompts in enumerate((1, 1, 3, 3)):
+        lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
+        found = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
+        assert found == [(4 * prompts, 2)] * 2
+        dump = (tmp_path / f"out-{number}/completions/eval-000002.jsonl").read_text()
+        assert dump.count("\n") == 1
+        saved = tmp_path / f"out-{number}/checkpoints/step-000002"
+        load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
+    held = re.findall(r"reference: (\d+) of (\d+) weights here", done.stdout)
+    assert len(held) == (4 * processes if weights == "sharded" else 0)
+    for part, whole in held:  # a matrix's rows are shared out, so one may hold a row more
+        assert int(part) < int(whole) / processes * 1.2
+
+
+def test_adapters_learn_alike_whether_the_weights_are_shared(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """What generates stands in peft's wrapper, and the passes of an update go through it."""
+    steps = []
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        for weights in ("whole", "sharded"):
+            done = torchrun(
+                "tests.kits.trainer.sharded_trainer",
+                str(config_file),
+                weights,
+                f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}",
+                METRICX_URL=m,
+                XCOMET_URL=x,
+            )
+            assert done.returncode == 0, done.stderr
+            out = tmp_path / f"{weights}-0"
+            saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
+            assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
+            line = json.loads((out / "log.jsonl").read_text().splitlines()[0])
+            steps.append((sorted(saved), line))
+    (names, alone), (found, shared) = steps
+    assert found == names
+    for key in ("reward_mean", "policy_loss", "kl_ref", "grad_norm", "completion_length_mean"):
+        # Sums in float32 in another order, as above; the norm is of all of them.
+        assert shared[key] == pytest.approx(alone[key], rel=1e-3, abs=2e-5), key
+
+
+def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
+    """One is stopped, as by a machine that hangs: the other says which, and where it is."""
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc_per_node",
+                "2",
+                "-m",
+                "trainer",
+                "train",
+                "--config",
+                str(config_file),
+                "--set",
+                f"misc.run_dir={tmp_path}/out",
+                "--set",
+                "misc.patience_s=30",
+                "--set",
+                "rl.num_updates=100000",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
+        )
+        log = tmp_path / "out/log.jsonl"
+        wait_until(lambda: process.poll() is not None or log.exists(), 240)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (second,) = (p for p in children if p.environ().get("RANK") == "1")
+        second.suspend()
+        lines: list[str] = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("error: "):
+                break
+        with contextlib.suppress(psutil.NoSuchProcess):  # torchrun was quicker
+            second.resume()  # so that it can be ended
+        _, rest = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert re.search(
+        r"error: process 0 of 2 has waited for \d+ s at '[^']+' "
+        r"\(process 1 is at '[^']+'; misc.patience_s is 30\)",
+        "".join([*lines, rest]),
+    )
+
+
+def test_a_process_that_stops_within_an_exchange_is_named() -> None:
+    """There torch itself waits, and tells of no process."""
+    done = torchrun("tests.kits.trainer.late_process")
+    assert done.returncode != 0
+    assert re.search(
+        r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "
+        r"\(process 1 is at 'update 8, learning'; misc.patience_s is 2\)",
+        done.stderr,
+    )
+
+
+def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: Path) -> None:
+    """Where one of them, not the main one, is asked to; and the run goes on from there."""
+    out = tmp_path / "out"
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc_per_node",
+                "2",
+                "-m",
+                "trainer",
+                "train",
+                "--config",
+                str(config_file),
+                "--set",
+                f"misc.run_dir={out}",
+                "--set",
+                "misc.save_every_n_updates=0",
+                "--set",
+                "rl.num_updates=100000",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
+        )
+        log = out / "log.jsonl"
+        wait_until(lambda: process.poll() is not None or log.exists(), 240)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (second,) = (p for p in children if p.environ().get("RANK") == "1")
+        second.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=240)
+        done = log.read_text().count("\n")
+        assert process.returncode != 0
+        told = (out / "messages.log").read_text()
+        assert f"the run ends: SIGTERM after update {done}: go on with --resume" in told, errors
+        assert errors.count("the run ends: SIGTERM") == 1  # said by the main process alone
+        assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
+        overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
+        again = torchrun(
+            "trainer",
+            "train",
+            "--config",
+            str(config_file),
+            "--resume",
+            *(word for override in overrides for word in ("--set", override)),
+            METRICX_URL=m,
+            XCOMET_URL=x,
+        )
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count(f"goes on after update {done}") == 1
+    assert log.read_text().count("\n") == done + 1
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_configs_of_accelerate_are_read(name: str) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    told = load_config_from_file(str(ROOT / f"configs/accelerate/{name}.yaml"))
+    assert told.num_processes == 2
+    assert told.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}[name]

@@ -1,0 +1,325 @@
+"""Runs that are killed, and go on as if they had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.kit.servers import running_service
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from scorekit.server.fake import FakeBackend
+from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.train import Artifacts, run_toy_rl
+
+ROOT = Path(__file__).parents[4]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+UPDATES = 6
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of 6 updates against two services that answer as a function of the text."""
+    folder = tmp_path_factory.mktemp("resume")
+    save_policy(folder / "policy", byte_level_tokenizer())
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        values = {
+            "data": {
+                "train": str(write_examples(folder / "t.jsonl", [f"Open {n}." for n in range(9)])),
+                "eval": str(write_examples(folder / "e.jsonl", ["Save.", "Go."], ref="저장")),
+            },
+            "policy": {"path": str(folder / "policy")},
+            "generation": {
+                "prompt_template": "source",
+                "max_new_tokens": 8,
+                "num_samples_per_prompt": 2,
+            },
+            "reward": {"metricx_urls": m, "xcomet_urls": x},
+            "rl": {"num_updates": UPDATES, "batch_size": 4, "lr": 1e-3, "warmup_updates": 3},
+            "eval": {"eval_every_n_updates": 2},
+            "misc": {
+                "threads": 1,
+                "device": "cpu",
+                "run_dir": str(folder / "whole"),
+                "save_every_n_updates": 1,
+            },
+        }
+        (folder / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+        yield folder / "config.yaml"
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> Path:
+    """The folder of the run that nothing interrupts."""
+    return here(config, config.parent / "whole").run_dir
+
+
+def here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+    """The command, in this process."""
+    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
+    train, held_out = (load_examples(str(path)) for path in (cfg.data.train, cfg.data.eval))
+    return run_toy_rl(train, held_out, cfg, resume=resume)
+
+
+def start(config: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "trainer",
+            "train",
+            "--config",
+            str(config),
+            "--set",
+            f"misc.run_dir={out}",
+            *arguments,
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def resume(config: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return finish(start(config, out, "--resume", *arguments))
+
+
+def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+    while process.poll() is None and not happened():
+        time.sleep(0.001)
+
+
+def count(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_at_random(process: subprocess.Popen[str], out: Path, moments: random.Random) -> None:
+    """While a checkpoint is written, or some time after one of the next updates."""
+    log, before = out / "log.jsonl", count(out / "log.jsonl")
+    if moments.random() < 0.4:
+        wait_for(process, lambda: any(out.glob("checkpoints/.step-*.partial")))
+    else:
+        further = moments.randint(0, 2)
+        wait_for(process, lambda: count(log) != before or further == 0)
+        wait_for(process, lambda: count(log) >= further)
+    time.sleep(moments.uniform(0, 0.1))
+    process.kill()
+    _, errors = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Lines without the seconds."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith(("_s", "seconds"))} for row in rows]
+
+
+def check_equal(one: Path, two: Path, *, kept: bool = True) -> None:
+    """Bit for bit: every figure, every token, every weight, every moment of the optimiser. kept:
+    also which checkpoints."""
+    names = sorted(path.name for path in (one / "completions").iterdir())
+    assert names == sorted(path.name for path in (two / "completions").iterdir())
+    for name in ["log.jsonl", "eval.jsonl", *(f"completions/{name}" for name in names)]:
+        assert read(one / name) == read(two / name), name
+    assert [row["update"] for row in read(two / "log.jsonl")] == list(range(1, UPDATES + 1))
+    names = sorted(path.name for path in (one / "checkpoints").iterdir())
+    assert not kept or names == sorted(path.name for path in (two / "checkpoints").iterdir())
+    last = Path("checkpoints") / f"step-{UPDATES:06d}"
+    for name in ("model.safetensors", "optimizer.pt"):
+        assert (one / last / name).read_bytes() == (two / last / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(2, 1), pytest.param(20, 2, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
+    config: Path, whole: Path, tmp_path: Path, kills: int, seed: int
+) -> None:
+    moments = random.Random(seed)
+    for _ in range(kills):
+        if count(tmp_path / "log.jsonl") >= UPDATES:
+            check_finished(config, tmp_path, whole)
+            shutil.rmtree(tmp_path / "checkpoints")  # and once more
+        kill_at_random(start(config, tmp_path, "--resume"), tmp_path, moments)
+    check_finished(config, tmp_path, whole)
+
+
+def check_finished(config: Path, out: Path, whole: Path) -> None:
+    done = resume(config, out)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    check_equal(whole, out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
+    config: Path, whole: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(config, tmp_path, "--set", "misc.save_every_n_updates=0")
+    wait_for(process, lambda: count(tmp_path / "log.jsonl") >= 1)
+    process.send_signal(number)
+    stopped = finish(process)
+    assert stopped.returncode == 128 + number
+    assert f"{number.name}: the run ends with a checkpoint after this update" in stopped.stderr
+    assert "--resume" in stopped.stderr and "Traceback" not in stopped.stderr
+    done = count(tmp_path / "log.jsonl")
+    saved = tmp_path / f"checkpoints/step-{done:06d}"
+    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"policy: {saved}" in stopped.stdout
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved.name]
+    again = finish(start(config, tmp_path))
+    assert again.returncode == 2 and "--resume" in again.stderr
+    resumed = resume(config, tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    check_equal(whole, tmp_path, kept=False)  # the best may have been before
+
+
+def test_a_signal_behind_the_last_update_leaves_the_evaluation_to_the_next_start(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    lines = (out / "eval.jsonl").read_text().splitlines(keepends=True)
+    (out / "eval.jsonl").write_text("".join(lines[:-1]))
+    (out / f"completions/eval-{UPDATES:06d}.jsonl").unlink()
+    here(config, out, resume=True)
+    check_equal(whole, out)
+
+
+def test_a_cosine_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
+    cosine = ("rl.lr_decay=cosine", f"misc.keep_checkpoints={UPDATES}")
+    one = here(config, tmp_path / "one", *cosine).run_dir
+    two = shutil.copytree(one, tmp_path / "two")
+    for update in range(4, UPDATES + 1):
+        shutil.rmtree(two / f"checkpoints/step-{update:06d}")
+    here(config, two, *cosine, resume=True)
+    check_equal(one, two)
+    rates = [row["lr"] for row in read(two / "log.jsonl")]
+    assert rates[3:] == pytest.approx([1e-3, 0.75e-3, 0.25e-3])
+
+
+def test_a_finished_run_says_so(
+    config: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (whole / "log.jsonl").stat().st_mtime_ns
+    done = here(config, whole, resume=True)
+    assert f"has its {UPDATES} updates: raise rl.num_updates" in caplog.text
+    assert [update for update, _ in done.reports] == [0, 2, 4, 6]
+    assert done.checkpoint.name == "step-000006" and done.stopped is None
+    assert (whole / "log.jsonl").stat().st_mtime_ns == before
+
+
+def test_other_mathematics_is_refused(config: Path, whole: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    longer = "rl.num_updates=7"
+    with pytest.raises(UserError, match=r"\(rl.clip_eps: 0.2 then, 0.3 now\)"):
+        here(config, out, "rl.clip_eps=0.3", longer, resume=True)
+    write_examples(tmp_path / "other.jsonl", [f"Open {n}!" for n in range(9)])
+    with pytest.raises(
+        UserError, match=r"data.train: .*other.jsonl is not what the run began with"
+    ):
+        here(config, out, f"data.train={tmp_path}/other.jsonl", longer, resume=True)
+    other = save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=1)
+    with pytest.raises(UserError, match=r"policy.path: .*policy is not what the run began with"):
+        here(config, out, f"policy.path={other}", longer, resume=True)
+    with pytest.raises(UserError, match=r"policy.reference_path: .*step-000006 is not what"):
+        resumed = out / "checkpoints/step-000006"
+        here(config, out, f"policy.reference_path={resumed}", longer, resume=True)
+    assert read(out / "log.jsonl") == read(whole / "log.jsonl")
+
+
+def test_other_circumstances_are_told(
+    config: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    moved = shutil.copytree(config.parent / "policy", tmp_path / "policy")
+    changes = [f"policy.path={moved}", "rl.num_updates=7", "rl.micro_batch_tokens=64"]
+    here(config, out, *changes, resume=True)
+    assert "changed since the run began: rl.num_updates: 6 then, 7 now" in caplog.text
+    assert [row["update"] for row in read(out / "log.jsonl")] == list(range(1, 8))
+
+
+def test_learning_rate_kl_and_stop_rules_may_change(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    """As the run's log says; the updates so far stay, and the next one has the new settings."""
+    out = shutil.copytree(whole, tmp_path / "run")
+    changes = [
+        "rl.lr=0.002",
+        "rl.lr_decay=linear",
+        "rl.warmup_updates=0",
+        "rl.kl_coef=0.5",
+        "stop.kl_ceiling=9",
+        "rl.num_updates=7",
+    ]
+    here(config, out, *changes, resume=True)
+    lines = read(out / "log.jsonl")
+    assert lines[:UPDATES] == read(whole / "log.jsonl")
+    assert lines[UPDATES]["lr"] == pytest.approx(0.002 / 7)
+    told = (out / "messages.log").read_text(encoding="utf-8")
+    for change in (
+        "rl.lr: 0.001 then, 0.002 now",
+        "rl.kl_coef: 0.05 then, 0.5 now",
+        "stop.kl_ceiling: None then, 9.0 now",
+    ):
+        assert f"changed since the run began: {change}" in told
+
+
+def test_the_reference_is_never_the_resumed_policy(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The KL to the start goes on growing; to the resumed weights it would begin at 0."""
+    out = shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(out / "checkpoints/step-000006")
+    here(config, out, resume=True)
+    before, after = read(whole / "log.jsonl")[-1], read(out / "log.jsonl")[-1]
+    assert after["kl_ref_k3"] == before["kl_ref_k3"] > 1e-6
+
+
+def test_a_rule_ends_the_run_with_a_checkpoint_and_an_evaluation(
+    config: Path, tmp_path: Path
+) -> None:
+    rule = "stop.kl_ceiling=1e-9"
+    process = start(config, tmp_path, "--set", rule, "--set", "stop.patience=3")
+    done = finish(process)
+    assert done.returncode == 1
+    assert "stopped: update 3: the mean KL to the reference of 3 updates is" in done.stderr
+    assert "stop.kl_ceiling 1e-09" in done.stderr and "Traceback" not in done.stderr
+    assert read(tmp_path / "eval.jsonl")[-1]["update"] == 3
+    assert (tmp_path / "checkpoints/step-000003/state.json").exists()
+    lines = read(tmp_path / "log.jsonl")
+    assert [row["stopped"] is None for row in lines] == [True, True, False]
+    again = here(config, tmp_path, rule, "stop.patience=3", resume=True)
+    assert again.stopped == lines[-1]["stopped"]
+    assert here(config, tmp_path, "stop.kl_ceiling=9", resume=True).stopped is None
+    assert len(read(tmp_path / "log.jsonl")) == UPDATES
+
+
+def test_a_torn_checkpoint_is_passed_over(
+    config: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    weights = out / "checkpoints/step-000006/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    here(config, out, resume=True)
+    assert "step-000006 is passed over: model.safetensors has" in caplog.text
+    assert "goes on after update 5" in caplog.text
+    check_equal(whole, out)

@@ -1,0 +1,120 @@
+"""Trackers: the figures of a run in TensorBoard's own files, and what is told where none is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from bench.kit.servers import running_service
+from scorekit.errors import UserError
+from scorekit.server.fake import FakeBackend
+from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
+from trainer.runs.runlog import read_jsonl
+from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.translation.config import TrainerConfig
+from trainer.translation.train import run_toy_rl
+
+
+def events(folder: Path):
+    """What TensorBoard reads there."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator
+
+
+@pytest.fixture
+def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
+    monkeypatch.delenv("XCOMET_URL", raising=False)
+    policy = save_policy(tmp_path / "policy", byte_level_tokenizer())
+    return TrainerConfig.model_validate(
+        {
+            "policy": {"path": str(policy)},
+            "generation": {
+                "prompt_template": "source",
+                "max_new_tokens": 4,
+                "num_samples_per_prompt": 2,
+            },
+            "reward": {"metricx_urls": ["http://127.0.0.1:9"], "w_xcomet_span": 0},
+            "rl": {"num_updates": 2, "batch_size": 2, "lr": 1e-3},
+            "misc": {
+                "device": "cpu",
+                "run_dir": str(tmp_path / "run"),
+                "trackers": ["tensorboard"],
+            },
+        }
+    )
+
+
+def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
+    """And of the evaluations under eval/, and the config as hyper-parameters."""
+    with running_service(FakeBackend("metricx")) as url:
+        cfg.reward.metricx_urls = [url]
+        examples = [example(f"Save {n}.", str(n), "저장") for n in range(3)]
+        artifacts = run_toy_rl(examples, examples[:1], cfg)
+    folder = artifacts.run_dir / "trackers/scorekit"
+    found = events(folder)
+    for line in read_jsonl(artifacts.run_dir / "log.jsonl"):
+        for key in ("metricx_score_mean", "grad_norm", "reward_s", "A_norm_std"):
+            values = {e.step: e.value for e in found.Scalars(f"train/{key}")}
+            assert values[line["update"]] == pytest.approx(line[key], rel=1e-6), key
+    held_out = {e.step: e.value for e in found.Scalars("eval/chrf")}
+    assert held_out == {
+        line["update"]: pytest.approx(line["chrf"], rel=1e-6)
+        for line in read_jsonl(artifacts.run_dir / "eval.jsonl")
+    }
+    assert "train/xcomet_score_mean" not in found.Tags()["scalars"]  # never asked: null, not 0
+    (stored,) = folder.glob("*/hparams.yml")
+    assert "rl.lr: 0.001" in stored.read_text(encoding="utf-8")
+
+
+def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+    line = {
+        "loss": math.nan,
+        "kl": math.inf,
+        "text": "a",
+        "none": None,
+        "skipped": True,
+        "pairs": {"en>ko": {"chrf": 1.5}},
+    }
+    with tracking(accelerator, {"rl": {"lr": None, "urls": ["a"]}}):
+        track(accelerator, "train", line, 1)
+    tags = events(tmp_path / "scorekit").Tags()["scalars"]
+    assert sorted(tags) == ["train/pairs.en>ko.chrf", "train/skipped"]
+
+
+def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Path) -> None:
+    for done, value in ((None, 1.0), (2, 5.0)):
+        accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+        with tracking(accelerator, {}, done):
+            for update in range((done or 0) + 1, 5):
+                track(accelerator, "train", {"loss": value}, update)
+    found = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
+    assert found == [(1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tensorbord", "'tensorbord' is unknown; known: .*tensorboard"),
+        ("wandb", "wandb is not installed: pip install wandb"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_told_before_weights_load(
+    cfg: TrainerConfig, name: str, told: str
+) -> None:
+    cfg.misc.trackers, cfg.policy.path = [name], "gone"
+    with pytest.raises(UserError, match=f"misc.trackers: {told}"):
+        run_toy_rl([example("Save.")], [], cfg)
+
+
+def test_no_tracker_needs_nothing() -> None:
+    check_trackers([])
+    accelerator = Accelerator(cpu=True)
+    with tracking(accelerator, {}):
+        track(accelerator, "train", {"loss": 1.0}, 1)

@@ -1,0 +1,133 @@
+"""An evaluation keeps what was answered, says of how many it is, and asks again the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.kits.trainer.rewards import reward_services, switched_service
+from tests.kits.trainer.runs import (
+    byte_level_tokenizer,
+    example,
+    letter_tokenizer,
+    save_policy,
+    tiny_llama,
+)
+from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.tables import evaluation_line
+from trainer.translation.train import run_toy_rl
+
+pytestmark = pytest.mark.usefixtures("no_second_try")
+
+TOKENIZER = letter_tokenizer()
+MODEL = tiny_llama(TOKENIZER)
+GENERATION = GenerationConfig(
+    prompt_template="source", max_new_tokens=4, temperature=0.0, num_samples_per_prompt=1
+)
+LETTERS = "abcdefgh"
+SOURCES = [example(a + b, a + b) for a in LETTERS[:5] for b in LETTERS]  # 40, all different
+
+
+@pytest.fixture(scope="module")
+def metricx() -> Iterator[str]:
+    with reward_services() as running:
+        yield running.urls["metricx_urls"]
+
+
+def shown_xcomet(metricx: str, xcomet: str) -> RewardConfig:
+    return RewardConfig(metricx_urls=[metricx], xcomet_urls=[xcomet], w_xcomet_span=0)
+
+
+def evaluated(rewarder: Rewarder) -> Report:
+    return evaluate_on_dataset(SOURCES, MODEL, TOKENIZER, GENERATION, rewarder, rewarder.cfg)
+
+
+def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_again(
+    metricx: str,
+) -> None:
+    with switched_service("xcomet") as (switch, url):
+        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
+            switch.down = lambda body: '"src":"ca"' in body.replace(": ", ":")
+            report = evaluated(rewarder)
+            scored = [line["xcomet_score"] is not None for line in report.examples]
+            assert scored == [True] * 16 + [False] * 16 + [True] * 8
+            assert report["xcomet_coverage"] == 24 / 40
+            assert report["metricx_coverage"] == report.reward_coverage == 1.0
+            assert "xcomet_score" in evaluation_line(0, report)
+            assert "(of 60%)" in evaluation_line(0, report)
+            assert report.examples[16]["error"].startswith("xcomet: upstream")
+            switch.down = lambda body: False
+            report = evaluated(rewarder)
+    assert report["xcomet_coverage"] == 1.0
+    assert "(of" not in evaluation_line(0, report)
+
+
+@pytest.mark.parametrize("begins", ["away", "there"])
+def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
+    metricx: str, begins: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it was there when the run began or not; its absence is a coverage of 0, not None."""
+    with switched_service("xcomet") as (switch, url):
+        switch.away = begins == "away"
+        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
+            found = []
+            for away in (True, False, True, False):
+                switch.away = away
+                found.append(evaluated(rewarder)["xcomet_coverage"])
+    assert found == [0.0, 1.0, 0.0, 1.0]
+    assert caplog.text.count("xcomet is given up for this batch") == 2
+
+
+def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
+    metricx: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the second update one source of 17 has no score; its evaluation is rated as none."""
+    sources = [f"Save {n}." for n in range(17)]
+    with switched_service("xcomet") as (switch, url):
+        cfg = TrainerConfig.model_validate(
+            {
+                "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
+                "generation": {
+                    "prompt_template": "source",
+                    "max_new_tokens": 4,
+                    "num_samples_per_prompt": 2,
+                },
+                "reward": {"metricx_urls": metricx, "xcomet_urls": url},
+                "rl": {"num_updates": 3, "batch_size": 2, "lr": 0.01},
+                "eval": {"eval_every_n_updates": 1},
+                "misc": {
+                    "threads": 1,
+                    "device": "cpu",
+                    "run_dir": str(tmp_path / "run"),
+                    "save_every_n_updates": 1,
+                    "keep_checkpoints": 3,
+                },
+            }
+        )
+        log = tmp_path / "run/log.jsonl"
+        switch.down = lambda body: "Save 16." in body and len(read_jsonl(log)) == 2
+        run = run_toy_rl([example("Open."), example("Close.")], list(map(example, sources)), cfg)
+    found = [(u, r.reward_coverage, r.rating == r.reward_mean) for u, r in run.reports]
+    assert found == [(0, 1.0, True), (1, 1.0, True), (2, 16 / 17, False), (3, 1.0, True)]
+    reports = dict(run.reports)
+    assert reports[2].rating is None
+    states = {
+        read_state(path).update: read_state(path)
+        for path in checkpoints(run.run_dir / "checkpoints")
+    }
+    assert {update: state.reward for update, state in states.items()} == {
+        1: reports[1].reward_mean,
+        2: None,
+        3: reports[3].reward_mean,
+    }
+    assert (
+        "step 2 is no candidate for the best checkpoint: its evaluation scored 94 %" in caplog.text
+    )

@@ -1,0 +1,206 @@
+"""Evaluations with the engine that the config names, of adapters, and by several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.kit.servers import free_port, running_app, running_service
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from scorekit.server.fake import FakeBackend
+from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
+from tests.kits.vllm_stub import KEY, VLLMStub
+from trainer.runs.config import THE_SET
+from trainer.runs.runlog import read_jsonl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.evaluation.run import Outcome, run_evaluation
+from trainer.translation.train import run_toy_rl
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A policy with adapters, and two services that answer as a function of the text."""
+    folder = tmp_path_factory.mktemp("ways")
+    save_policy(folder / "policy", byte_level_tokenizer(), initializer_range=0.5)
+    sources = write_examples(folder / "e.jsonl", [f"Save {n}." for n in range(7)], ref="저장")
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        values = {
+            "data": {"train": str(sources), "eval": str(sources)},
+            "policy": {"path": str(folder / "policy"), "lora": {"r": 4}},
+            "generation": {
+                "prompt_template": "source",
+                "max_new_tokens": 6,
+                "num_samples_per_prompt": 2,
+            },
+            "reward": {"metricx_urls": m, "xcomet_urls": x},
+            "rl": {"num_updates": 1, "batch_size": 4, "lr": 0.05},
+            "misc": {"threads": 1, "device": "cpu", "run_dir": str(folder / "run")},
+        }
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        yield path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(config: Path) -> Path:
+    """Of adapters, after an update that changes translations."""
+    cfg = load_config(TrainerConfig, config)
+    examples = load_examples(str(cfg.data.eval))
+    return run_toy_rl(examples, examples, cfg).checkpoint
+
+
+def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> Outcome:
+    """The command, in this process."""
+    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
+    (outcome,) = run_evaluation(cfg, {THE_SET: load_examples(str(cfg.data.eval))}, **options)
+    return outcome
+
+
+def translations(outcome: Outcome) -> list[str]:
+    return [line["mt"] for line in outcome.evaluation.lines]
+
+
+def without_seconds(path: Path) -> dict[str, Any]:
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in figures.items() if name != "seconds"}
+
+
+def command(
+    *arguments: str, world: int = 1, module: str = "trainer", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    return subprocess.run(
+        [sys.executable, *(torchrun if world > 1 else ()), "-m", module, "evaluate", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
+    )
+
+
+def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
+    config: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The same figures as in its run; and beside its base."""
+    base = str(config.parent / "policy")
+    found = evaluated(config, tmp_path, f"policy.path={checkpoint}", against=base)
+    run = checkpoint.parents[1]
+    first, last = read_jsonl(run / "eval.jsonl")
+    assert not (checkpoint / "config.json").exists()
+    assert translations(found) == [row["mt"] for row in read_jsonl(run / last["completions"])]
+    assert found.evaluation.figures["reward_mean"] == pytest.approx(last["reward_mean"])
+    assert found.evaluation.policy == str(checkpoint)
+    assert found.earlier is not None and found.earlier.policy == base
+    before = [row["mt"] for row in read_jsonl(run / first["completions"])]
+    assert [line["mt"] for line in found.earlier.lines] == before != translations(found)
+
+
+def test_adapters_on_another_base_than_they_learned_on_are_refused(
+    config: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    other = save_policy(tmp_path / "other", byte_level_tokenizer(), seed=5)
+    state = (copy / "state.json").read_text(encoding="utf-8")
+    for base, told in ((other, "is not what the run began with"), ("/gone", "gone")):
+        changed = state.replace(str(config.parent / "policy"), str(base))
+        (copy / "state.json").write_text(changed, encoding="utf-8")
+        with pytest.raises(UserError, match=told):
+            evaluated(config, tmp_path / "out", f"policy.path={copy}")
+    (copy / "state.json").unlink()  # as another tool's adapters are: peft's own note is taken
+    found = evaluated(config, tmp_path / "out", f"policy.path={copy}")
+    assert found.evaluation.figures["samples"] == 7
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_an_evaluation_samples_with_the_engine_of_the_config(
+    config: Path, checkpoint: Path, tmp_path: Path, adapters: bool
+) -> None:
+    """A vLLM server gets the weights, and gives the translations of `generate`."""
+    policy = checkpoint if adapters else config.parent / "policy"
+    told = [f"policy.path={policy}", *([] if adapters else ["policy.lora.r=0"])]
+    stub = VLLMStub(config.parent / "policy")
+    with running_app(stub.app) as url:
+        engine = ["generation.engine=vllm", f"generation.vllm.url={url}"]
+        found = evaluated(config, tmp_path / "vllm", *told, *engine)
+    assert stub.calls["/v1/completions"] > len(found.evaluation.lines)
+    assert translations(found) == translations(evaluated(config, tmp_path / "here", *told))
+    assert not stub.adapters and not list((tmp_path / "vllm/sync").glob("*"))
+
+
+def test_a_dead_vllm_is_one_line_before_anything_is_loaded(config: Path, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    told = (
+        "generation.engine=vllm",
+        f"generation.vllm.url={url}",
+        f"misc.run_dir={tmp_path}",
+        "reward.metricx_urls=http://127.0.0.1:9",
+    )
+    overrides = [part for value in told for part in ("--set", value)]
+    done = command("--config", str(config), *overrides)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: generation.vllm.url: no vLLM server answers at {url}")
+
+
+def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_path: Path) -> None:
+    plain = ("policy.lora.r=0",)
+    evaluated(config, tmp_path, *plain, against=str(config.parent / "policy"))
+    before = (tmp_path / "evaluation.json").read_bytes()
+    for options in ({}, {"against": str(tmp_path)}):
+        with pytest.raises(UserError, match=r"evaluation.json is there .* --overwrite"):
+            evaluated(config, tmp_path, *plain, **options)
+    assert (tmp_path / "evaluation.json").read_bytes() == before
+    again = evaluated(config, tmp_path, *plain, against=str(tmp_path), overwrite=True)
+    assert again.earlier is not None and again.comparison == tmp_path / "comparison.html"
+    evaluated(config, tmp_path, *plain, "eval.max_new_tokens=3", overwrite=True)
+    assert (tmp_path / "evaluation.json").read_bytes() != before
+    assert not (tmp_path / "comparison.html").exists()  # it was of what is gone
+
+
+@pytest.mark.parametrize("module", ["trainer", "tests.kits.trainer.sharded_evaluation"])
+def test_several_processes_give_the_figures_of_one(
+    config: Path, checkpoint: Path, tmp_path: Path, module: str
+) -> None:
+    """Seven sources, which two processes cannot share evenly, with weights that are whole or
+    shared; and one line of a mistake."""
+    base = str(config.parent / "policy")
+    evaluated(config, tmp_path / "one", f"policy.path={checkpoint}", against=base)
+    arguments = [
+        "--config",
+        str(config),
+        "--set",
+        f"policy.path={checkpoint}",
+        "--against",
+        base,
+        "--set",
+        f"misc.run_dir={tmp_path / 'two'}",
+    ]
+    done = command(*arguments, world=2, module=module)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report: ") == done.stdout.count("comparison: ") == 1
+    for name in ("evaluation.json", "comparison.json", "against/evaluation.json"):
+        assert without_seconds(tmp_path / "two" / name) == without_seconds(tmp_path / "one" / name)
+    one, two = (read_jsonl(tmp_path / name / "evaluation.jsonl") for name in ("one", "two"))
+    assert one == two
+    refused = command(*arguments, world=2)
+    assert refused.returncode != 0 and refused.stderr.count("is there from an earlier") == 1

@@ -1,0 +1,260 @@
+"""Rewards over real HTTP: no references, no zeros for failures, no service that is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from bench.kit.servers import free_port, running_service
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import ErrorSpan, Scored, TranslationSample, Truncated
+from scorekit.scorers import RewardOutput
+from scorekit.server.fake import fake_score, fake_spans
+from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
+from tests.kits.trainer.runs import rollout
+from trainer.translation.dumps import completion_line
+from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.rewards.score_batch import RewardFailure
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms.metricx import metricx_reward
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    with reward_services() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("METRICX_URL", raising=False)
+    monkeypatch.delenv("XCOMET_URL", raising=False)
+
+
+def metricx_of(text: str) -> float:
+    return fake_score(TranslationSample(src=f"source of {text}", mt=text), 25.0)
+
+
+def test_metricx_reward_is_5_minus_score() -> None:
+    assert metricx_reward(3.25) == 1.75
+    assert metricx_reward(3.25, offset=2.0) == -1.25
+
+
+def test_requests_never_carry_a_reference(services: Services) -> None:
+    services.metricx.samples.clear()
+    services.xcomet.samples.clear()
+    rewards_of(services.config(), "열기", "저장")
+    for backend in (services.metricx, services.xcomet):
+        assert [sample.mt for sample in backend.samples] == ["열기", "저장"]
+        assert all(sample.ref is None for sample in backend.samples)
+
+
+def test_the_reward_is_the_weighted_sum(services: Services) -> None:
+    cfg = services.config(w_metricx=2.0, w_xcomet_seq=3.0, xcomet_seq_scale=0.5, w_xcomet_span=0.1)
+    first, second = rewards_of(cfg, "열 bad", "저장")
+    for reward, text in ((first, "열 bad"), (second, "저장")):
+        sample = TranslationSample(src=f"source of {text}", mt=text)
+        xcomet = fake_score(sample, 1.0)
+        assert reward.score("metricx") == pytest.approx(metricx_of(text))
+        assert reward.score("xcomet") == pytest.approx(xcomet)
+        assert reward.r_seq == pytest.approx(2.0 * (5.0 - metricx_of(text)) + 1.5 * xcomet)
+    severity = fake_spans("열 bad")[0]["severity"]
+    penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
+    assert first.token_rewards == pytest.approx([0, 0, penalty, penalty, penalty, 0])
+    assert second.token_rewards == [0, 0, 0]
+    figures = reward_figures([first, second], cfg)
+    assert figures["reward_mean"] == pytest.approx(figures["r_seq_mean"] + 3 * penalty / 6 / 2)
+
+
+def test_a_reward_of_weight_0_needs_no_service(services: Services) -> None:
+    """Neither a URL nor an answer, and nothing is asked of one that has both."""
+    (reward,) = rewards_of(services.config(w_metricx=0, metricx_urls=""), "열기")
+    assert (reward.score("metricx"), reward.r_seq) == (None, 0.0)
+    (reward,) = rewards_of(services.config(w_xcomet_span=0, xcomet_urls=[]), "열기")
+    assert (reward.score("xcomet"), reward.error_spans) == (None, None)
+    services.xcomet.samples.clear()
+    no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
+    rewards_of(services.config(severity_weights=no_weights), "열기")
+    assert services.xcomet.samples == []
+    dead = f"http://127.0.0.1:{free_port()}"
+    rewards_of(services.config(w_metricx=0, metricx_urls=dead), "열기")
+
+
+def test_a_failed_score_is_dropped_and_never_0(services: Services) -> None:
+    cfg = services.config()
+    rewards = rewards_of(cfg, "열기", "nan", "저장")
+    assert [reward.r_seq is None for reward in rewards] == [False, True, False]
+    assert "non_finite" in rewards[1].service_error
+    figures = reward_figures(rewards, cfg)
+    scores = [metricx_of("열기"), metricx_of("저장")]
+    assert figures["metricx_score_mean"] == pytest.approx(sum(scores) / 2)
+    assert figures["metricx_reward_mean"] == pytest.approx(5 - sum(scores) / 2)
+    assert figures["metricx_coverage"] == pytest.approx(2 / 3)
+    assert figures["reward_coverage"] == pytest.approx(2 / 3)
+    assert figures["r_seq_mean"] == pytest.approx(5 - sum(scores) / 2)
+
+
+@pytest.mark.parametrize("fault", ["nan", "long"])
+def test_a_service_without_weight_that_fails_costs_no_reward(
+    services: Services, fault: str
+) -> None:
+    """An evaluation asks it, too."""
+    cfg = services.config(w_xcomet_span=0)
+    with closing(Rewarder(cfg)) as rewarder:
+        scores = rewarder.score([("source of 열기", "열기")], rewarder.available)
+        scores.results |= rewarder.score([("source", fault)], ["xcomet"]).results
+    (reward,) = sample_rewards([rollout([1], [5], "열기")], scores, cfg)
+    assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
+    assert reward.text_error is reward.service_error is reward.overlong is None
+    assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")
+
+
+def test_on_failure_fail_ends_the_run(services: Services) -> None:
+    with pytest.raises(RewardFailure, match="metricx: non_finite"):
+        rewards_of(services.config(on_failure="fail"), "열기", "nan")
+
+
+def test_the_texts_own_fault_has_a_price(services: Services) -> None:
+    cfg = services.config(text_error_reward=-30.0)
+    fine, faulty = rewards_of(cfg, "열기", "long")
+    assert faulty.r_seq == -30.0
+    assert faulty.token_rewards == [0.0] * 5
+    assert faulty.text_error == "xcomet: overlong"
+    figures = reward_figures([fine, faulty], cfg)
+    assert figures["text_errors"] == 1
+    assert figures["metricx_score_mean"] == pytest.approx(metricx_of("열기"))
+    assert figures["reward_coverage"] == 1.0
+
+
+def test_tokens_behind_what_xcomet_read_are_not_valid(services: Services) -> None:
+    (reward,) = rewards_of(services.config(), "half half")
+    assert reward.valid == [True] * 4 + [False] * 6
+    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+
+
+def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Services) -> None:
+    (reward,) = rewards_of(services.config(uncovered="sequence_only"), "half half")
+    (excluded,) = rewards_of(services.config(uncovered="exclude"), "half half")
+    assert reward.valid == [True] * 10
+    assert (reward.r_seq, reward.token_rewards) == (excluded.r_seq, excluded.token_rewards)
+    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+
+
+def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
+    (cut,) = rewards_of(services.config(no_eos_penalty=7.0), "저장", finish_reason="length")
+    assert cut.r_seq == pytest.approx(5 - metricx_of("저장") - 7)
+
+
+class Truncating(Recorder):
+    """Cuts each text with `cut`."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            if "cut" in sample.mt:
+                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+        return encoded
+
+
+def test_what_a_model_could_not_read_is_logged(
+    services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_service(Truncating("metricx")) as url:
+        cfg = services.config(metricx_urls=url, w_xcomet_span=0)
+        rewards = rewards_of(cfg, "cut", "b", "nan cut")
+    assert [reward.truncated("metricx") for reward in rewards] == [True, False, None]
+    assert rewards[0].truncated("xcomet") is None
+    figures = reward_figures(rewards, cfg)
+    assert figures["metricx_truncated_frac"] == 0.5
+    assert figures["xcomet_truncated_frac"] is None
+    assert figures["xcomet_coverage"] is None  # never asked: not 0
+    assert "metricx could not read 1 of 2 samples" in caplog.text
+    line = completion_line(rollout([1], [2]), rewards[0])
+    assert (line["metricx_truncated"], line["xcomet_truncated"]) == (True, None)
+
+
+class Limited(Recorder):
+    """Has a limit of 10 characters: cut with `truncate`, refused with `error`."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            if sample.src.startswith("word ") or len(sample.mt) <= 10:  # the warm-up's, or short
+                continue
+            if options.overlong == "error":
+                encoded[place] = SampleError("overlong", "too many tokens")
+            else:
+                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+        return encoded
+
+
+@pytest.mark.parametrize(
+    ("overlong", "fate"),
+    [("truncate", "truncated"), ("skip", "skipped"), ("penalty", "penalised")],
+)
+def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
+    services: Services, overlong: str, fate: str
+) -> None:
+    text = "저장" * 6
+    with running_service(Limited("metricx")) as url:
+        cfg = services.config(
+            metricx_urls=url, overlong=overlong, text_error_reward=-30.0, w_xcomet_span=0
+        )
+        fine, over = rewards_of(cfg, "열기", text)
+    wanted = {"truncate": pytest.approx(5 - metricx_of(text)), "skip": None, "penalty": -30.0}
+    assert over.r_seq == wanted[overlong]
+    assert (fine.overlong, over.overlong) == (None, fate)
+    assert over.service_error is None
+    figures = reward_figures([fine, over], cfg)
+    for name in ("truncated", "skipped", "penalised"):
+        assert figures[f"overlong_{name}"] == (name == fate)
+    assert figures["text_errors"] == (overlong != "truncate")
+    assert figures["reward_coverage"] == (0.5 if overlong == "skip" else 1.0)
+    assert figures["metricx_coverage"] == (1.0 if overlong == "truncate" else 0.5)
+    if overlong == "skip":  # no part of the mean
+        assert figures["r_seq_mean"] == pytest.approx(fine.r_seq)
+
+
+def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(
+    services: Services,
+) -> None:
+    class Refusing(Recorder):
+        def encode(self, samples: Any, options: Any) -> Any:
+            encoded = super().encode(samples, options)
+            for place, sample in enumerate(samples):
+                if "long" in sample.mt:
+                    encoded[place] = SampleError("invalid_input", "no")
+            return encoded
+
+    with running_service(Refusing("metricx")) as url:
+        (both,) = rewards_of(services.config(metricx_urls=url, overlong="skip"), "long")
+    assert (both.r_seq, both.text_error) == (-20.0, "metricx: invalid_input")
+
+
+def test_an_unknown_severity_is_told_or_has_a_weight(services: Services) -> None:
+    def found(**weights: float) -> Any:
+        scorer = {"xcomet_urls": f"{__name__}:OddSeverity", "w_metricx": 0}
+        (reward,) = rewards_of(services.config(**scorer, severity_weights=weights), "저장")
+        return reward.token_rewards
+
+    with pytest.raises(UserError, match=r"'Neutral'.*severity_weights\.UNKNOWN"):
+        found()
+    assert found(unknown=-0.5) == [-0.5, -0.5, 0]
+
+
+class OddSeverity:
+    """A scorer in this process with a severity of its own."""
+
+    def score_batch(self, samples: Any, cfg: Any = None) -> RewardOutput:
+        span = ErrorSpan.model_construct(
+            start=0, end=2, severity="Neutral", confidence=1.0, text="저장"
+        )
+        whole = Truncated(src=False, mt=False)
+        result = Scored.model_construct(
+            ok=True, score=1.0, truncated=whole, mt_covered=2, error_spans=[span]
+        )
+        return RewardOutput([1.0], [result])

@@ -1,0 +1,180 @@
+"""A source that no service can score: told with its row, and never charged to the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.kit.servers import free_port, running_service
+from scorekit.config import load_config
+from scorekit.errors import SampleError, UserError
+from tests.kits.trainer.rewards import Recorder, Services
+from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, write_examples
+from trainer.translation.check import check_run
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.rewards.screening import bad_sources
+from trainer.translation.rewards.services import Rewarder
+from trainer.translation.train import run_toy_rl
+
+NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
+
+
+class Limited(Recorder):
+    """Reads 30 words of source and translation together, where it may not cut."""
+
+    def encode(self, samples: Any, options: Any) -> Any:
+        encoded = super().encode(samples, options)
+        for place, sample in enumerate(samples):
+            words = len(sample.src.split()) + len(sample.mt.split())
+            if options.overlong == "error" and words > 30 and not sample.mt.startswith("말"):
+                encoded[place] = SampleError("overlong", f"{words} words")
+        return encoded
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    metricx, xcomet = Limited("metricx"), Recorder("xcomet")
+    with running_service(metricx) as m, running_service(xcomet) as x:
+        yield Services(metricx, xcomet, (m, x))
+
+
+def rewards_of(services: Services, *texts: tuple[str, str], **changes: Any) -> list[SampleReward]:
+    cfg = services.config(**changes)
+    rollouts = [rollout([1], [5], mt, src_text=src) for src, mt in texts]
+    with closing(Rewarder(cfg)) as rewarder:
+        return sample_rewards(rollouts, rewarder.score(list(texts)), cfg)
+
+
+def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) -> None:
+    """Not for a NUL, not for its length; what the translation does itself has its price."""
+    texts = [
+        (NUL, "열기"),
+        (LONG, "열기"),
+        (FINE, "열기"),
+        (FINE, "말을 " * 3 + "\0"),
+        (FINE, "열기 " * 40),
+    ]
+    nul, overlong, fine, own_nul, own_length = rewards_of(services, *texts, overlong="penalty")
+    assert nul.r_seq is overlong.r_seq is None
+    assert nul.text_error is overlong.text_error is overlong.overlong is None
+    assert nul.source_error == "xcomet: bad_source: invalid_input: src: NUL character at position 5"
+    assert overlong.source_error == "metricx: bad_source: overlong: 41 words"
+    assert fine.r_seq is not None and fine.r_seq > -20.1 and fine.source_error is None
+    assert own_nul.r_seq == own_length.r_seq == -20
+    assert own_length.overlong == "penalised"
+    figures = reward_figures([nul, overlong, fine, own_nul, own_length], services.config())
+    assert (figures["source_errors"], figures["text_errors"]) == (2, 2)
+    assert figures["reward_coverage"] == 3 / 5
+
+
+def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Services) -> None:
+    nul, fine = rewards_of(services, (NUL, "열기"), (FINE, "열기"), on_failure="fail")
+    assert nul.r_seq is None and fine.r_seq is not None
+
+
+def test_a_service_is_asked_for_a_source_once(
+    services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Rewarder(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
+        for text in ("열기", "저장", "열기"):
+            rewarder.score([(LONG, text)])
+        services.metricx.samples.clear()
+        rewarder.score([(LONG, "새로")])
+        assert [sample.mt for sample in services.metricx.samples] == ["새로"]
+    assert caplog.text.count("no translation of 1 sources can be scored (overlong: 41 words)") == 1
+
+
+def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
+    """Whose fault it was cannot be told then: no score, and no price."""
+    cfg = services.config(overlong="penalty", w_xcomet_span=0)
+    with closing(Rewarder(cfg)) as rewarder:
+        batch = rewarder.batch()
+        group = batch.submit([(LONG, "열기")])
+        group.futures["metricx"].result()
+        rewarder._scorers["metricx"] = gone = rewarder._remote(
+            "metricx", [f"http://127.0.0.1:{free_port()}"]
+        )
+        (reward,) = sample_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
+        gone.close()
+    assert reward.r_seq is None and reward.text_error is reward.source_error is None
+    assert reward.service_error is not None and "upstream" in reward.service_error
+
+
+@pytest.mark.parametrize(("overlong", "found"), [("truncate", {NUL}), ("skip", {NUL, LONG})])
+def test_sources_are_found_before_training(
+    services: Services, overlong: str, found: set[str]
+) -> None:
+    """Only those are asked for that a service might refuse."""
+    sources = [FINE, NUL, "word " * 20, LONG, *(f"Open {n}." for n in range(100))]
+    cfg = services.config(overlong=overlong, max_input_length=64, w_xcomet_span=0)
+    services.metricx.samples.clear()
+    with closing(Rewarder(cfg)) as rewarder:
+        assert bad_sources(sources, rewarder).keys() == found
+    asked = {sample.src for sample in services.metricx.samples}
+    assert asked == ({"word " * 20, LONG} if overlong == "skip" else set())
+
+
+@pytest.fixture
+def settings(tmp_path: Path, services: Services) -> list[str]:
+    save_policy(tmp_path / "policy", byte_level_tokenizer())
+    train = write_examples(tmp_path / "train.jsonl", [FINE, "Save it.", NUL, "Close it.", NUL])
+    held_out = write_examples(tmp_path / "eval.jsonl", [FINE, NUL])
+    return [
+        f"policy.path={tmp_path}/policy",
+        f"data.train={train}",
+        f"data.eval={held_out}",
+        "generation.prompt_template=source",
+        "generation.max_new_tokens=4",
+        "rl.num_updates=1",
+        "rl.batch_size=3",
+        "misc.device=cpu",
+        f"misc.run_dir={tmp_path}/out",
+        *(f"reward.{key}={url}" for key, url in services.urls.items()),
+    ]
+
+
+def run(settings: list[str], *overrides: str) -> Any:
+    cfg = load_config(TrainerConfig, None, [*settings, *overrides])
+    train, held_out = (load_examples(path) for path in (cfg.data.train, cfg.data.eval) if path)
+    return run_toy_rl(train, held_out, cfg)
+
+
+def test_a_run_leaves_them_out_and_says_which(
+    settings: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = run(settings)
+    assert (done.updates[0]["source_errors"], done.updates[0]["text_errors"]) == (0, 0)
+    assert [report.source_errors for _, report in done.reports] == [1, 1]
+    assert "data.train: 2 of 5 sources cannot be scored, whatever the translation: " in caplog.text
+    assert f"{tmp_path}/train.jsonl line 3 (" in caplog.text
+    assert f"{tmp_path}/train.jsonl line 5 (" in caplog.text
+    assert "src: NUL character at position 5); left out" in caplog.text
+    assert "data.eval: 1 of 2 sources" in caplog.text and "they have no score" in caplog.text
+
+
+def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.jsonl line 3 .*data.bad_sources"):
+        run(settings, "data.bad_sources=refuse")
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+    write_examples(tmp_path / "train.jsonl", [NUL])
+    with pytest.raises(UserError, match="1 of 1 sources cannot be scored"):
+        run(settings)
+
+
+def test_check_tells_them_too(settings: list[str]) -> None:
+    def found(*overrides: str) -> tuple[str, bool]:
+        cfg = load_config(TrainerConfig, None, [*settings, *overrides])
+        ((said, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
+        return said, ok
+
+    assert found() == ("2 that no translation helps", True)
+    said, ok = found("data.bad_sources=refuse")
+    assert not ok and "data.train: 2 of 5 sources cannot be scored" in said

@@ -1,0 +1,152 @@
+"""A new reward is one class and one line: it is learned from, logged, shown and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from tests.kits.trainer.rewards import reward_services
+from tests.kits.trainer.runs import byte_level_tokenizer, example, rollout, save_policy
+from trainer.__main__ import app
+from trainer.runs.figures import Curve, Figure
+from trainer.translation.config import TrainerConfig
+from trainer.translation.evaluation.figures import table
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.term import TextTerm
+from trainer.translation.rewards.terms import TERMS, weighted
+from trainer.translation.rollouts import TranslationRollout
+
+
+class Brevity(TextTerm):
+    """Minus one for each character that is new in the text."""
+
+    name = "brevity"
+    table = (
+        Figure(
+            key="brevity_mean",
+            title="brevity (characters)",
+            digits=1,
+            better="higher",
+            hidden_at=(None,),
+            column="brief",
+            narrow=True,
+            said=True,
+            of_line=lambda line: line.get("brevity"),
+        ),
+    )
+    curves = (Curve(title="brevity", keys=("brevity_mean",), held_out="brevity_mean"),)
+
+    def value(self, rollout: TranslationRollout) -> float:
+        return -float(len(set(rollout.completion_text)))
+
+
+@pytest.fixture
+def brevity() -> Iterator[None]:
+    TERMS.append(Brevity())
+    yield
+    TERMS.pop()
+
+
+def test_the_value_times_the_weight_is_added(brevity: None) -> None:
+    made = rollout([1], [5, 6], "열기", src_text="Open.", pair="en-US>ko-KR")
+    cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, terms={"brevity": 0.25})
+    (reward,) = sample_rewards([made], Scores(), cfg)
+    assert reward.r_seq == -0.5 and reward.values == {"brevity": -2.0}
+
+
+def test_a_weight_of_no_term_is_a_mistake(brevity: None) -> None:
+    for name in ("brevty", "metricx"):  # the second has a key of its own
+        with pytest.raises(UserError, match=f"reward.terms: '{name}' .*brevity"):
+            weighted(RewardConfig(terms={name: 1.0}))
+
+
+def test_a_term_is_in_the_log_the_console_the_report_and_the_comparison(
+    brevity: None, tmp_path: Path
+) -> None:
+    policies = [
+        save_policy(tmp_path / f"policy-{seed}", byte_level_tokenizer(), seed=seed)
+        for seed in (1, 2)
+    ]
+    rows = [example(f"Save {n}.", str(n), "저장") for n in range(12)]
+    data = tmp_path / "data.jsonl"
+    data.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "id": row.id,
+                    "src_text": row.src_text,
+                    "src_lang": row.src_lang,
+                    "tgt_lang": row.tgt_lang,
+                    "src_lang_code": row.src_lang_code,
+                    "tgt_lang_code": row.tgt_lang_code,
+                    "ref_text": row.ref_text,
+                }
+            )
+            + "\n"
+            for row in rows
+        )
+    )
+    with reward_services() as running:
+        config = tmp_path / "run.yaml"
+        config.write_text(
+            json.dumps(
+                {
+                    "data": {"train": str(data), "eval": str(data)},
+                    "policy": {"path": str(policies[0])},
+                    "generation": {"prompt_template": "source", "max_new_tokens": 4},
+                    "reward": {**running.urls, "w_xcomet_span": 0, "terms": {"brevity": 0.5}},
+                    "rl": {"num_updates": 1, "batch_size": 4, "warmup_updates": 0},
+                    "misc": {"device": "cpu", "threads": 1, "run_dir": str(tmp_path / "run")},
+                }
+            )
+        )
+        trained = CliRunner().invoke(app, ["train", "--config", str(config)])
+        assert trained.exit_code == 0, trained.output
+        compared = CliRunner().invoke(
+            app,
+            [
+                "evaluate",
+                "--config",
+                str(config),
+                "--against",
+                str(policies[1]),
+                "--set",
+                f"misc.run_dir={tmp_path / 'evaluation'}",
+            ],
+        )
+        assert compared.exit_code == 0, compared.output
+    (line,) = [json.loads(text) for text in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    dump = (tmp_path / "run/completions").glob("train-*.jsonl")
+    values = [json.loads(text)["brevity"] for path in dump for text in path.open()]
+    assert line["brevity_mean"] == pytest.approx(sum(values) / len(values))
+    assert "brief" in trained.stderr and "brevity " in trained.stderr  # column, and evaluation
+    assert "brevity (characters)" in trained.stdout  # before and after
+    page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert "<td>brevity (characters)</td>" in page and ">brevity<" in page
+    assert "brevity (characters)" in compared.stdout
+    groups = json.loads((tmp_path / "evaluation/comparison.json").read_text())["groups"]
+    (row,) = [row for row in groups["all"] if row["key"] == "brevity_mean"]
+    for name, found in (("against/", row["first"]), ("", row["second"])):
+        dump = tmp_path / f"evaluation/{name}evaluation.jsonl"
+        values = [json.loads(text)["brevity"] for text in dump.open()]
+        assert row["sources"] == len(values) == 12 and found == pytest.approx(sum(values) / 12)
+
+
+def test_no_two_figures_have_one_key() -> None:
+    keys = [figure.key for figure in table()]
+    columns = [figure.column for figure in table() if figure.column]
+    assert len(set(keys)) == len(keys) and len(set(columns)) == len(columns)
+
+
+def test_every_term_is_described(brevity: None) -> None:
+    cfg = load_config(TrainerConfig, None, ["reward.terms={brevity: 1}"]).reward
+    for term in TERMS:
+        assert term.name and term.__doc__ and isinstance(term.weight(cfg), float)

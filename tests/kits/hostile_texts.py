@@ -1,0 +1,251 @@
+"""Texts made to be slow for a regular expression, and the expressions of the project.
+
+    python -m tests.kits.hostile_texts patterns|functions
+
+runs each on the slowest of its texts, a million characters long, under a limit of CPU seconds that
+linear work stays far below and quadratic work far above: the process is killed then, and the last
+line that it printed says by what.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import importlib
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as sre_parse  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("scorekit", "services", "synth", "trainer")
+SHORT, LONG, LIMIT_S = 10_000, 1_000_000, 60
+_SEARCHES = frozenset({"search", "findall", "finditer", "sub", "subn", "split"})
+_CALLS = _SEARCHES | {"match", "fullmatch", "compile"}
+_REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT}
+_CANDIDATES = "a1 -.\t\n:<({[`|@%가A_=>"
+
+
+class Call(NamedTuple):
+    """`re.X(pattern)` in the code. function: where; None at a module's own level."""
+
+    module: str
+    function: str | None
+    line: int
+    pattern: str | bytes | None  # None: no literal
+
+
+class Found(NamedTuple):
+    """A pattern. searched: whether it is ever looked for in a text, not only matched at its
+    start."""
+
+    name: str
+    pattern: re.Pattern[Any]
+    searched: bool
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the project, parsed."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls_of_re(module: str, tree: ast.Module) -> Iterator[Call]:
+    """All calls of functions of `re` that take a pattern."""
+    owner = {
+        id(node): scope.name
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(scope)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        of = node.func.value
+        if isinstance(of, ast.Name) and of.id == "re" and node.func.attr in _CALLS:
+            first = node.args[0]
+            literal = first.value if isinstance(first, ast.Constant) else None
+            assert literal is None or isinstance(literal, str | bytes)
+            yield Call(module, owner.get(id(node)), node.lineno, literal)
+
+
+def patterns(made: dict[tuple[str, str], Callable[[], list[re.Pattern[str]]]]) -> Iterator[Found]:
+    """All patterns: those of the modules, literals in functions, and those that functions make."""
+    for module, tree in sources():
+        calls = list(calls_of_re(module, tree))
+        for call in calls:
+            if call.function and call.pattern is not None:
+                name = f"{module}:{call.line}"
+                yield Found(name, re.compile(call.pattern), searched=True)
+        if any(call.function is None for call in calls):
+            searched = _searched_names(tree)
+            for name, pattern in _module_patterns(importlib.import_module(module)):
+                yield Found(f"{module}.{name}", pattern, name in searched)
+    for (module, function), make in made.items():
+        for pattern in make():
+            yield Found(f"{module}.{function}", pattern, searched=True)
+
+
+def _module_patterns(module: Any) -> Iterator[tuple[str, re.Pattern[Any]]]:
+    for name, value in vars(module).items():
+        held = value.values() if isinstance(value, dict) else value
+        for one in held if isinstance(held, tuple | list | type({}.values())) else [held]:
+            if isinstance(one, re.Pattern):
+                yield name, one
+
+
+def _searched_names(tree: ast.Module) -> set[str]:
+    """Names that are used in any other way than `NAME.match(` and `NAME.fullmatch(`."""
+    anchored = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("match", "fullmatch")
+    }
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if id(node) not in anchored
+    }
+
+
+# -- texts out of a pattern's own parts ------------------------------------------------------------
+
+
+def pumps(pattern: re.Pattern[Any]) -> list[tuple[str, str]]:
+    """(what begins the text, what is repeated): each part that may run on."""
+    found: dict[tuple[str, str], None] = {}
+    for lead, chars, whole in _runs(list(sre_parse.parse(pattern.pattern, pattern.flags)), ""):
+        words = [char for char in chars if char.isalnum()][:1]
+        others = [char for char in chars if not char.isalnum()]
+        bodies = [*chars, whole, *(word + other for word in words for other in others)]
+        for body in filter(None, bodies):
+            found |= {("", body): None, (lead, body): None, ("", lead + body): None}
+            found |= {(lead[:1], body): None}
+    return list(found) or [("", "a")]
+
+
+def _runs(tree: list[Any], lead: str) -> Iterator[tuple[str, list[str], str]]:
+    """(lead, characters, an example) of each repeat that may run on."""
+    for op, value in tree:
+        if op in _REPEATS and value[1] > 16:
+            yield lead, _characters(value[2]), _example(value[2])
+        for inner in _inner(op, value):
+            yield from _runs(list(inner), lead)
+        lead += _example([(op, value)])
+
+
+def _inner(op: Any, value: Any) -> list[Any]:
+    if op in _REPEATS:
+        return [value[2]]
+    if op is sre.BRANCH:
+        return list(value[1])
+    if op is sre.SUBPATTERN:
+        return [value[3]]
+    if op in (sre.ASSERT, sre.ASSERT_NOT):
+        return [value[1]]
+    return [value] if op is sre.ATOMIC_GROUP else []
+
+
+def _characters(tree: Any) -> list[str]:
+    """Characters that occur in a part, a few of each class."""
+    found: dict[str, None] = {}
+    for op, value in tree:
+        if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
+            found |= dict.fromkeys(_of_class(op, value))
+        for inner in _inner(op, value):
+            found |= dict.fromkeys(_characters(inner))
+    return list(found)[:12]
+
+
+def _of_class(op: Any, value: Any) -> list[str]:
+    if op is sre.LITERAL:
+        return [chr(value)]
+    if op is sre.ANY:
+        return ["a", " "]
+    if op is sre.NOT_LITERAL:
+        return [char for char in _CANDIDATES if ord(char) != value][:4]
+    members = [part for part in value if part[0] is not sre.NEGATE]
+    if len(members) < len(value):
+        return [c for c in _CANDIDATES if not any(_holds(part, c) for part in members)]
+    literals = [
+        chr(v if op is sre.LITERAL else v[0]) for op, v in members if op is not sre.CATEGORY
+    ]
+    return [c for c in _CANDIDATES if any(_holds(part, c) for part in members)] or literals
+
+
+def _holds(part: tuple[Any, Any], char: str) -> bool:
+    op, value = part
+    if op is sre.LITERAL:
+        return ord(char) == value
+    if op is sre.RANGE:
+        return bool(value[0] <= ord(char) <= value[1])
+    name = str(value)
+    holds = (
+        char.isspace()
+        if "SPACE" in name
+        else char.isdigit()
+        if "DIGIT" in name
+        else (char.isalnum() or char == "_")
+    )
+    return holds != ("NOT" in name)
+
+
+def _example(tree: Any) -> str:
+    """The shortest text, or nearly, that a part matches."""
+    text = ""
+    for op, value in tree:
+        if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
+            text += (_of_class(op, value) or [""])[0]
+        elif op in _REPEATS:
+            text += _example(value[2]) * value[0]
+        elif op is sre.BRANCH:
+            text += _example(value[1][0])
+        elif op in (sre.SUBPATTERN, sre.ATOMIC_GROUP):
+            text += "".join(map(_example, _inner(op, value)))
+    return text
+
+
+def written(pump: tuple[str, str], size: int) -> str:
+    """The text: it ends with what nothing expects."""
+    lead, body = pump
+    return lead + (body * (size // len(body) + 1))[:size] + "\0"
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def run(name: str, work: Callable[[str], object], texts: list[tuple[str, str]], most: int) -> None:
+    """Work on the texts, short; then on the slowest, long, under the limit."""
+
+    def seconds(pump: tuple[str, str]) -> float:
+        text = written(pump, min(SHORT, most // 50))
+        begun = time.process_time()
+        work(text)
+        return time.process_time() - begun
+
+    for pump in heapq.nlargest(3, texts, key=seconds):
+        print(f"{name}: {pump!r}", flush=True)
+        used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT_S, resource.RLIM_INFINITY))
+        work(written(pump, most))
+
+
+def searching(found: Found) -> Callable[[str], object]:
+    """What is done with a pattern."""
+
+    def work(text: str) -> None:
+        whole = text.encode() if isinstance(found.pattern.pattern, bytes) else text
+        found.pattern.match(whole)
+        found.pattern.fullmatch(whole)
+        if found.searched:
+            for _ in found.pattern.finditer(whole):
+                pass
+
+    return work

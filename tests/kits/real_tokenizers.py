@@ -1,0 +1,32 @@
+"""The tokenizers of tests/data/tokenizers, as folders and loaded."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+FOLDER = Path(__file__).parents[1] / "data" / "tokenizers"
+#: qwen3: byte-level BPE. mistral: sentencepiece with byte fallback, in Llama's form.
+NAMES = ("qwen3", "mistral")
+
+
+def write_tokenizer(name: str, folder: Path) -> Path:
+    """The tokenizer as its makers publish it. Returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(FOLDER / name / "tokenizer_config.json", folder)
+    packed = (FOLDER / name / "tokenizer.json.xz").read_bytes()
+    (folder / "tokenizer.json").write_bytes(lzma.decompress(packed))
+    return folder
+
+
+@cache
+def real_tokenizer(name: str) -> Any:
+    """As a run loads it. Shared by all tests: not to be changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return AutoTokenizer.from_pretrained(write_tokenizer(name, Path(folder)))

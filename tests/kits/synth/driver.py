@@ -1,0 +1,105 @@
+"""A run of the stages between sources and filters: config, sources, stages, what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from synth.config import SynthConfig
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.folder.begin import begin
+from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.record import source_id
+from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.score_select_best import ScoreSelectBest
+from synth.stages.select_sources import SelectSources
+
+STAGES = (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest())
+NAMES = [stage.name for stage in STAGES]
+
+
+def korean(body, seed):
+    """A made-up translation: a function of the request."""
+    asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
+    digest = hashlib.blake2b(asked.encode(), digest_size=6).digest()
+    return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
+
+
+def config(out_dir, teacher, metricx, **more):
+    teacher.well()
+    data = {
+        "run": {"out_dir": str(out_dir), "shard_records": 8},
+        "data": {"src_lang": "eng", "tgt_lang": "kor", "target_examples_total": 10},
+        "teacher": {
+            "base_url": teacher.url,
+            "model": teacher.model,
+            "max_concurrency": 8,
+            "retry": {"max_attempts": 2, "backoff_s": [0.01]},
+            "wait_for_server_s": 0,
+        },
+        "final_generation": {"num_candidates": 6, "store_top_k": 3},
+        "metricx": {"url": metricx.url, "checkpoint": "fake-metricx"},
+    }
+    for key, value in more.items():
+        section, _, name = key.partition("__")
+        data[section] = {**data.get(section, {}), name: value}
+    return SynthConfig.model_validate(data)
+
+
+def write_sources(out_dir, texts, per_shard=8):
+    """What sample_sources leaves behind."""
+    folder = StageFolder(out_dir, "sample_sources")
+    folder.set_manifest(
+        {"stage": folder.name, "digest": digest_of(texts), "shards": -(-len(texts) // per_shard)}
+    )
+    for index in range(0, len(texts), per_shard):
+        with ShardWriter(folder.shard(index // per_shard)) as shard:
+            for offset, text in enumerate(texts[index : index + per_shard]):
+                shard.write(
+                    {
+                        "source_id": source_id(text),
+                        "source_text": text,
+                        "source_type": "sentence",
+                        "length": 5.0,
+                        "length_bucket_id": (index + offset) % 3,
+                        "source_meta": {},
+                    }
+                )
+            mark = {"records": shard.records, "rejected": {}, "input": None}
+            folder.set_mark(index // per_shard, {**mark, "digest": shard.commit()})
+
+
+TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
+
+
+def run(cfg, *, stages=STAGES, **options):
+    contexts = []
+    for stage in stages:
+        ctx = Context(cfg, cfg.run.out_dir, **options)
+        later = NAMES[NAMES.index(stage.name) + 1 :]
+        manifest = begin(stage, later, ctx)
+        if hasattr(stage, "process"):
+            asyncio.run(run_map_stage(stage, manifest, ctx))
+        elif not ctx.folder(stage.name).done():
+            stage.run(ctx, manifest)
+        contexts.append(ctx)
+    return contexts
+
+
+def output(out_dir):
+    """The digests of all shards, which are those of their files: the candidates of a run that is
+    done are gone."""
+    found = {}
+    for name in NAMES:
+        folder = StageFolder(out_dir, name)
+        for index in range(folder.shards() or 0):
+            folder.verify(index)
+            mark = folder.mark(index)
+            found[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
+    return found
+
+
+def records(out, stage):
+    return list(StageFolder(out, stage).records())

@@ -1,0 +1,192 @@
+"""A run of the pipeline made by hand, up to its export."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from synth.config import SynthConfig
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.folder.begin import begin
+from synth.folder.store import ShardWriter, StageFolder, digest_of, read_records
+from synth.record import source_id
+from synth.stages.export import Export
+from synth.stages.format_filter import FormatFilter
+
+ROOT = Path(__file__).parents[3]
+
+
+HOSTILE = '</script><img src=x onerror="alert(1)"> \x1b[2J'
+
+
+INFO = {
+    "service": "metricx",
+    "model": "metricx-24-tiny",
+    "revision": "abc123",
+    "dtype": "float32",
+    "device": "cpu",
+    "max_input_length": 1536,
+    "commit": None,
+    "uptime_s": 12.5,
+    "versions": {"scorekit": "0.1.0", "torch": "2.9.0", "transformers": "4.57.0", "comet": None},
+}
+
+
+def config(out_dir, **sections):
+    base = {
+        "run": {"out_dir": str(out_dir), "shard_records": 4},
+        "data": {
+            "src_lang": "eng",
+            "tgt_lang": "kor",
+            "sample_pool_size": 12,
+            "target_examples_total": 10,
+            "madlad_split": "noisy",
+        },
+        "teacher": {
+            "base_url": "http://user:secret@localhost:8000/v1?token=secret",
+            "model": "served-name",
+        },
+        "final_generation": {"num_candidates": 8, "store_top_k": 2},
+        "metricx": {"checkpoint": "org/metricx-24-tiny"},
+        "filters": {"llm_judge": {"enabled": False}},
+    }
+    for name, section in sections.items():
+        base[name] = {**base.get(name, {}), **section}
+    return SynthConfig.model_validate(base)
+
+
+def gold(count):
+    """True pairs, and a translation with chatter in every fifth place."""
+    with (ROOT / "demo" / "data" / "pydocs.jsonl").open(encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if 40 < len(row["src_text"]) < 300]
+    return [(row["src_text"], row["ref_text"]) for row in rows[:count]]
+
+
+def write_stage(folder, shards, rejected=()):
+    """shards: lists of records; rejected: those of the first shard."""
+    folder.set_manifest(
+        {
+            "stage": folder.name,
+            "settings": {},
+            "input": None,
+            "limit": None,
+            "digest": digest_of(folder.name),
+            "shards": len(shards),
+        }
+    )
+    for index, records in enumerate(shards):
+        lost = [{**r, "stage": folder.name} for r in (rejected if index == 0 else ())]
+        codes = {}
+        for record in lost:
+            codes[record["reason_code"]] = codes.get(record["reason_code"], 0) + 1
+        with ShardWriter(folder.shard(index)) as kept, ShardWriter(folder.rejected(index)) as out:
+            for record in records:
+                kept.write(record)
+            for record in lost:
+                out.write(record)
+            out.commit()
+            folder.set_mark(
+                index,
+                {
+                    "records": len(records),
+                    "rejected": codes,
+                    "input": None,
+                    "digest": kept.commit(),
+                },
+            )
+
+
+def make_run(out_dir, count=10, chatter=5):
+    """A run up to score_select_best: of 12 sources 10 were selected, in three shards."""
+    records = []
+    for place, (src, mt) in enumerate(gold(count + 2)):
+        madlad = {
+            "lang": "en",
+            "split": "noisy",
+            "doc_id": f"en_noisy_0000.jsonl.gz:{place + 1}",
+            "file": "en_noisy_0000.jsonl.gz",
+            "line": place + 1,
+            "segment_index": 0,
+            "segments": 1,
+            "span": [0, len(src)],
+        }
+        records.append(
+            {
+                "source_id": source_id(src),
+                "source_text": src,
+                "length": len(src) / 4.0,
+                "source_type": "blob" if place % 2 else "sentence",
+                "length_bucket_id": place % 3,
+                "source_meta": {"madlad": madlad},
+            }
+        )
+        if chatter and place % chatter == 2:
+            mt = f"번역: {mt}"
+        worst = {"index": 3, "text": mt + " 음", "score": 20.0 + place / 10}
+        records[-1]["later"] = {
+            "prefilter": {
+                "score_greedy": 5.0,
+                "score_sample": 3.0 + place / 4,
+                "improvement": 2.0 - place / 4,
+            },
+            "topk": [{"index": 6, "text": mt, "score": 1.5 + place / 8}],
+            "worst": None if place == 4 else worst,
+            "candidate_counts": {"asked": 8, "scored": 7, "out": {"cut": 1}},
+        }
+    later = [record.pop("later") for record in records]
+    write_stage(StageFolder(out_dir, "sample_sources"), _cut(records))
+    counts = {
+        "pieces": 40,
+        "rejected": {"duplicate": 8, "not_sampled": 20},
+        "documents": 15,
+        "unreadable": {"broken_json": 1},
+        "files": [{}, {}],
+        "revision": "c0ffee",
+        "max_files": 2,
+        "max_documents": None,
+    }
+    (StageFolder(out_dir, "sample_sources").path / "counts.json").write_text(json.dumps(counts))
+    records = [{**r, "prefilter": x["prefilter"]} for r, x in zip(records, later, strict=True)]
+    write_stage(StageFolder(out_dir, "prefilter_score"), _cut(records))
+    lost = [{**r, "reason_code": "not_selected", "reason": ""} for r in records[count:]]
+    records = [{**r, "rank": rank} for rank, r in enumerate(records)]
+    write_stage(StageFolder(out_dir, "select_sources"), _cut(records[:count]), lost)
+    write_stage(StageFolder(out_dir, "generate_128"), _cut(records[:count]))
+    records = [{**r, **x} for r, x in zip(records[:count], later, strict=False)]
+    write_stage(StageFolder(out_dir, "score_select_best"), _cut(records))
+    (out_dir / "service-metricx.json").write_text(json.dumps(INFO))
+    return records
+
+
+def _cut(records, size=4):
+    return [records[i : i + size] for i in range(0, len(records), size)]
+
+
+def run_filter(cfg, **more):
+    ctx = Context(cfg, cfg.run.out_dir, **more)
+    stage = FormatFilter()
+    asyncio.run(run_map_stage(stage, begin(stage, ["export"], ctx), ctx))
+    return ctx
+
+
+def run_export(cfg, **more):
+    ctx = Context(cfg, cfg.run.out_dir, **more)
+    stage = Export()
+    stage.run(ctx, begin(stage, [], ctx))
+    return ctx
+
+
+def train(cfg):
+    return list(read_records(cfg.run.out_dir / "export" / "train.jsonl"))
+
+
+def exported_run(folder):
+    """A run with its export; its config."""
+    cfg = config(folder, export={"preference_pairs": True})
+    folder.mkdir()
+    make_run(cfg.run.out_dir)
+    run_filter(cfg)
+    run_export(cfg)
+    return cfg

@@ -1,0 +1,72 @@
+"""Configs and files of the sampling stage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from demo.madlad_shard import documents, write_shard
+from synth.config import SynthConfig
+from synth.context import Context
+from synth.folder.begin import begin
+from synth.folder.store import digest_file
+from synth.stages.sample_sources import SampleSources
+
+MADLAD = Path(__file__).parents[2] / "data/madlad"
+
+
+V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.gz")
+
+
+def config(out_dir, files=(V1,), **sections):
+    data = {
+        "src_lang": "kor",
+        "tgt_lang": "eng",
+        "sample_pool_size": 120,
+        "files": list(files),
+        "max_unreadable": 1.0,
+    }
+    content = {
+        "run": {"out_dir": str(out_dir), "shard_records": 50, **sections.pop("run", {})},
+        "data": {**data, **sections.pop("data", {})},
+        "segmentation": {"min_chars": 10, **sections.pop("segmentation", {})},
+        "final_generation": {"blob": sections.pop("blob", {})},
+        **sections,
+    }
+    return SynthConfig.model_validate(content)
+
+
+def run(cfg, **more):
+    """Run the stage as the driver does; its folder."""
+    ctx = Context(cfg, Path(cfg.run.out_dir), **more)
+    stage = SampleSources()
+    stage.run(ctx, begin(stage, [], ctx))
+    return ctx.folder(stage.name)
+
+
+def records(cfg, **more):
+    return list(run(cfg, **more).records())
+
+
+def counts(folder):
+    return json.loads((folder.path / "counts.json").read_bytes())
+
+
+def tree(out_dir):
+    """Every file of the stage, by its bytes."""
+    paths = [p for p in Path(out_dir).rglob("*") if p.is_file() and p.name != "merge.lock"]
+    return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
+
+
+def stored(place, newlines="real"):
+    """The document that provenance names."""
+    folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
+    lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
+    return json.loads(lines[place["line"] - 1])["text"]
+
+
+def shards(tmp_path, number=4, lang="ko"):
+    for i in range(number):
+        write_shard(tmp_path / "corpus", documents(lang, 8 * i, 8), lang=lang, index=i)
+    return [str(tmp_path / "corpus/data/*/*.gz")]

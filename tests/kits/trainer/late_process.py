@@ -1,0 +1,22 @@
+"""Processes of which the last stops within an exchange, after the meeting that all came to:
+the others have to say which.
+
+    torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import distributed
+
+from trainer.rl.world import World
+
+if __name__ == "__main__":
+    world = World(torch.device("cpu"), patience_s=2)
+    with world.together():
+        world.at(f"update {7 + world.rank}, learning")
+        world.meet()
+        time.sleep(60 * world.rank)
+        distributed.all_reduce(torch.ones(1))

@@ -1,0 +1,152 @@
+"""Updates of a tiny policy in however many processes it is started in; for the tests of several
+processes.
+
+    torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.kits.float64 import doubled, float64
+from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
+from tests.kits.trainer.sharded_trainer import ShardedWorld
+from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
+from trainer.rl.config import RLConfig
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.policy import autocast
+from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.update import Passes, accumulate_gradients, update_policy
+from trainer.rl.world import World
+from trainer.translation.config import GenerationConfig
+
+#: Tokens of prompt and completion: three micro-batches of `CONFIG`, which two processes cannot
+#: share evenly.
+LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
+PROMPTS = [[3, 4, 2], [5, 2], [6, 6, 6, 2], [7, 8, 2]]
+#: Name -> arguments of `update`. `one`: a batch of one rollout, so that most have nothing to do.
+CASES: dict[str, dict[str, Any]] = {
+    "token": {},
+    "sequence": {"loss_mean": "sequence"},
+    "sharded": {"shard": True},
+    "one": {"prompts": 1},
+    "one sharded": {"prompts": 1, "shard": True},
+    "gspo": {"algorithm": "gspo"},
+    "gspo sharded": {"algorithm": "gspo", "shard": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 sharded": {"dtype": "bfloat16", "shard": True},
+}
+
+
+def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
+    """Two passes of two steps, with every term of the loss."""
+    return RLConfig(
+        algorithm=algorithm,  # type: ignore[arg-type]
+        clip_eps=0.2,
+        loss_mean=loss_mean,  # type: ignore[arg-type]
+        micro_batch_tokens=16,
+        minibatches=2,
+        entropy_coef=0.01,
+        kl_coef=0.1,
+    )
+
+
+def batch(prompts: int) -> tuple[list[Rollout], TokenAdvantages]:
+    """Rollouts and advantages, the same in every process."""
+    lengths = LENGTHS[:prompts]
+    generator = torch.Generator().manual_seed(3)
+
+    def numbers(n: int) -> list[float]:
+        return (torch.rand(n, generator=generator) - 2.5).tolist()
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, 11, (n,), generator=generator).tolist()
+
+    rollouts = [
+        rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t))
+        for p, t in lengths
+    ]
+    mask_BT = pad_rows([[True] * t for _, t in lengths], torch.bool)
+    tokens_BT = pad_rows([numbers(t) for _, t in lengths])
+    rewards_B = torch.tensor(numbers(len(lengths)))
+    return rollouts, token_advantages(rewards_B, tokens_BT, mask_BT, range(len(lengths)))
+
+
+def update(
+    world: World,
+    loss_mean: str = "token",
+    prompts: int = 5,
+    dtype: str = "float32",
+    shard: bool = False,
+    algorithm: str = "ppo",
+) -> dict[str, Any]:
+    """The gradients of a pass, the weights after an update, its figures, and under those weights
+    log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
+    """
+    plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
+    if dtype == "float32":
+        plain = doubled(plain)  # autocast knows nothing of float64
+    plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
+    # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
+    model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts)
+    passes = Passes(model, cfg, world, dtype=dtype)
+    accumulate_gradients(rollouts, advantages, range(prompts), passes)
+    gradients = {name: _whole(p.grad) for name, p in plain.named_parameters()}
+    stats = update_policy(
+        rollouts,
+        advantages,
+        optimizer,
+        cfg,
+        policy_model=model,
+        temperature=1.0,
+        pad_id=0,
+        dtype=dtype,
+        world=world,
+    )
+    weights = {name: _whole(p) for name, p in plain.named_parameters()}
+    mine = world.share(rollouts)
+    with autocast(world.device, dtype):
+        rows = rollout_logprobs([of for _, of in mine], model, 1.0, 0, 16, world)
+    logprobs = world.gather([(place, row) for (place, _), row in zip(mine, rows, strict=True)])
+    sampler = GenerateSampler(model, tokenizer, world)
+    greedy = GenerationConfig(
+        temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
+    )
+    asked = world.share(PROMPTS[:prompts])
+    sampled = sampler.sample([of for _, of in asked], greedy, with_logprobs=False)
+    completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
+    return {
+        "logprobs": [row for _, row in sorted(logprobs)],
+        "gradients": gradients,
+        "weights": weights,
+        "figures": asdict(stats),
+        "completions": [ids for _, ids in sorted(completions)],
+    }
+
+
+def _whole(tensor: Any) -> Tensor:
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach().clone()
+
+
+@float64()
+def main() -> None:
+    """Rank 0 writes what `update` gives for each of `CASES`."""
+    world, sharded = World(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
+    found = {
+        name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
+        for name, case in CASES.items()
+    }
+    if world.is_main:
+        torch.save({"processes": world.size, "found": found}, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""`python -m trainer` in processes that share the weights, as sharded_trainer.py has it."""
+
+from __future__ import annotations
+
+import trainer.translation.evaluation.run
+from tests.kits.trainer.sharded_trainer import ShardedWorld
+from trainer.__main__ import app
+
+if __name__ == "__main__":
+    trainer.translation.evaluation.run.World = ShardedWorld  # type: ignore[misc]
+    app()

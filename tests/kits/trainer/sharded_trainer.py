@@ -1,0 +1,80 @@
+"""Runs of the trainer in the processes of one start, also with weights that they share; accelerate
+shards on accelerators only, so here it is done as it would do it there.
+
+    torchrun --nproc_per_node 2 -m tests.kits.trainer.sharded_trainer CONFIG whole|sharded \
+        KEY=VALUE,... ...
+
+For each list of overrides a run in `run_dir`-NUMBER of the config.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import trainer.translation.loading
+import trainer.translation.train
+from scorekit.config import load_config
+from trainer.rl.policy import Reference
+from trainer.rl.world import World
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import load_examples
+
+
+class ShardedWorld(World):
+    """No process holds all weights."""
+
+    @property
+    def is_sharded(self) -> bool:
+        return True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._prepared = self.accelerator.prepare
+        self.accelerator.prepare = self._as_on_accelerators
+
+    def _as_on_accelerators(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
+        for part in model.modules():  # as accelerate does: each layer, then what is left
+            if isinstance(part, GradientCheckpointingLayer):
+                fully_shard(part)
+        fully_shard(model)
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)
+        return model, self._prepared(remade)
+
+
+class WatchedReference(Reference):
+    """Says how much of itself this process holds between two passes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self._adapted is None:
+            self.tell()
+
+    def tell(self) -> None:
+        parts = [(p.numel(), p.to_local().numel()) for p in self._model.parameters()]
+        whole, held = map(sum, zip(*parts, strict=True))
+        print(f"reference: {held} of {whole} weights here", flush=True)
+
+
+def main(path: str, weights: str, *runs: str) -> None:
+    """A run for each list of overrides."""
+    if weights == "sharded":
+        trainer.translation.train.World = ShardedWorld  # type: ignore[misc]
+        trainer.translation.loading.Reference = WatchedReference  # type: ignore[misc]
+    for number, overrides in enumerate(runs):
+        cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
+        misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
+        cfg = cfg.model_copy(update={"misc": misc})
+        train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
+        trainer.translation.train.run_toy_rl(train, held_out, cfg)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

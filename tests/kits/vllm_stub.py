@@ -1,0 +1,142 @@
+"""A server that speaks vLLM's HTTP and samples from a tiny Llama with code of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from peft import PeftModel
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from bench.kit.servers import PATIENCE_S
+
+NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
+
+
+class VLLMStub:
+    """policy: the folder it serves. mode: of its log-probabilities. routes: those that take
+    weights.
+
+    failures: statuses of the next completions in turn; 0 cuts the answer. held: first ids of
+    prompts that wait for `release`. bodies: the requests for completions.
+    """
+
+    def __init__(
+        self,
+        policy: Path,
+        *,
+        mode: str = "processed_logprobs",
+        routes: Sequence[str] = ("lora", "dev"),
+    ) -> None:
+        self.policy, self.mode = policy, mode
+        self.failures: list[int] = []
+        self.held: set[int] = set()
+        self.release = threading.Event()
+        self.bodies: list[dict[str, Any]] = []
+        self.calls: Counter[str] = Counter()
+        self._changing = threading.Lock()  # a request sees a server before its restart, or after
+        self.restart()
+        self.app = FastAPI()
+        self.app.middleware("http")(self._guard)
+        self.app.get("/v1/models")(self.models)
+        self.app.post("/v1/completions")(self.completions)
+        if "lora" in routes:
+            self.app.post("/v1/load_lora_adapter")(self.load_adapter)
+            self.app.post("/v1/unload_lora_adapter")(self.unload_adapter)
+        if "dev" in routes:
+            self.app.get("/weight_info")(lambda: {"weight_version": self.version})
+            self.app.post("/update_weight_version")(self.name_version)
+            self.app.post("/collective_rpc")(self.reload)
+
+    def restart(self, *failures: int) -> None:
+        """Lose everything but the model that it was started with; then come these `failures`."""
+        model = _load(self.policy)
+        with self._changing:
+            self.model: nn.Module = model
+            self.adapters: dict[str, nn.Module] = {}
+            self.version = "default"
+            self.failures += failures
+
+    async def _guard(self, request: Request, call_next: Any) -> Response:
+        path = request.url.path
+        self.calls[path] += 1
+        if path.startswith("/v1") and request.headers.get("authorization") != f"Bearer {KEY}":
+            return _refusal(401, "Unauthorized")
+        return await call_next(request)
+
+    def models(self) -> dict[str, Any]:
+        adapters = [{"id": name, "parent": NAME} for name in self.adapters]
+        return {"data": [{"id": NAME, "parent": None}, *adapters]}
+
+    def load_adapter(self, body: dict[str, Any]) -> Response:
+        if not {"lora_name", "lora_path"} <= body.keys():
+            return _refusal(400, "a field is missing")
+        if not Path(body["lora_path"]).is_dir():
+            return _refusal(404, f"No adapter found for {body['lora_path']}")
+        adapted = PeftModel.from_pretrained(_load(self.policy), body["lora_path"])
+        self.adapters[body["lora_name"]] = adapted.eval()
+        return Response("Success")
+
+    def unload_adapter(self, body: dict[str, Any]) -> Response:
+        known = self.adapters.pop(body["lora_name"], None) is not None
+        return Response("Success") if known else _refusal(404, "no such adapter")
+
+    def reload(self, body: dict[str, Any]) -> Response:
+        assert body["method"] == "reload_weights"
+        self.model = _load(Path(body["kwargs"]["weights_path"]))
+        return JSONResponse({"results": [None]})
+
+    def name_version(self, body: dict[str, Any]) -> dict[str, bool]:
+        self.version = body["new_version"]
+        return {"success": True}
+
+    def completions(self, body: dict[str, Any]) -> Response:
+        self.bodies.append(body)
+        if body["prompt"][0] in self.held:
+            self.release.wait(PATIENCE_S)
+        with self._changing:
+            status = self.failures.pop(0) if self.failures else None
+            model = self.model if body["model"] == NAME else self.adapters.get(body["model"])
+        if status == 0:
+            return StreamingResponse(iter([b"{"]), headers={"content-length": "1000"})
+        if status is not None:
+            return _refusal(status, "not now")
+        if model is None:
+            return _refusal(404, f"The model `{body['model']}` does not exist.")
+        if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
+            return _refusal(400, f"This model's maximum context length is {CONTEXT} tokens.")
+        choices = [self._choice(model, body, index) for index in range(body.get("n", 1))]
+        return JSONResponse({"choices": choices})
+
+    @torch.no_grad()
+    def _choice(self, model: nn.Module, body: dict[str, Any], index: int) -> dict[str, Any]:
+        """One completion; a function of weights, prompt, settings, seed and index."""
+        generator = torch.Generator().manual_seed(body["seed"] + index)
+        ids, logprobs = [], []
+        while len(ids) < body["max_tokens"]:
+            logits = model(torch.tensor([[*body["prompt"], *ids]])).logits[0, -1].double()
+            scaled = logits / (body["temperature"] or 1e-9)
+            if body["top_k"] > 0:
+                scaled[scaled < scaled.topk(body["top_k"]).values[-1]] = -torch.inf
+            ids.append(int(torch.multinomial(scaled.softmax(-1), 1, generator=generator)))
+            shown = scaled if self.mode == "processed_logprobs" else logits
+            logprobs.append(float(shown.log_softmax(-1)[ids[-1]]))
+            if ids[-1] in body.get("stop_token_ids", ()):
+                break
+        told = {"token_logprobs": logprobs} if body["logprobs"] is not None else None
+        return {"index": index, "token_ids": ids, "logprobs": told}
+
+
+def _load(folder: Path) -> nn.Module:
+    return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+def _refusal(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)

@@ -1,0 +1,126 @@
+"""The compose files agree with the services' settings, with .env.example and with the folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scorekit.server.http.settings import Secrets, load_api_keys, parse_settings
+from services.judge.settings import JudgeSettings, UpstreamSecrets
+from services.metricx.settings import MetricXSettings
+from services.xcomet.settings import XCometSettings
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = {"metricx": MetricXSettings, "xcomet": XCometSettings, "judge": JudgeSettings}
+FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
+EXAMPLE = (ROOT / ".env.example").read_text()
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+
+
+class Loader(yaml.SafeLoader):
+    """Reads Compose's own `!override` as what it stands before."""
+
+
+Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node, True))
+PLAIN, GPU = (yaml.load(text, Loader)["services"] for text in FILES.values())
+
+
+def filled(text: str, **given: str) -> str:
+    """A value with its variables replaced, as Compose does; unset ones by their defaults."""
+    return _VARIABLE.sub(lambda m: given.get(m[1]) or (m[3] if m[2] == "-" else ""), text)
+
+
+def settings_of(name: str, monkeypatch: pytest.MonkeyPatch, *stacks: dict[str, Any]) -> Any:
+    """Settings of a service in its container; the later stack's variables go over the earlier's."""
+    for stack in stacks:
+        for variable, value in stack[name]["environment"].items():
+            monkeypatch.setenv(variable, filled(value, API_KEYS="a,b", VLLM_API_KEY="c"))
+    return parse_settings(SETTINGS[name], [])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_variable_of_a_container_is_a_setting_of_its_service(name):
+    known = {f"{name}_{field}".upper() for field in SETTINGS[name].model_fields}
+    known |= {f"SCOREKIT_{field}".upper() for field in Secrets.model_fields}
+    known |= {"JUDGE_UPSTREAM_API_KEY"} if name == "judge" else set()
+    given = {*PLAIN[name]["environment"], *GPU[name]["environment"]}
+    others = {"HF_TOKEN", "HF_HUB_OFFLINE", "METRICX_MODEL", "XCOMET_MODEL"}
+    assert given - known <= (set() if name == "judge" else others)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_service_starts_without_keys_and_ends_before_it_is_killed(name, monkeypatch):
+    settings = settings_of(name, monkeypatch, PLAIN)
+    assert load_api_keys(settings, Secrets()) == ()
+    assert settings.host == "0.0.0.0" and settings.cache.startswith("redis://cache:6379/")
+    assert PLAIN[name]["ports"] == [
+        f"127.0.0.1:${{{name.upper()}_PORT:-{settings.port}}}:{settings.port}"
+    ]
+    assert int(PLAIN[name]["stop_grace_period"].removesuffix("s")) > settings.drain_s
+    assert f"'127.0.0.1', {settings.port}, " in PLAIN[name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_on_gpus_a_service_wants_the_keys_that_compose_demands(name, monkeypatch):
+    assert GPU[name]["environment"]["SCOREKIT_API_KEYS"].startswith("${API_KEYS:?")
+    settings = settings_of(name, monkeypatch, PLAIN, GPU)
+    assert not settings.no_auth
+    assert load_api_keys(settings, Secrets()) == (b"a", b"b")
+    if name == "judge":
+        assert settings.backend == "openai" and settings.base_url == "http://vllm:8000/v1"
+        assert UpstreamSecrets().key.get_secret_value() == "c"
+        assert f"--served-model-name {settings.model} " in filled(GPU["vllm"]["command"])
+    else:
+        assert (settings.device, settings.dtype) == ("cuda", "bfloat16")
+
+
+def test_caches_are_apart():
+    assert len({PLAIN[name]["environment"][f"{name.upper()}_CACHE"] for name in SETTINGS}) == 3
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "vllm"])
+def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
+    service = PLAIN.get(name) or GPU[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped" and service["mem_limit"]
+    ports = [*service.get("ports", []), *GPU.get(name, {}).get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert ("ports" in service) == (name != "cache")
+    if "build" in service:
+        assert service["read_only"] and service["init"] and service["healthcheck"]["test"]
+
+
+def test_with_no_profile_only_the_services_and_their_cache_start():
+    assert {n for n, s in PLAIN.items() if "profiles" not in s} == {"cache", *SETTINGS}
+
+
+def test_the_example_names_every_variable_with_what_it_is_when_unset():
+    shown = dict(re.findall(r"^#?([A-Z][A-Z_]+)=(\S*)", EXAMPLE, re.M))
+    defaults: dict[str, set[str]] = {}
+    for text in FILES.values():
+        for variable, kind, default in _VARIABLE.findall(text):
+            defaults.setdefault(variable, set()).update({default} if kind == "-" else {""})
+    assert set(shown) == set(defaults)
+    for variable, value in shown.items():
+        assert value in defaults[variable], variable
+
+
+def test_a_copy_of_the_example_changes_nothing():
+    """Neither do its values go over other defaults of compose.gpu.yml, nor is a comment a key:
+    after an empty value Compose takes it for the value."""
+    live = [line for line in EXAMPLE.splitlines() if line and not line.startswith("#")]
+    assert live == ["API_KEYS=", "VLLM_API_KEY=", "HF_TOKEN="]
+    assert not re.search(r"^#?\w+=[ \t]+#", EXAMPLE, re.M)
+
+
+def test_folders_that_are_mounted_are_there():
+    mounts = [m for s in (*PLAIN.values(), *GPU.values()) for m in s.get("volumes", [])]
+    folders = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert len(folders) == 6
+    for folder in folders:
+        assert any((ROOT / folder).iterdir()), folder

@@ -1,0 +1,264 @@
+"""The manifests are valid, and agree with the services and with each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import scorekit
+from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.settings import ServiceSettings, parse_settings
+from services.judge.settings import JudgeSettings
+from services.metricx.settings import MetricXSettings
+from services.xcomet.settings import XCometSettings
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy/k8s"
+SETTINGS = {"metricx": MetricXSettings, "xcomet": XCometSettings, "judge": JudgeSettings}
+KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+OBJECTS = [
+    (path.name, thing)
+    for path in sorted(FOLDER.glob("*.yaml"))
+    if path.name != "kustomization.yaml"
+    for thing in yaml.safe_load_all(path.read_text())
+]
+RAY = next(thing for _, thing in OBJECTS if thing["kind"] == "RayService")["spec"]
+PLAIN = [thing for _, thing in OBJECTS if thing["kind"] != "RayService"]
+
+
+def objects(kind: str) -> dict[str, Any]:
+    """Specs by name."""
+    return {t["metadata"]["name"]: t["spec"] for t in PLAIN if t["kind"] == kind}
+
+
+def ray_pods() -> list[dict[str, Any]]:
+    """The pod templates of the Ray cluster."""
+    cluster = RAY["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"] for group in groups]
+
+
+def pods() -> list[dict[str, Any]]:
+    """Every pod's spec."""
+    templates = [spec["template"] for spec in objects("Deployment").values()] + ray_pods()
+    return [template["spec"] for template in templates]
+
+
+def container(name: str) -> dict[str, Any]:
+    """The container of a Deployment."""
+    (only,) = objects("Deployment")[name]["template"]["spec"]["containers"]
+    return only
+
+
+def environment(name: str) -> dict[str, str]:
+    """A container's variables; secrets stand for themselves."""
+    return {entry["name"]: entry.get("value", "secret") for entry in container(name)["env"]}
+
+
+@pytest.fixture(params=SETTINGS)
+def service(request, monkeypatch, tmp_path) -> tuple[str, ServiceSettings]:
+    """A service's name, and its settings as its container would read them."""
+    for key, value in environment(request.param).items():
+        monkeypatch.setenv(key, value)
+    return request.param, parse_settings(SETTINGS[request.param], [])
+
+
+@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
+def test_every_manifest_is_valid(version):
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {}}
+    for thing in PLAIN + [bare | template for template in ray_pods()]:
+        kubernetes_validate.validate(thing, version, strict=True)
+
+
+def test_the_ray_applications_are_valid():
+    schema = pytest.importorskip("ray.serve.schema")
+    config = schema.ServeDeploySchema.model_validate(yaml.safe_load(RAY["serveConfigV2"]))
+    assert {app.name: app.import_path for app in config.applications} == {
+        name: f"deploy.ray.apps:{name}" for name in SETTINGS
+    }
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray=={RAY['rayClusterConfig']['rayVersion']}" in pins
+
+
+def test_every_variable_is_a_setting(service):
+    name, _ = service
+    prefix = f"{name.upper()}_"
+    secrets = {"JUDGE_UPSTREAM_API_KEY"}
+    for key in environment(name):
+        if key.startswith(prefix) and key not in secrets:
+            assert key.removeprefix(prefix).lower() in SETTINGS[name].model_fields, key
+
+
+def test_ray_pods_have_variables_that_are_settings():
+    for template in ray_pods():
+        for entry in template["spec"]["containers"][0]["env"]:
+            name, _, field = entry["name"].partition("_")
+            if name.lower() in SETTINGS:
+                assert field.lower() in SETTINGS[name.lower()].model_fields
+
+
+def test_ports_agree(service):
+    name, settings = service
+    (port,) = container(name)["ports"]
+    assert settings.host == "0.0.0.0"
+    assert port == {"name": "http", "containerPort": settings.port}
+    (exposed,) = objects("Service")[name]["ports"]
+    assert exposed == {"name": "http", "port": settings.port, "targetPort": "http"}
+
+
+def test_the_grace_period_is_longer_than_pre_stop_and_draining(service):
+    name, settings = service
+    command = container(name)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[0] == "sleep"
+    grace = objects("Deployment")[name]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace >= int(command[1]) + settings.drain_s + 10
+
+
+def test_probes_ask_routes_that_there_are(service):
+    name, _ = service
+    routes = json.loads((ROOT / f"services/{name}/openapi.json").read_text())["paths"]
+    paths = {
+        probe: container(name)[f"{probe}Probe"]["httpGet"]["path"]
+        for probe in ("startup", "readiness", "liveness")
+    }
+    assert set(paths.values()) <= set(routes)
+    assert paths["startup"] == paths["readiness"] == "/health/ready"
+    assert paths["liveness"] == "/health/live"  # a service that loads or drains is not killed
+
+
+def test_the_image_is_the_services_own_of_this_version():
+    tags = {image["name"]: image["newTag"] for image in KUSTOMIZATION["images"]}
+    for name in SETTINGS:
+        assert container(name)["image"] == f"scorekit-{name}:{scorekit.__version__}"
+        assert tags[f"scorekit-{name}"] == scorekit.__version__
+
+
+def test_no_container_may_more_than_it_needs():
+    for spec in pods():
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for one in spec["containers"]:
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert one["resources"]["limits"]["memory"] == one["resources"]["requests"]["memory"]
+    for name in objects("Deployment"):
+        assert container(name)["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_kubernetes_sets_no_variable_that_is_a_setting():
+    """Of a Service `metricx` it would make METRICX_PORT=tcp://..."""
+    for spec in pods():
+        if any("valkey" not in one["image"] for one in spec["containers"]):
+            assert spec["enableServiceLinks"] is False
+
+
+def test_what_is_mounted_is_there():
+    claims = set(objects("PersistentVolumeClaim"))
+    for spec in pods():
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        for one in spec["containers"]:
+            assert {mount["name"] for mount in one.get("volumeMounts", [])} == set(volumes)
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_secrets_come_from_files_and_every_one_that_is_read_is_made():
+    assert not [thing for thing in PLAIN if thing["kind"] == "Secret"]
+    made = {
+        one["name"]: {file.partition("=")[0] for file in one["files"]}
+        for one in KUSTOMIZATION["secretGenerator"]
+    }
+    for spec in pods():
+        for entry in [entry for one in spec["containers"] for entry in one["env"]]:
+            if "valueFrom" in entry:
+                wanted = entry["valueFrom"]["secretKeyRef"]
+                assert wanted["key"] in made[wanted["name"]]
+        for volume in spec.get("volumes", []):
+            if "secret" in volume:
+                assert "api-keys" in made[volume["secret"]["secretName"]]
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "deploy/k8s/secrets/" in ignored
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "cache"])
+def test_selectors_find_their_pods(name):
+    deployment = objects("Deployment")[name]
+    labels = deployment["template"]["metadata"]["labels"].items()
+    selectors = [deployment["selector"]["matchLabels"], objects("Service")[name]["selector"]]
+    if name in SETTINGS:
+        selectors.append(objects("PodDisruptionBudget")[name]["selector"]["matchLabels"])
+    for selector in selectors:
+        assert selector.items() <= labels
+
+
+def test_replicas_follow_a_figure_that_services_give_and_the_adapter_hands_on():
+    (rule,) = yaml.safe_load((FOLDER / "monitoring/adapter.yaml").read_text())["rules"]
+    series = rule["seriesQuery"].partition("{")[0]
+    assert series in {family.name for family in Metrics().registry.collect()}
+    (job,) = yaml.safe_load((FOLDER / "monitoring/scrape.yaml").read_text())["scrape_configs"]
+    labels = {rule.get("target_label") for rule in job["relabel_configs"]}
+    assert set(rule["resources"]["overrides"]) | {"service"} <= labels
+    for name in SETTINGS:
+        scaler = objects("HorizontalPodAutoscaler")[name]
+        assert scaler["scaleTargetRef"]["name"] == name
+        assert "replicas" not in objects("Deployment")[name]
+        (metric,) = scaler["metrics"]
+        assert metric["pods"]["metric"]["name"] == rule["name"]["as"] == series
+        # One replica may always be gone: for an update, or for a node that is emptied.
+        assert scaler["minReplicas"] > objects("PodDisruptionBudget")[name]["maxUnavailable"]
+
+
+def test_only_callers_reach_the_services_and_only_services_the_cache():
+    policies = objects("NetworkPolicy")
+    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    (rule,) = policies["scorers"]["ingress"]
+    (caller,) = rule["from"]
+    (expression,) = caller["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["trainer", "synth", "monitoring"]
+    assert {p["port"] for p in rule["ports"]} == {
+        settings.model_fields["port"].default for settings in SETTINGS.values()
+    }
+    (rule,) = policies["cache"]["ingress"]
+    (caller,) = rule["from"]
+    assert caller == {"podSelector": policies["scorers"]["podSelector"]}
+    assert (
+        policies["cache"]["podSelector"]["matchLabels"] == objects("Service")["cache"]["selector"]
+    )
+    scorer = policies["scorers"]["podSelector"]["matchLabels"].items()
+    for name, deployment in objects("Deployment").items():
+        is_scorer = scorer <= deployment["template"]["metadata"]["labels"].items()
+        assert is_scorer == (name in SETTINGS)
+
+
+def test_the_cache_that_services_name_is_there(service):
+    _, settings = service
+    (port,) = objects("Service")["cache"]["ports"]
+    assert settings.cache.startswith(f"redis://cache:{port['port']}/")
+    assert "allkeys-lru" in container("cache")["args"][0]
+
+
+def test_kustomize_builds_all_of_it(tmp_path):
+    left_out = {"kustomization.yaml", "rayservice.yaml"}
+    assert {*KUSTOMIZATION["resources"]} == {p.name for p in FOLDER.glob("*.yaml")} - left_out
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl")
+    copy = shutil.copytree(FOLDER, tmp_path / "k8s")
+    (copy / "secrets").mkdir(exist_ok=True)
+    for generator in KUSTOMIZATION["secretGenerator"]:
+        for file in generator["files"]:
+            (copy / file.partition("=")[2]).write_text("value")
+    done = subprocess.run(["kubectl", "kustomize", copy], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    built = list(yaml.safe_load_all(done.stdout))
+    for thing in built:
+        kubernetes_validate.validate(thing, "1.30", strict=True)
+        assert thing["metadata"].get("namespace", "scorekit") == "scorekit"
+    assert sum(thing["kind"] == "Secret" for thing in built) == 4

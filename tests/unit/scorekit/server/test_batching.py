@@ -1,0 +1,307 @@
+"""The queue: who is batched with whom, who waits, who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import from_json
+
+from bench.kit.servers import PATIENCE_S
+from scorekit.errors import RequestError
+from scorekit.schemas import TranslationSample
+from scorekit.server.backend import Encoded
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.queue.batch import cut_batches
+from tests.kits.batching import Gate, _run, _until
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
+
+
+@given(LENGTHS, st.integers(1, 4000), st.one_of(st.none(), st.integers(1, 20)))
+def test_batches_hold_every_sample_once_within_the_budget(lengths, max_tokens, max_items):
+    batches = cut_batches(lengths, max_tokens, max_items)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded = max(lengths[i][0] for i in batch) * sum(lengths[i][1] for i in batch)
+        assert padded <= max_tokens or len(batch) == 1
+        assert max_items is None or len(batch) <= max_items
+
+
+@given(LENGTHS.filter(len))
+def test_a_batch_holds_neighbours_in_length(lengths):
+    order = [lengths[i][0] for batch in cut_batches(lengths, 2000) for i in batch]
+    assert order == sorted(order, reverse=True)
+
+
+def test_requests_of_different_callers_share_a_batch():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        others = [submit(f"caller {i}") for i in range(5)]
+        await _until(lambda: all(o.flights[0].encoded for o in others))
+        backend.open(2)
+        for caller in (first, *others):
+            await caller.job.done
+        assert sorted(backend.texts[1]) == [f"caller {i}" for i in range(5)]
+
+    _run(test, backend)
+
+
+def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
+    backend = FakeBackend(seconds_per_batch=0.01)
+
+    async def test(batcher, submit):
+        one, two = submit("a", "b", "a"), submit("b", "a")
+        a, b, again = await one.answers()
+        assert a == again != b
+        assert await two.answers() == [b, a]
+
+    _run(test, backend)
+    assert sum(backend.batches) == 2
+
+
+def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
+        await _until(lambda: all(f.encoded for f in bulk.flights))
+        now = submit("now", "wanted")
+        last = submit("last")
+        await _until(lambda: last.flights[0].encoded)  # and with it what was lifted before
+        backend.open(3)
+        for caller in (bulk, now, last):
+            await caller.job.done
+        assert sorted(backend.texts[1]) == ["last", "now", "wanted"]
+        assert sorted(backend.texts[2]) == ["bulk 1", "bulk 2"]
+
+    _run(test, backend)
+
+
+def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        leaver, stayer = submit("left", "shared"), submit("shared")
+        await _until(lambda: all(f.encoded for f in leaver.flights))
+        batcher.release(leaver.job)
+        backend.open(2)
+        await first.job.done
+        (answer,) = await stayer.answers()
+        assert "score" in answer
+        assert leaver.job.answers == [None, None]
+        assert backend.texts[1] == ["shared"]
+        assert batcher.in_flight == 0
+
+    _run(test, backend)
+
+
+def test_a_full_queue_refuses_the_whole_request_and_keeps_nothing_of_it():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        submit(*(f"mt {i}" for i in range(8)))
+        with pytest.raises(RequestError) as refused:
+            submit("x", "y", "z")
+        assert refused.value.type == "overloaded" and refused.value.retry_after >= 1
+        assert batcher.in_flight == 8
+        submit("mt 1", "mt 2", "x", "y")  # two of them are in flight already
+        with pytest.raises(RequestError) as hopeless:
+            submit(*(f"new {i}" for i in range(11)))
+        assert hopeless.value.type == "too_large"
+
+    _run(test, backend, max_queue_items=10)
+
+
+def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
+    backend = Gate()  # each sample of these tests counts as 4 bytes: two tokens
+
+    async def test(batcher, submit):
+        first = submit("a", "b")
+        with pytest.raises(RequestError) as refused:
+            submit("c")
+        assert refused.value.type == "overloaded"
+        with pytest.raises(RequestError) as hopeless:
+            submit("c", "d", "e")
+        assert hopeless.value.type == "too_large"
+        backend.open(2)
+        await first.job.done
+        batcher.release(submit("c", "d").job)
+        assert batcher._room == 0
+        backend.open(2)
+        await submit("e", "f").job.done
+
+    _run(test, backend, max_queue_tokens=4)
+
+
+def test_only_good_results_are_handed_to_the_cache():
+    async def test(batcher, submit):
+        for caller in (submit("good", "nan"), submit("unwanted", cache=False)):
+            await caller.job.done
+
+    (stored,) = [results for results in _run(test) if results]
+    assert list(stored) == [b"good"]
+    assert from_json(stored[b"good"])["score"] == fake_score(
+        TranslationSample(src="s", mt="good"), 25.0
+    )
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 30), min_size=1, max_size=12),  # texts of a request
+        st.sampled_from(["interactive", "bulk"]),
+        st.sampled_from(["stays", "leaves at once", "leaves later"]),
+        st.sampled_from([0.0, 0.0, 0.002]),  # pause before the next one
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, st.sampled_from([0.0, 0.001]), st.sampled_from([0.0, 10.0]))
+def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
+    """Texts repeat, 7 kills its batch, 11 has no finite score, callers come and go."""
+    backend = FakeBackend(seconds_per_batch=batch_s, poison="7")
+    answered, callers = [], []  # who has left is kept, too, or another could get the id of its job
+
+    def mt_of(text):
+        return f"{text} " * (text + 1) + ("nan" if text == 11 else "")
+
+    async def test(batcher, submit):
+        staying = []
+        for texts, priority, leaves, pause in requests:
+            caller = submit(*map(mt_of, texts), priority=priority)
+            callers.append(caller)
+            caller.job.on_answer = lambda index, job=caller.job: answered.append((id(job), index))
+            if leaves == "leaves at once":
+                batcher.release(caller.job)
+            elif leaves == "leaves later":
+                asyncio.get_running_loop().call_later(0.003, batcher.release, caller.job)
+            else:
+                staying.append((texts, caller))
+            if pause:
+                await asyncio.sleep(pause)
+        for texts, caller in staying:
+            for text, answer in zip(texts, await caller.answers(), strict=True):
+                mt = mt_of(text)
+                if "7" in mt:
+                    assert answer.type == "model_failure"
+                elif "nan" in mt:
+                    assert answer.type == "non_finite"
+                else:
+                    assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
+        assert len(answered) == len(set(answered))
+        await _until(lambda: batcher.in_flight == 0)
+        assert batcher._room == 0
+
+    _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
+
+
+def test_encoded_is_small():
+    assert not hasattr(Encoded(1, {}, None), "__dict__")
+
+
+def test_given_up_samples_are_neither_tokenised_nor_kept():
+    tokenised = []
+
+    class Counting(Gate):
+        def encode(self, samples, options):
+            tokenised.extend(s.mt for s in samples)
+            time.sleep(0.01)
+            return super().encode(samples, options)
+
+    backend = Counting()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        for i in range(200):
+            batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
+        last = submit("stays")
+        await _until(lambda: last.flights[0].encoded)
+        assert batcher.in_flight == 2
+        assert len(batcher._lanes) < 3000
+        backend.open(2)
+        await last.job.done
+
+    _run(test, backend)
+    assert len(tokenised) < 500  # of 8,000
+
+
+def test_bulk_is_tokenised_however_much_interactive_work_there_is():
+    class Slow(FakeBackend):
+        def encode(self, samples, options):
+            time.sleep(0.002)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        bulk = submit("bulk", priority="bulk")
+        others = []
+        while not bulk.job.done.done():  # never fewer than ten pieces wait
+            others = [o for o in others if not o.job.done.done()]
+            others += [submit(f"{time.monotonic_ns()}") for _ in range(20 - len(others))]
+            await asyncio.sleep(0)
+
+    _run(test, Slow(), bulk_patience_s=0.02)
+
+
+def test_a_lifted_sample_is_scored_once():
+    backend = Gate()
+    go = threading.Event()
+
+    class Slow(Gate):
+        def encode(self, samples, options):
+            if samples[0].mt == "bulk":
+                go.wait(PATIENCE_S)
+            return super().encode(samples, options)
+
+    backend = Slow()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await _until(lambda: first.flights[0].taken)
+        bulk = submit("bulk", "wanted", priority="bulk")
+        now = submit("wanted")  # while the tokeniser has it
+        go.set()
+        last = submit("last")
+        await _until(lambda: last.flights[0].encoded)
+        also = submit("later", priority="bulk")
+        wanted = submit("later")  # perhaps before the tokeniser has it
+        await _until(lambda: also.flights[0].encoded)
+        after = submit("after", priority="bulk")
+        await _until(lambda: after.flights[0].encoded)
+        backend.open(4)
+        for caller in (bulk, now, last, also, wanted, after):
+            await caller.job.done
+
+    _run(test, backend)
+    texts = [text for batch in backend.texts for text in batch]
+    assert sorted(texts) == sorted(set(texts))
+
+
+def test_the_threads_end_after_the_batch_in_hand():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("in hand")
+        await _until(lambda: first.flights[0].taken)
+        rest = submit("waits")
+        await _until(lambda: rest.flights[0].encoded)
+        batcher.stop()
+        backend.open(2)
+        await _until(lambda: not any(thread.is_alive() for thread in batcher._threads))
+
+    _run(test, backend)
+    assert backend.texts == [["in hand"]]

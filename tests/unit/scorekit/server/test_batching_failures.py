@@ -1,0 +1,342 @@
+"""What breaks under the batcher: texts, tokenisers, models, memory, devices."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+from bench.kit.servers import PATIENCE_S
+from scorekit.errors import RequestError, SampleError, UserError
+from scorekit.schemas import MetricXOptions, TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.queue.batch import padded_tokens, run_batch
+from tests.kits.batching import Gate, _run, _until
+
+
+def _encode(backend, *mts):
+    samples = [TranslationSample(src="s", mt=mt) for mt in mts]
+    return samples, backend.encode(samples, MetricXOptions())
+
+
+def test_a_poison_sample_fails_alone():
+    backend = FakeBackend(poison="poison")
+    samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
+    outcomes = run_batch(backend.forward, encoded)
+    for sample, outcome in zip(samples, outcomes, strict=True):
+        if sample.mt == "poison":
+            assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
+        else:
+            assert outcome["score"] == fake_score(sample, 25.0)
+
+
+def test_a_score_that_is_not_finite_is_a_typed_failure():
+    backend = FakeBackend()
+    _, encoded = _encode(backend, "fine", "nan")
+    good, bad = run_batch(backend.forward, encoded)
+    assert math.isfinite(good["score"])
+    assert bad.type == "non_finite"
+
+
+def test_a_backend_that_answers_too_few_fails_its_samples():
+    class Short(FakeBackend):
+        def forward(self, batch):
+            return super().forward(batch)[:-1]
+
+    _, encoded = _encode(FakeBackend(), "a", "b")
+    assert [o.type for o in run_batch(Short().forward, encoded)] == ["model_failure"] * 2
+
+
+def test_a_text_that_breaks_the_tokeniser_fails_alone_and_nobody_hangs():
+    class Broken(FakeBackend):
+        def encode(self, samples, options):
+            if any(s.mt == "breaks it" for s in samples):
+                raise RuntimeError("no")
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        good, bad, fine = await submit("a", "breaks it", "b").answers()
+        assert bad.type == "model_failure"
+        assert "score" in good and "score" in fine
+        assert batcher.in_flight == 0
+
+    _run(test, Broken())
+
+
+@pytest.mark.parametrize("broken", ["encode", "forward"])
+def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
+    class Deadly(FakeBackend):
+        def load(self):
+            self.armed = False
+            return super().load()
+
+        def encode(self, samples, options):
+            return self.die("encode") or super().encode(samples, options)
+
+        def forward(self, batch):
+            return self.die("forward") or super().forward(batch)
+
+        def die(self, where):
+            if self.armed and where == broken:
+                raise SystemExit("the driver is gone")
+
+    backend = Deadly()
+
+    async def test(batcher, submit):
+        backend.armed = True
+        waiting = submit("a")
+        if broken == "forward":
+            (answer,) = await waiting.answers()
+            assert answer.type == "model_failure"
+        else:  # it was in nobody's hands: another replica may be asked
+            with pytest.raises(RequestError, match="the model thread ended"):
+                await waiting.answers()
+        await _until(lambda: batcher.dead)
+        assert batcher.fault() == "the model thread ended"
+        with pytest.raises(RequestError, match="the model thread ended"):
+            submit("b")
+
+    _run(test, backend)
+
+
+def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
+    class Full:
+        def error(self, *args, **kwargs):
+            raise OSError("no space left on device")
+
+        critical = error
+
+    async def test(batcher, submit):
+        monkeypatch.setattr("scorekit.server.queue.batch.log", Full())
+        monkeypatch.setattr("scorekit.server.queue.batching.log", Full())
+        (answer,) = await submit("poison").answers()
+        assert answer.type == "model_failure"
+        await _until(lambda: batcher.dead)
+        with pytest.raises(RequestError):
+            submit("b")
+
+    _run(test, FakeBackend(poison="poison"))
+
+
+def test_a_failed_batch_frees_its_memory_before_it_is_halved():
+    import weakref
+
+    class Activations:
+        pass
+
+    alive = []
+
+    class Hungry(FakeBackend):
+        def forward(self, batch):
+            alive.append(sum(ref() is not None for ref in seen))
+            held = Activations()
+            seen.append(weakref.ref(held))
+            if len(batch) > 1:
+                raise MemoryError
+            return super().forward(batch)
+
+    seen = []
+    backend = Hungry()
+    _, encoded = _encode(backend, *"abcdefgh")
+    assert all("score" in o for o in run_batch(backend.forward, encoded))
+    assert set(alive) == {0}
+
+
+class Small(FakeBackend):
+    """A device whose memory holds 600 padded tokens."""
+
+    def forward(self, batch):
+        if padded_tokens(batch) > 600:
+            raise MemoryError("CUDA out of memory")
+        return super().forward(batch)
+
+
+def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
+    backend = Small()
+
+    async def test(batcher, submit):
+        batcher._lanes.max_tokens = 2000  # what warm-up would have refused
+        for name in "ab":
+            answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
+            assert all("score" in answer for answer in answers)
+        assert batcher._lanes.max_tokens <= 600
+
+    _run(test, backend, max_batch_tokens=512)
+
+
+def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
+    async def never(batcher, submit):
+        raise AssertionError("it started")
+
+    with pytest.raises(UserError, match=r"--max-batch-tokens 2000: a batch of .* does not fit"):
+        _run(never, Small(), max_batch_tokens=2000)
+
+
+def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
+    class Broken(FakeBackend):
+        def _outcome(self, sample):
+            return {"score": math.nan}
+
+    async def never(batcher, submit):
+        raise AssertionError("it started")
+
+    with pytest.raises(UserError, match=r"does not score a plain text \(non_finite: "):
+        _run(never, Broken())
+
+
+def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
+    class Lost(FakeBackend):
+        def forward(self, batch):
+            if any("last" in e.payload.mt for e in batch):
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return super().forward(batch)
+
+    async def test(batcher, submit):
+        answers = await submit("last", "b").answers()
+        assert [a.type for a in answers] == ["model_failure"] * 2
+        await _until(lambda: batcher.dead)
+
+    _run(test, Lost())
+
+
+def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_ask_elsewhere():
+    class Lost(Gate):
+        def forward(self, batch):
+            outcomes = super().forward(batch)
+            if any("last" in e.payload.mt for e in batch):
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            return outcomes
+
+    backend = Lost()
+
+    async def test(batcher, submit):
+        suspect = submit("last")
+        await _until(lambda: suspect.flights[0].taken)
+        other, both = submit("b", "c"), submit("d", "last")
+        backend.open(1)
+        assert [a.type for a in await suspect.answers()] == ["model_failure"]
+        assert [a.type for a in await both.answers()] == ["model_failure"] * 2
+        with pytest.raises(RequestError) as refused:
+            await other.answers()
+        assert refused.value.type == "unavailable" and refused.value.retry_after
+
+    _run(test, backend)
+
+
+def test_a_sick_model_whose_device_is_lost_takes_no_more():
+    class Sick(FakeBackend):
+        armed = lost = False
+
+        def forward(self, batch):
+            if self.lost:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            if self.armed:
+                raise RuntimeError("no answer")
+            return super().forward(batch)
+
+    backend = Sick()
+
+    async def test(batcher, submit):
+        backend.armed = True
+        await submit("a").answers()
+        await _until(lambda: batcher.fault() == "the model fails")
+        backend.lost = True
+        await _until(lambda: batcher.dead)
+        with pytest.raises(RequestError, match="the model thread ended"):
+            submit("b")
+
+    _run(test, backend)
+
+
+def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
+    monkeypatch.setattr("scorekit.server.queue.batching.TOKENISE_STALL_S", 0.05)
+    go = threading.Event()
+
+    class Stuck(FakeBackend):
+        def encode(self, samples, options):
+            if samples[0].mt == "hangs":
+                go.wait(PATIENCE_S)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        stuck = submit("hangs")
+        await _until(lambda: batcher.fault() == "the tokeniser hangs")
+        with pytest.raises(RequestError, match="the tokeniser hangs"):
+            submit("b")
+        go.set()
+        await stuck.job.done
+        assert batcher.fault() is None
+
+    _run(test, Stuck())
+
+
+def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():
+    class Sick(FakeBackend):
+        sick = False
+
+        def forward(self, batch):
+            if self.sick:
+                raise RuntimeError("no answer")
+            return super().forward(batch)
+
+    backend = Sick(poison="poison")
+
+    async def test(batcher, submit):
+        await submit("poison").answers()
+        assert batcher.fault() is None  # the text was at fault
+        backend.sick = True
+        await submit("a").answers()
+        await _until(lambda: batcher.fault() == "the model fails")
+        backend.sick = False
+        await _until(lambda: batcher.fault() is None)  # asked without a request
+
+    _run(test, backend)
+
+
+def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        stuck = submit("hangs")
+        await _until(lambda: batcher.fault() == "the model hangs in a batch")
+        with pytest.raises(RequestError, match="hangs"):
+            submit("b")
+        backend.open(1)
+        await stuck.job.done
+        await _until(lambda: batcher.fault() is None)
+
+    _run(test, backend, stall_after=0.05)
+
+
+def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
+    class PanicException(BaseException):  # pyo3's is no Exception
+        pass
+
+    class Panicking(FakeBackend):
+        def encode(self, samples, options):
+            if any(s.mt == "panic" for s in samples):
+                raise PanicException("rust")
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        good, bad = await submit("a", "panic").answers()
+        assert "score" in good and bad.type == "model_failure"
+        assert batcher.fault() is None
+
+    _run(test, Panicking())
+
+
+def test_a_number_that_is_not_finite_beside_the_score_is_a_typed_failure():
+    class Odd(FakeBackend):
+        def _outcome(self, sample):
+            odd = float("nan") if sample.mt == "odd" else 0.5
+            span = {"text": "NaN and Infinity", "confidence": odd}
+            return {"score": 1.0, "error_spans": [span]}
+
+    async def test(batcher, submit):
+        odd, fine = await submit("odd", "fine").answers()
+        assert odd.type == "non_finite"
+        assert fine["error_spans"][0]["text"] == "NaN and Infinity"
+
+    _run(test, Odd())

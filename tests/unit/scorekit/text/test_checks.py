@@ -1,0 +1,443 @@
+"""Measures of a translation's text, on real sentences of several scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorekit.languages import MADLAD_IDS
+from scorekit.text import checks
+from scorekit.text.chatmarks import role_token
+from scorekit.text.chatter import meta_phrase
+from scorekit.text.checks import (
+    copied_share,
+    language_id,
+    language_probability,
+    length_band,
+    length_ratio,
+    looped_share,
+    marker,
+    repetition,
+    script_share,
+    scripts_of,
+    truncation_sign,
+)
+from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text.numbers import missing_numbers
+
+DATA = Path(__file__).parents[4] / "demo/data"
+EN = "The weather was so fine that we walked along the river until the evening."
+TEXTS = {
+    "en": EN,
+    "ko": "날씨가 너무 좋아서 우리는 저녁까지 강을 따라 걸었다.",
+    "zh": "天气非常好，我们沿着河一直走到了晚上。",
+    "ja": "天気がとても良かったので、私たちは夕方まで川沿いを歩きました。",
+    "th": "อากาศดีมากจนเราเดินเลียบแม่น้ำไปจนถึงเย็น",
+    "ru": "Погода была такой хорошей, что мы гуляли вдоль реки до самого вечера.",
+    "ar": "كان الطقس جميلا جدا لدرجة أننا مشينا على طول النهر حتى المساء.",
+    "hi": "मौसम इतना अच्छा था कि हम शाम तक नदी के किनारे टहलते रहे।",
+    "de": "Das Wetter war so schön, dass wir bis zum Abend am Fluss entlang gegangen sind.",
+}
+
+
+# -- script and language ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", TEXTS)
+def test_a_text_is_in_its_own_script_and_in_no_other(own):
+    assert script_share(TEXTS[own], own) == 1.0
+    for other in TEXTS:
+        if not set(scripts_of(own)) & set(scripts_of(other)):
+            assert script_share(TEXTS[own], other) == 0.0
+
+
+def test_chinese_is_partly_japanese_by_script_and_not_the_other_way_round():
+    assert script_share(TEXTS["zh"], "ja") == 1.0
+    assert script_share(TEXTS["ja"], "zh") < 0.5
+
+
+def test_a_mixture_is_a_share():
+    assert 0.2 < script_share(TEXTS["ko"] + " " + EN, "ko", EN) < 0.5
+
+
+def test_names_and_code_do_not_count_as_another_script():
+    src = "Use `os.path.join()` of Home Assistant with API_KEY, see https://example.org/docs/en."
+    mt = "Home Assistant의 `os.path.join()`을 API_KEY와 함께 쓰세요. https://example.org/docs/en"
+    assert script_share(mt, "ko", src) == 1.0
+    assert script_share(mt, "ko") < 0.6
+
+
+@pytest.mark.parametrize(
+    ("text", "language"), [("123 …", "ko"), ("", "ko"), ("abc", "xx"), ("`a` {b}", "en")]
+)
+def test_without_letters_or_language_there_is_no_share(text, language):
+    assert script_share(text, language) is None
+
+
+def test_a_tag_names_its_script_or_implies_it():
+    assert scripts_of("sr") == scripts_of("sr-RS") == ("Cyrillic", "Latin")
+    assert scripts_of("sr-Latn") == scripts_of("hi_Latn") == ("Latin",)
+    assert scripts_of("az-Cyrl") == scripts_of("az_RU") == ("Cyrillic",)
+    assert scripts_of("pa-PK") == ("Arabic",) and scripts_of("pa") == ("Gurmukhi",)
+    assert scripts_of("zh-TW") == scripts_of("zh-CN") == ("Han",)
+    assert scripts_of("tlh") == ()  # nobody says
+
+
+def test_the_scripts_of_three_in_four_of_madlads_languages_are_known():
+    known = [madlad for madlad in MADLAD_IDS if scripts_of(madlad)]
+    assert len(known) > 300 and {"ko", "am", "ka", "dv", "chr"} <= set(known)
+
+
+def test_serbian_in_latin_letters_is_not_taken_for_the_source():
+    text = "Dobar dan, ovo je kratak tekst o vremenu i gradu u kojem zivimo, napisan latinicom."
+    assert language_id(text, ["en", "sr-Latn"])[0] == "sr-Latn"
+    assert language_id(text, ["en", "uz-Cyrl"]) is None  # it knows none such
+
+
+@pytest.mark.parametrize("own", TEXTS)
+def test_a_language_is_told_from_english(own):
+    found = language_id(TEXTS[own], ["en", own, "fr"])
+    assert found is not None and found[0] == own and found[1] > 0.9
+
+
+def test_language_ids_are_the_callers_and_hebrew_is_known_by_its_madlad_id():
+    assert language_id(TEXTS["ko"], ["Korean", "en-US"])[0] == "Korean"
+    hebrew = "מזג האוויר היה כל כך נעים שהלכנו לאורך הנהר עד הערב."
+    assert language_id(hebrew, ["iw", "en"])[0] == "iw"
+    assert language_id(TEXTS["ja"], ["ja", "zh"])[0] == "ja"
+    assert language_id(TEXTS["zh"], ["ja", "zh"])[0] == "zh"
+
+
+@pytest.mark.parametrize("own", TEXTS)
+def test_the_probabilities_of_the_languages_add_up(own):
+    told = [language_probability(TEXTS[own], name, TEXTS.keys() - {name}) for name in TEXTS]
+    assert sum(told) == pytest.approx(1)
+    assert language_id(TEXTS[own], TEXTS) == (own, pytest.approx(max(told)))
+
+
+def test_no_probability_of_an_unknown_language_or_of_one_alone():
+    assert language_probability(EN, "xx", ["en", "ko"]) is None
+    assert language_probability(EN, "en", ["xx"]) is None
+    assert language_probability("123", "en", ["ko"]) is None
+    assert language_probability(EN, "en", ["xx", "ko"]) > 0.9
+
+
+def test_nothing_is_said_of_a_text_without_letters_or_of_one_candidate():
+    assert language_id("12 %", ["en", "ko"]) is None
+    assert language_id(EN, ["en"]) is None
+    assert language_id(EN, ["en", "xx"]) is None
+
+
+# -- length ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [name for name in TEXTS if name != "en"])
+def test_a_translation_lies_in_its_band_both_ways(other):
+    for src, mt, pair in ((EN, TEXTS[other], ("en", other)), (TEXTS[other], EN, (other, "en"))):
+        least, most = length_band(src, *pair)
+        assert least < length_ratio(src, mt) < most
+        assert length_ratio(src, mt * 6) > most
+        assert length_ratio(src, mt[: len(mt) // 7]) < least
+
+
+def test_a_short_source_widens_the_band():
+    assert length_band("x" * 40, "en", "ko") == length_band("x" * 400, "en", "ko")
+    least, most = length_band("x" * 40, "en", "ko")
+    wide_least, wide_most = length_band("x" * 10, "en", "ko")
+    assert (wide_least, wide_most) == (pytest.approx(least / 4), pytest.approx(most * 4))
+    assert length_band(TEXTS["zh"], "zh", "en") == length_band(TEXTS["zh"] * 9, "zh", "en")
+    least, most = length_band("x" * 40, "en", "ko", slack=2)
+    assert most / least == pytest.approx(4)
+
+
+def test_empty_texts_have_a_ratio():
+    assert length_ratio("", "") == 0.0
+    assert length_ratio(" ", "a") == float("inf")
+    assert length_ratio("a", "") == 0.0
+
+
+# -- copies and loops ------------------------------------------------------------------------------
+
+
+def test_a_copy_is_seen_whatever_its_case_and_spacing():
+    assert copied_share(EN, EN) == 1.0
+    assert copied_share(EN, EN.upper().replace(" ", "  ")) == 1.0
+    assert copied_share(TEXTS["zh"], TEXTS["zh"]) == 1.0
+    assert copied_share("Dashboard", "Dashboard") == 1.0
+    assert 0.3 < copied_share(EN, TEXTS["ko"] + EN) < 0.8
+
+
+def test_a_translation_is_no_copy_though_code_links_and_numbers_are():
+    src = "Run `pip install scorekit` at https://example.org/a/long/path 1234567890123 times."
+    mt = "https://example.org/a/long/path 에서 `pip install scorekit`을 1234567890123번 실행하세요."
+    assert copied_share(src, mt) == 0.0
+    assert copied_share(EN, TEXTS["de"]) == 0.0
+    assert copied_share(EN, "") == 0.0 == copied_share("", EN)
+
+
+@given(st.text("ab가", max_size=12), st.integers(1, 5), st.text("abc", max_size=30))
+def test_the_quick_look_for_a_loop_misses_none(unit, times, around):
+    text = around + unit * times + around
+    loops = [m for m in checks._LOOP.finditer(text) if any(c.isalnum() for c in m[1])]
+    assert looped_share(text) == sum(len(m[0]) for m in loops) / max(1, len(text))
+
+
+def test_loops_are_measured_against_the_sources_own():
+    loop = "나는 갔다. " * 6
+    assert looped_share(loop) > 0.9
+    assert looped_share("------------ ============") == 0.0
+    assert looped_share(EN) == 0.0
+    assert repetition(EN, loop) > 0.9
+    assert repetition("I went. " * 6, loop) < 0.1
+    assert repetition("I went. " * 6, TEXTS["ko"]) == 0.0
+    assert looped_share("하하하하하하하하하") == 1.0
+
+
+# -- chatter ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "Here is the translation:",
+        "Here's the Korean translation of your text:\n",
+        "Translation:",
+        "Sure! Here is the translated text:",
+        "**Translation:**",
+        "Korean translation:",
+        "The translation is as follows:",
+        "I will translate this for you.",
+        "As an AI model, I",
+        "번역:",
+        "번역문:\n",
+        "한국어 번역:",
+        "[번역]\n",
+        "다음은 번역입니다:",
+        "다음은 요청하신 텍스트의 한국어 번역입니다.\n",
+        "물론입니다! 다음은 번역문입니다:",
+        "아래는 번역 결과입니다.",
+        "네, 번역해 드리겠습니다.",
+        "翻译：",
+        "以下是翻译：",
+        "翻译如下：",
+        "好的，以下是中文译文：\n",
+        "这是翻译结果：",
+        "翻訳：",
+        "以下は日本語訳です：\n",
+        "以下が翻訳です。",
+        "日本語訳：",
+        "はい、以下は翻訳です:",
+        "Übersetzung:",
+        "Hier ist die Übersetzung:",
+        "Deutsche Übersetzung:",
+        "Traduction :",
+        "Voici la traduction :",
+        "Traducción:",
+        "Aquí está la traducción:",
+        "Перевод:",
+        "Вот перевод:",
+        "คำแปล:",
+    ],
+)
+def test_talk_about_the_translation_is_found_at_its_start(start):
+    assert meta_phrase(EN, f"{start} {TEXTS['ko']}")
+    assert meta_phrase(EN, f"{TEXTS['ko']}\n\n{start}") is None
+
+
+@pytest.mark.parametrize(
+    ("src", "mt"),
+    [
+        ("The following can be translated:", "다음은 번역할 수 있는 항목입니다:"),
+        ("Translation: a short history", "번역: 짧은 역사"),
+        ("번역: 다음 문장을 읽으시오", "Translation: read the following sentence"),
+        ("Translations are welcome.", "번역을 환영합니다."),
+        ("Translator: Kim", "옮긴이: 김"),
+        ("Deferred translations", "지연된 번역"),
+        ("Database version", "데이터베이스 버전"),
+        ("Here is the house.", "여기 집이 있다."),
+        ("Translation", "번역"),
+        ("I will go home.", "I will go home."),
+    ],
+)
+def test_ordinary_text_is_no_talk_about_the_translation(src, mt):
+    assert meta_phrase(src, mt) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assistant: 안녕",
+        "안녕\nUser: 하이",
+        "**System:** x",
+        "안녕<|im_end|>",
+        "[INST] 안녕",
+        "<start_of_turn>model",
+        "안녕</s>",
+        "사용자: 안녕",
+        "<｜end▁of▁sentence｜>",
+    ],
+)
+def test_marks_of_a_chat_are_found_unless_the_source_has_them(text):
+    assert role_token("Hello there.", text)
+    assert role_token(f"x\n{text}", text) is None
+
+
+def test_a_role_in_a_sentence_is_no_mark():
+    assert role_token("The user said", "the user: 그 사용자가 말했다") is None
+    assert role_token("Ask the system.", "시스템에 물어보세요. system") is None
+
+
+def test_tags_think_marks_and_fences_are_found_unless_allowed_or_in_the_source():
+    assert marker("Hi.", "<think>음</think>안녕") == "<think>"
+    assert marker("Hi.", "</think>안녕") == "</think>"
+    assert marker("Hi.", "```\n안녕\n```") == "```"
+    assert marker("Hi.", "<b>안녕</b>") == "<b>"
+    assert marker("Hi.", "<b>안녕</b>", allowed=["b"]) is None
+    assert marker("Hi.", "```안녕```", allowed=["```"]) is None
+    assert marker('<a href="x">Hi</a>', '<a href="y">안녕</a>') is None
+    assert marker("<b>Hi</b>", "<i>안녕</i>") == "<i>"
+    assert marker("if a < b and c > d", "a < b 이고 c > d 이면") is None
+
+
+# -- what is missing -------------------------------------------------------------------------------
+
+
+def test_signs_of_a_cut():
+    assert truncation_sign(EN, "날씨가 너무 좋아서 우리는") == "no end mark"
+    assert truncation_sign(EN, TEXTS["ko"]) is None
+    assert truncation_sign("A title", "제목") is None
+    assert truncation_sign("It is (very) red.", "그것은 (매우 빨갛다.") == "("
+    assert truncation_sign("a (b", "가 (나") is None
+    assert truncation_sign("He said “yes”.", "Er sagte „ja“.") is None
+    assert truncation_sign("Done. ```x```", "끝. ```x") == "```"
+    assert truncation_sign('He said "yes."', "그는 “네.”") is None
+
+
+@pytest.mark.parametrize(
+    ("src", "mt", "difference"),
+    [
+        ("{name} has %s", "%s: {name}", {}),
+        ("{name} has %d", "이름은", {"{name}": -1, "%d": -1}),
+        ("{{ user }} and %(n)s", "{{user}} %(n)s %(n)s", {"%(n)s": 1}),
+        ('<a href="x">Hi</a><br/>', '<a href="y">안녕</a>', {"<br/>": -1}),
+        ("100% sure", "100% 확실", {}),
+        ("${HOME}", "", {"${HOME}": -1}),
+    ],
+)
+def test_placeholders_are_counted(src, mt, difference):
+    assert placeholder_difference(src, mt) == difference
+
+
+# -- on many texts ---------------------------------------------------------------------------------
+
+_PIECES = st.sampled_from(
+    [
+        "a",
+        "The house",
+        "집은",
+        "家",
+        "です",
+        "ไทย",
+        "{x}",
+        "%s",
+        "<b>",
+        "</b>",
+        "<",
+        "=",
+        "`",
+        "```",
+        "(",
+        "1,000",
+        "２",
+        "٣",
+        ".",
+        "。",
+        "\n",
+        " ",
+        "번역:",
+        "<think>",
+        "<|im_end|>",
+        "https://x.org",
+        "\ud800",
+    ]
+)
+_TEXT = st.lists(_PIECES, max_size=40).map("".join) | st.text(max_size=60)
+
+
+@given(_TEXT, _TEXT)
+def test_no_text_is_too_strange(src, mt):
+    assert (script_share(mt, "ko", src) or 0.0) <= 1.0
+    assert 0.0 <= copied_share(src, mt) <= 1.0
+    assert 0.0 <= repetition(src, mt) <= looped_share(mt) <= 1.0
+    assert length_ratio(src, mt) >= 0.0
+    for found in (meta_phrase(src, mt), role_token(src, mt), marker(src, mt)):
+        assert found is None or found in mt
+    truncation_sign(src, mt)
+
+
+@given(_TEXT)
+def test_a_text_lacks_nothing_of_itself(text):
+    assert placeholder_difference(text, text) == {}
+    assert repetition(text, text) == 0.0
+    for check in (meta_phrase, role_token, marker, truncation_sign):
+        assert check(text, text) is None
+    if any(char.isalnum() for char in mask(text).casefold()):
+        assert copied_share(text, text) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<a " + "=" * 50_000,
+        " " * 50_000,
+        "." * 50_000 + "x",
+        "`" * 50_000,
+        "<" * 50_000,
+        "a" * 50_000,
+        "ab" * 25_000 + "c",
+        "1," * 25_000,
+        "{" * 50_000,
+        "⟦번역 " * 10_000,
+    ],
+    ids=lambda text: text[:4],
+)
+def test_hostile_texts_take_no_squared_time(text):
+    """A hang here is the failure: each of these stalls a pattern that backtracks."""
+    for check in (
+        meta_phrase,
+        role_token,
+        marker,
+        truncation_sign,
+        copied_share,
+        placeholder_difference,
+    ):
+        check(text, text[1:])
+    looped_share(text)
+
+
+def test_good_translations_keep_out_of_the_checks():
+    """The measured rates on the demo's gold pairs (English-Korean documentation)."""
+    lines = (DATA / "pydocs.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = [(row["src_text"], row["ref_text"]) for row in map(json.loads, lines[:2000])]
+    rejected = {
+        "meta": sum(meta_phrase(s, m) is not None for s, m in pairs),
+        "role": sum(role_token(s, m) is not None for s, m in pairs),
+        "marker": sum(marker(s, m) is not None for s, m in pairs),
+        "script": sum(
+            (share := script_share(m, "ko", s)) is not None and share < 0.3 and len(m) > 30
+            for s, m in pairs
+        ),
+        "loops": sum(repetition(s, m) > 0.3 for s, m in pairs),
+        "numbers": sum(len(missing_numbers(s, m, "en", "ko")) > 1 for s, m in pairs),
+        "length": sum(
+            not low <= length_ratio(s, m) <= high
+            for s, m in pairs
+            for low, high in [length_band(s, "en", "ko")]
+        ),
+    }
+    assert rejected["meta"] == rejected["role"] == 0
+    assert max(rejected.values()) <= 20, rejected  # 1 %

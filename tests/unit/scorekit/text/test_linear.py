@@ -1,0 +1,255 @@
+"""No text from outside costs more than its length: every regular expression, and what loops over
+texts by hand."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorekit.adapters.rewards import template_pattern
+from scorekit.prompts import TEMPLATES
+from scorekit.text import checks, markup, numbers
+from scorekit.text.chatmarks import neutral, restored
+from tests.kits.hostile_texts import (
+    LONG,
+    ROOT,
+    calls_of_re,
+    patterns,
+    pumps,
+    run,
+    searching,
+    sources,
+)
+
+#: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
+MADE = {
+    ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
+    ("scorekit.adapters.rewards", "template_pattern"): lambda: [
+        template_pattern(text) for text in TEMPLATES.values()
+    ],
+    ("scorekit.adapters.rewards", "_compiled"): lambda: [],
+}
+#: What else has kept a reader busy for long.
+PUMPS = [
+    ("", "a-"),
+    ("", ":a"),
+    ("{", " "),
+    ("sure! ", " "),
+    ("번역", " "),
+    ("", "\u0301\u0316"),
+    ("", "\u0f73"),
+    ("", "."),
+    ("", ".\t"),
+    ("", "a.\t"),
+    ("", "1.\u3000"),
+    ("", "ก ก"),
+    ("", "가나 "),
+    ("abcabcabc", "abcdefghij" * 9 + "x"),
+    ("", "ab" * 9 + "c"),
+    ("", "<|a"),
+    ("", "[/INST"),
+    ("<think>", "<think>"),
+    ("", "```"),
+    ("", '{"'),
+    ("", "[" * 9),
+    ("", "<b"),
+    ("", "word "),
+    ("a\n", "Note "),
+    ("죄송합니다만", " 이"),
+    ("a. ", "(("),
+    ("", "##"),
+    ("", "1,"),
+    ("", "1.000"),
+    ("1", " 000"),
+    ("", "1 "),
+    ("", "1/"),
+    ("", "hundred "),
+    ("", "two and a "),
+    ("", "hundert"),
+    ("", "einund"),
+    ("", "ein"),
+    ("", "천"),
+    ("", "일"),
+    ("", "3분의 "),
+    ("", "1만 "),
+    ("", "一"),
+    ("", "三万"),
+    ("", "三分之"),
+    ("", "零"),
+    ("", "1-"),
+    ("", "3:"),
+    ("", "IV"),
+]
+
+
+def run_patterns() -> None:
+    """In a process of its own: each pattern on its own hostile texts."""
+    for found in patterns(MADE):
+        run(found.name, searching(found), pumps(found.pattern), LONG)
+
+
+def run_functions() -> None:
+    """In a process of its own: what reads a text whole."""
+    from services.judge.fence import defused
+    from services.judge.rules import judge_translation
+    from synth.config import SegmentationConfig
+    from synth.filters import Pair, RuleConfig, check_rules
+    from synth.sources.segment import find_blobs, find_segments, split_sentences
+    from trainer.translation.rewards.guards import GUARDS
+
+    def judged(src: str, mt: str) -> None:
+        texts = {"source_text": src, "candidate": mt}
+        judge_translation({"source_lang": "en", "target_lang": "ko"} | texts)
+        check_rules(Pair(src, mt, "en", "ko"), RuleConfig())
+        for guard in GUARDS.values():
+            guard(src, mt, "en", "ko")
+
+    def blobs(text: str) -> None:
+        (pieces,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
+        lengths = [float(len(piece.text)) for piece in pieces]
+        for _ in find_blobs(text, pieces, lengths, max_tokens=512, max_chars=5000):
+            pass
+
+    works = {
+        "candidate": lambda text: judged("The house is red.", text),
+        "source": lambda text: judged(text, "집은 빨간색이다. 그리고 아주 크고 오래된 집이다."),
+        "loops": lambda text: checks.looped_share("abcabcabc" + text),
+        **{
+            f"numbers, {language}": lambda text, lang=language: (
+                numbers.missing_numbers(text, text, lang, lang),
+                numbers.missing_numbers("12 34,5 3:30", text, "en", lang),
+            )
+            for language in ("de", "en", "ko", "zh")
+        },
+        "segments": lambda text: find_segments([text], SegmentationConfig(), "escaped"),
+        "sentences": split_sentences,
+        "blobs": blobs,
+        "fence": defused,
+        "restored": lambda text: restored(text, neutral(text)),
+    }
+    for name, work in works.items():
+        run(name, work, PUMPS, LONG // 4)
+
+
+@pytest.mark.parametrize("what", ["patterns", "functions"])
+def test_hostile_texts_cost_no_more_than_their_length(what):
+    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", what]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-300:]}{done.stderr[-3000:]}"
+    assert len(done.stdout.splitlines()) > 10
+
+
+def test_no_pattern_is_made_where_the_test_does_not_find_it():
+    for module, tree in sources():
+        for call in calls_of_re(module, tree):
+            is_known = call.pattern is not None or (module, call.function) in MADE
+            assert call.function is None or is_known, f"{module}:{call.line}: add it to MADE"
+        imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        for node in imported:
+            names = (
+                [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else [
+                    alias.asname or alias.name
+                    for alias in node.names
+                    if alias.name in ("re", "regex")
+                ]
+            )
+            assert not {"regex"} & set(names), f"{module}: `re`, please"
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "re", f"{module}: write `import re`"
+            else:
+                assert set(names) <= {"re"}, f"{module}: write `import re`"
+
+
+def test_every_pattern_of_a_module_is_found():
+    for module, tree in sources():
+        compiled = sum(call.function is None for call in calls_of_re(module, tree))
+        if compiled:
+            names = {found.name for found in patterns({}) if found.name.startswith(f"{module}.")}
+            assert names, f"{module}: patterns that stand in no variable of the module"
+
+
+def test_texts_are_normalised_in_one_place_alone():
+    users = {module for module, tree in sources() if "unicodedata.normalize(" in ast.unparse(tree)}
+    assert users == {"scorekit.text.markup"}
+
+
+def test_a_quadratic_pattern_is_found_out():
+    for bad in (r"\b[\w.+-]+@\w+", r":[a-z][\w:]*:(?=`)", r"\{\s*\w*\s*\}", r"[.!]+(?=\s)"):
+        command = f"""
+from tests.kits import hostile_texts as h
+import re
+h.LIMIT_S = 2
+found = h.Found("bad", re.compile({bad!r}), True)
+h.run("bad", h.searching(found), h.pumps(found.pattern), h.LONG // 2)
+"""
+        done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True)
+        assert done.returncode < 0, bad
+
+
+# -- what was made linear says what it said --------------------------------------------------------
+
+_OLD = re.compile(
+    "|".join(
+        (
+            r"```.*?(?:```|\Z)|``[^`]+``|`[^`\n]+`",
+            r"\b(?:https?|ftp)://[^\s<>\"'）」]+|\bwww\.[^\s<>\"']+|\b[\w.+-]+@[\w-]+\.[\w.-]+",
+            r"</?[A-Za-z][A-Za-z0-9:_-]*(?:\s[^<>=]*=[^<>]*)?\s?/?>",
+            r"\{\{\s*[\w.:@!\[\]-]+\s*\}\}|\$?\{\s*[\w.:@!\[\]-]*\s*\}|"
+            r"%(?:\([\w.-]+\))?(?:\d+\$)?[#+-]?\d*(?:\.\d+)?[sdifgxXrc@]"
+            r"(?![A-Za-z])|%[A-Za-z_]\w*%|\$t?\([\w.:]+\)",
+            r":[a-z][\w+.:-]*:(?=`)",
+            r"\d+(?:[.,:]\d+)*",
+        )
+    ),
+    re.S,
+)
+
+
+@given(st.text("a1가-+.:@`<>/={}[]%$()!_s \n", max_size=60))
+def test_masking_is_as_it_was_with_unbounded_patterns(text):
+    assert markup.mask(text) == _OLD.sub(" ", text)
+
+
+@given(st.lists(st.sampled_from(["abc", "abd", "ab", "x", " ", "가나다"]), max_size=2000))
+def test_loops_are_found_in_pieces_as_in_one(parts):
+    text = "".join(parts)
+    spans = [match.span() for match in checks._loops(text)]
+    assert spans == [match.span() for match in checks._LOOP.finditer(text)]
+
+
+def test_loops_are_found_across_the_border_of_pieces():
+    for lead in range(checks._LOOP_PIECE - 320, checks._LOOP_PIECE + 20):
+        unit = "".join(map(chr, range(0xAC00, 0xAC00 + 100)))
+        text = "".join(map(chr, range(0x4E00, 0x4E00 + lead))) + unit * 4 + "z"
+        assert [match.span() for match in checks._loops(text)] == [(lead, lead + 400)]
+
+
+@given(st.text(), st.sampled_from(["NFC", "NFKC"]))
+def test_texts_are_normalised_as_ever(text, form):
+    assert markup.normalised(form, text) == unicodedata.normalize(form, text)
+
+
+def test_a_hundred_marks_on_a_letter_are_kept():
+    text = "a" + "\u0301\u0316" * 100
+    kept = markup.normalised("NFC", text).replace("\u034f", "")
+    assert unicodedata.normalize("NFC", kept) == unicodedata.normalize("NFC", text)
+
+
+def test_every_mark_that_is_sorted_is_known():
+    known = markup._many_marks()
+    for code in range(sys.maxunicode + 1):
+        if markup.is_sorted_mark(chr(code)):
+            assert known.fullmatch(chr(code) * 30), hex(code)
+
+
+if __name__ == "__main__":
+    globals()[f"run_{sys.argv[1]}"]()

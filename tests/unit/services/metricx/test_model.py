@@ -1,0 +1,280 @@
+"""MetricX: input format, limits, checkpoints good and bad."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, MT5Config, MT5ForConditionalGeneration
+
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import MetricXOptions, TranslationSample
+from services.metricx.model import MetricXBackend, check_folder, format_input
+from services.metricx.regression import empty_regression, load_regression
+from tests.kits.metricx_checkpoints import FLOAT32
+
+
+@pytest.fixture(scope="module")
+def backend(metricx_folder):
+    backend = MetricXBackend(str(metricx_folder), device="cpu", threads=1)
+    backend.load()
+    return backend
+
+
+def test_the_input_of_quality_estimation_has_no_reference_part():
+    assert format_input(TranslationSample(src="a b", mt="가 나")) == "source: a b candidate: 가 나"
+    empty = TranslationSample(src="a", mt="b", ref="")
+    assert format_input(empty) == "source: a candidate: b"
+
+
+def test_the_input_of_the_reference_mode():
+    sample = TranslationSample(src="a", mt="b", ref="c")
+    assert format_input(sample) == "source: a candidate: b reference: c"
+
+
+def _encode(backend, sample, **options):
+    (encoded,) = backend.encode([sample], MetricXOptions(**options))
+    return encoded
+
+
+def test_the_end_of_sentence_id_is_dropped(backend, metricx_folder):
+    encoded = _encode(backend, TranslationSample(src="a", mt="b"))
+    eos = AutoTokenizer.from_pretrained(metricx_folder).eos_token_id
+    assert eos is not None and eos not in encoded.payload
+    assert encoded.fields["tokens"] == len(encoded.payload)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    src=st.text(alphabet="abc 가나다😀", max_size=60),
+    mt=st.text(alphabet="xyz 라마바😀", max_size=60),
+    ref=st.one_of(st.none(), st.text(alphabet="pq 사아", min_size=1, max_size=30)),
+    limit=st.integers(16, 60),
+)
+def test_what_the_model_read_is_told_exactly(backend, src, mt, ref, limit):
+    """The ids that were kept are those of the text up to the character that is told."""
+    sample = TranslationSample(src=src, mt=mt, ref=ref)
+    whole = _encode(backend, sample)
+    cut = _encode(backend, sample, max_input_length=limit)
+    fields = cut.fields
+    if len(whole.payload) < limit:
+        assert cut == whole and fields["mt_covered"] == len(mt)
+        assert not any(fields["truncated"].values())
+        return
+    assert cut.payload == whole.payload[: limit - 1]
+    # White space at the very end has no token of its own: only then may nothing be lost.
+    lost_name = "ref" if ref else "mt"
+    assert fields["truncated"][lost_name] or not (ref or mt).strip()
+    assert 0 <= fields["mt_covered"] <= len(mt)
+    assert fields["truncated"]["mt"] == (fields["mt_covered"] < len(mt)) or not mt
+    failed = _encode(backend, sample, max_input_length=limit, overlong="error")
+    assert isinstance(failed, SampleError) and failed.type == "overlong"
+
+
+def test_the_cut_follows_the_text(backend):
+    mt = "하나 둘 셋 넷 다섯 여섯 일곱 여덟 아홉 열 " * 10
+    cut = _encode(backend, TranslationSample(src="count", mt=mt), max_input_length=40)
+    covered = cut.fields["mt_covered"]
+    again = _encode(backend, TranslationSample(src="count", mt=mt[:covered]))
+    assert cut.payload[:-1] == again.payload[: len(cut.payload) - 1]
+    assert cut.fields["truncated"] == {"src": False, "mt": True, "ref": False}
+    long_source = _encode(backend, TranslationSample(src=mt, mt="x"), max_input_length=40)
+    assert long_source.fields["truncated"] == {"src": True, "mt": True, "ref": False}
+    assert long_source.fields["mt_covered"] == 0
+
+
+def test_an_output_that_is_not_finite_is_never_clamped_to_a_score(backend, monkeypatch):
+    encoded = [_encode(backend, TranslationSample(src=c, mt=c)) for c in "abcd"]
+    raw = torch.tensor([math.inf, -math.inf, math.nan, 30.0])
+    monkeypatch.setattr(backend, "_model", lambda ids, mask: raw)
+    scores = [outcome["score"] for outcome in backend.forward(encoded)]
+    assert all(math.isnan(s) for s in scores[:3]) and scores[3] == 25.0
+
+
+#: Sizes of google/mt5-large, -xl, -xxl, which the three released checkpoints have.
+SIZES = {
+    "large": ({"d_model": 1024, "d_ff": 2816, "num_heads": 16}, 1.2e9),
+    "xl": ({"d_model": 2048, "d_ff": 5120, "num_heads": 32}, 3.7e9),
+    "xxl": ({"d_model": 4096, "d_ff": 10240, "num_heads": 64}, 12.9e9),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_names_and_shapes_of_full_size_checkpoints_fit(size):
+    dimensions, parameters = SIZES[size]
+    config = MT5Config(
+        vocab_size=250112,
+        num_layers=24,
+        num_decoder_layers=24,
+        d_kv=64,
+        tie_word_embeddings=False,
+        **dimensions,
+    )
+    with torch.device("meta"):
+        published = MT5ForConditionalGeneration(config).state_dict()
+    assert sum(t.numel() for n, t in published.items() if "embed_tokens" not in n) == pytest.approx(
+        parameters, rel=0.04
+    )
+    ours = {n: t.shape for n, t in empty_regression(config).state_dict().items()}
+    head = published.pop("lm_head.weight")
+    assert ours.pop("score_row") == head.shape[1:]
+    assert ours == {n: t.shape for n, t in published.items()}
+
+
+def _copy(folder, tmp_path, **changes):
+    for path in folder.iterdir():
+        if path.name != "model.safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return load_file(folder / "model.safetensors")
+
+
+def _load(folder):
+    return load_regression(folder, torch.float32, torch.device("cpu"))
+
+
+def test_only_the_score_s_row_is_kept_and_a_config_may_name_it(metricx_folder, tmp_path):
+    weights = _copy(metricx_folder, tmp_path, score_token_id=7)
+    weights["lm_head.weight"][7] = 2 * weights["lm_head.weight"][250089]
+    save_file(weights, tmp_path / "model.safetensors")
+    model = _load(tmp_path)
+    assert "lm_head.weight" not in model.state_dict()
+    assert torch.equal(model.score_row, weights["lm_head.weight"][7])
+
+
+def test_a_pickled_checkpoint_of_tensors_loads_in_shards(metricx_folder, tmp_path):
+    weights = _copy(metricx_folder, tmp_path)
+    names = sorted(weights)
+    shards = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
+    for shard, part in shards.items():
+        torch.save({name: weights[name] for name in part}, tmp_path / shard)
+    index = {"weight_map": {name: shard for shard, part in shards.items() for name in part}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert torch.equal(_load(tmp_path).score_row, _load(metricx_folder).score_row)
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch /tmp/scorekit-pwned",)
+
+
+def test_a_pickle_with_code_is_refused(metricx_folder, tmp_path):
+    _copy(metricx_folder, tmp_path)
+    torch.save({"shared.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="its weights cannot be read"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda w: w.pop("lm_head.weight"), "its weights have no lm_head.weight"),
+        (lambda w: w.pop("encoder.final_layer_norm.weight"), "no encoder.final_layer_norm.weight"),
+        (lambda w: w.update({"classifier.weight": torch.zeros(2)}), "an unknown classifier.weight"),
+        (
+            lambda w: w.update({"encoder.final_layer_norm.weight": torch.zeros(3)}),
+            r"has the shape \(3,\), its config.json asks for \(32,\)",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(metricx_folder, tmp_path, damage, fault):
+    weights = _copy(metricx_folder, tmp_path)
+    damage(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=fault):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"score_token_id": "x"}, "score_token_id x is outside"),
+        ({"score_token_id": 10**9}, "score_token_id 1000000000 is outside"),
+        ({"d_model": "abc"}, "no mT5 can be made of it"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_named(metricx_folder, tmp_path, changes, fault):
+    save_file(_copy(metricx_folder, tmp_path, **changes), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=fault):
+        _load(tmp_path)
+
+
+def test_a_broken_index_or_tokenizer_is_named(metricx_folder, tmp_path):
+    _copy(metricx_folder, tmp_path)
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(UserError, match="has no weight_map"):
+        _load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"--tokenizer .* cannot be read"):
+        MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="model_type is None"):
+        check_folder(tmp_path)
+
+
+def test_in_process_and_over_http_agree_on_what_cannot_be_scored(metricx_folder):
+    from bench.kit.servers import running_service
+    from scorekit.client import SyncScoringClient
+    from scorekit.scorers import SampleForScoring, ScoringConfig
+    from services.metricx.model import MetricXQEScorer
+
+    samples = [
+        SampleForScoring("a", mt, ref)
+        for mt, ref in [
+            ("fine", None),
+            ("n\0l", None),
+            ("s\ud800", None),
+            ("", ""),
+            ("x" * 500, "r"),
+        ]
+    ]
+    cfg = ScoringConfig(max_input_length=100, overlong="error")
+    scorer = MetricXQEScorer(str(metricx_folder), device="cpu", threads=1)
+    here = scorer.score_batch(samples, cfg)
+    with running_service(MetricXBackend(str(metricx_folder), device="cpu", threads=1)) as url:
+        with SyncScoringClient(url) as client:
+            there = client.score(samples, options=cfg.options())
+    for ours, theirs in zip(here.metadata, there, strict=True):
+        assert ours.ok == theirs.ok
+        if ours.ok:
+            assert ours.score == pytest.approx(theirs.score, abs=FLOAT32)
+        else:
+            assert ours.error.type == theirs.error.type
+    assert [s is None for s in here.sequence_scores] == [False, True, True, False, True]
+    with pytest.raises(UserError, match="4000, the model reads 1536"):
+        scorer.score_batch(samples, ScoringConfig(max_input_length=4000))
+
+
+def test_a_torn_file_is_named(metricx_folder, tmp_path):
+    _copy(metricx_folder, tmp_path)
+    whole = (metricx_folder / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:5000])
+    with pytest.raises(UserError, match="its weights cannot be read"):
+        _load(tmp_path)
+
+
+def test_folders_that_are_no_metricx_are_refused_before_loading(tmp_path):
+    with pytest.raises(UserError, match=r"config.json: not a model's configuration"):
+        check_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mt5"}')
+    with pytest.raises(UserError, match="no weights"):
+        check_folder(tmp_path)
+    with pytest.raises(UserError, match="overflow float16"):
+        MetricXBackend(str(tmp_path), dtype="float16").check()
+
+
+def test_a_local_model_is_shown_by_its_folder_s_name(metricx_folder):
+    told = MetricXBackend(str(metricx_folder), device="cpu", threads=1).load()
+    assert told.model == told.tokenizer == metricx_folder.name
+    assert len(told.revision) == 32

@@ -1,0 +1,220 @@
+"""A wrong checkpoint is refused before its weights are read: one line that says what and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.kit.xcomet_checkpoints import build_checkpoint, build_tokenizer, loaded, score
+from scorekit.errors import UserError
+from services.xcomet.checkpoint import decide_layer_transformation
+from services.xcomet.model import XCometBackend
+
+PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    texts = [text for pair in PAIRS for text in pair.values()]
+    tokenizer = build_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts, vocab_size=60)
+    home = tmp_path_factory.mktemp("checkpoint")
+    return build_checkpoint(home, tokenizer, PAIRS, seed=1, hidden=8, layers=1)
+
+
+@pytest.fixture
+def folder(original, tmp_path) -> Path:
+    """A copy to spoil, which names its encoder by a relative path."""
+    home = shutil.copytree(original, tmp_path / "model")
+    edit(home, lambda stored: stored["hyper_parameters"].update(pretrained_model="encoder"))
+    return home
+
+
+def edit(home: Path, change) -> None:
+    file = home / "checkpoints" / "model.ckpt"
+    stored = torch.load(file, weights_only=True)
+    change(stored)
+    torch.save(stored, file)
+
+
+def refusal(home: Path | str, *, load: bool = False, **kwargs) -> str:
+    """The message of `check`, or of `load` where `check` cannot know."""
+    backend = XCometBackend(str(home), device="cpu", threads=1, **kwargs)
+    if load:
+        backend.check()
+    with pytest.raises(UserError) as refused:
+        (backend.load if load else backend.check)()
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_the_unspoilt_copy_loads(folder):
+    backend = XCometBackend(str(folder), device="cpu", threads=1)
+    backend.check()
+    assert backend.load().max_input_length == 512
+
+
+def test_a_checkpoint_stored_in_bfloat16_scores(folder):
+    def halve(stored):
+        stored["state_dict"] = {k: v.bfloat16() for k, v in stored["state_dict"].items()}
+
+    edit(folder, halve)
+    assert len(score(loaded(folder), PAIRS)) == len(PAIRS)
+
+
+def test_missing_folder(tmp_path):
+    assert "--model" in refusal(tmp_path / "nowhere")
+
+
+def test_folder_without_checkpoint(tmp_path):
+    assert "checkpoints/model.ckpt" in refusal(tmp_path)
+
+
+def test_missing_hparams(folder):
+    (folder / "hparams.yaml").unlink()
+    assert "hparams.yaml: missing" in refusal(folder)
+
+
+def test_broken_hparams(folder):
+    (folder / "hparams.yaml").write_text("a: [1", encoding="utf-8")
+    assert "hparams.yaml: cannot be read" in refusal(folder)
+
+
+def test_checkpoint_of_another_class(folder):
+    (folder / "hparams.yaml").write_text("class_identifier: regression_metric", encoding="utf-8")
+    message = refusal(folder)
+    assert "'regression_metric'" in message and "xcomet_metric" in message
+
+
+def test_not_a_checkpoint(folder):
+    (folder / "checkpoints" / "model.ckpt").write_bytes(b"git lfs pointer")
+    assert "not a checkpoint that torch can load" in refusal(folder)
+
+
+def test_pickle_that_runs_code_is_refused(folder):
+    made = folder / "made"
+    edit(folder, lambda stored: stored.update(extra=Evil(made)))
+    assert "mkdir" in refusal(folder) and not made.exists()
+
+
+def test_hyper_parameters_of_lightning_are_read(folder):
+    """What real checkpoints hold besides tensors."""
+    import argparse
+    from collections import defaultdict
+
+    import numpy as np
+
+    def change(stored):
+        stored["callbacks"] = {"best": np.float64(0.5), "at": Path("a"), "n": np.int64(3)}
+        stored["arguments"] = argparse.Namespace(lr=1.0)
+        stored["loops"] = defaultdict(dict)
+
+    edit(folder, change)
+    XCometBackend(str(folder), device="cpu", threads=1).load()
+
+
+def test_no_state_dict(folder):
+    edit(folder, lambda stored: stored.pop("state_dict"))
+    assert "state_dict" in refusal(folder)
+
+
+def test_unserved_encoder(folder):
+    edit(folder, lambda stored: stored["hyper_parameters"].update(encoder_model="BERT"))
+    assert "'BERT'" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_missing_encoder_file(folder, name):
+    (folder / "encoder" / name).unlink()
+    (folder / "encoder" / "sentencepiece.bpe.model").unlink(missing_ok=True)
+    message = refusal(folder)
+    assert name in message and "--encoder" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"model_type": "bert"}, "'bert'"),
+        ({"vocab_size": 77}, "(77, 8, 1)"),
+        ({"hidden_size": 16}, ", 16, 1)"),
+        ({"num_hidden_layers": 2}, ", 8, 2)"),
+    ],
+)
+def test_encoder_that_does_not_fit(folder, change, part):
+    path = folder / "encoder" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change), encoding="utf-8")
+    assert part in refusal(folder)
+
+
+def test_broken_encoder_config(folder):
+    (folder / "encoder" / "config.json").write_text("{", encoding="utf-8")
+    assert "not JSON" in refusal(folder)
+
+
+def test_missing_encoder_folder(folder):
+    assert "--encoder" in refusal(folder, encoder="/nowhere/encoder")
+
+
+def test_encoder_of_the_hub_without_a_hub(folder):
+    """Tests have no network (HF_HUB_OFFLINE)."""
+    message = refusal(folder, encoder="facebook/xlm-roberta-xl-not-here", load=True)
+    assert "--encoder" in message
+
+
+def test_missing_weight(folder):
+    edit(folder, lambda stored: stored["state_dict"].pop("hidden2tag.bias"))
+    assert "hidden2tag.bias" in refusal(folder, load=True)
+
+
+def test_wrong_shape(folder):
+    edit(folder, lambda s: s["state_dict"].update({"hidden2tag.weight": torch.zeros(3, 8)}))
+    assert "does not fit" in refusal(folder, load=True)
+
+
+def test_word_layer_that_is_not_there(folder):
+    edit(folder, lambda stored: stored["hyper_parameters"].update(word_layer=7))
+    assert "word_layer" in refusal(folder, load=True)
+
+
+@pytest.mark.parametrize(
+    ("yaml_value", "stored", "decided"),
+    [
+        ("sparsemax_patch", "sparsemax", "softmax"),
+        ("sparsemax_patch", "sparsemax_patch", "softmax"),
+        ("sparsemax", "sparsemax", "sparsemax"),
+        ("softmax", "softmax", "softmax"),
+        (None, "sparsemax", "sparsemax"),
+    ],
+)
+def test_layer_transformation(yaml_value, stored, decided, caplog):
+    """The rule of `comet.load_from_checkpoint`, decided and logged."""
+    hparams = {} if yaml_value is None else {"layer_transformation": yaml_value}
+    with caplog.at_level("INFO"):
+        assert decide_layer_transformation(hparams, {"layer_transformation": stored}) == decided
+    assert decided in caplog.text
+
+
+def test_importing_the_service_loads_nothing_heavy():
+    code = (
+        "import services.xcomet.model, sys; heavy = {'torch', 'transformers', 'comet'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

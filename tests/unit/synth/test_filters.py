@@ -1,0 +1,397 @@
+"""The rules of format_filter, on real texts of several scripts: what each one takes, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from synth.config import SynthConfig
+from synth.filters import RULES, Code, Pair, RuleConfig, check_rules
+from synth.record import Kept, Rejected
+from synth.stages.format_filter import FormatFilter
+
+ROOT = Path(__file__).parents[3]
+TAGS = {
+    "en": "en-US",
+    "ko": "ko-KR",
+    "zh": "zh-CN",
+    "ja": "ja-JP",
+    "th": "th-TH",
+    "de": "de-DE",
+    "ru": "ru-RU",
+    "ar": "ar-EG",
+    "es": "es-MX",
+}
+EN = "The committee published its report on the safety of the new bridge in March 2019."
+KO = "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서를 발표했다."
+#: True translations of EN: no rule may have a word against them.
+TRUE = {
+    "ko": KO,
+    "zh": "委员会于2019年3月发布了关于新桥安全性的报告。",
+    "ja": "委員会は2019年3月に新しい橋の安全性に関する報告書を発表した。",
+    "th": "คณะกรรมการได้เผยแพร่รายงานเกี่ยวกับความปลอดภัยของสะพานใหม่ในเดือนมีนาคม 2019",
+    "de": "Der Ausschuss veröffentlichte im März 2019 seinen Bericht über die Sicherheit der neuen "
+    "Brücke.",
+    "ru": "Комитет опубликовал свой доклад о безопасности нового моста в марте 2019 года.",
+    "ar": "نشرت اللجنة تقريرها عن سلامة الجسر الجديد في مارس ٢٠١٩.",
+    "es": "El comité publicó su informe sobre la seguridad del nuevo puente en marzo de 2019.",
+}
+#: The same in Traditional Chinese, and in Serbian's two scripts.
+TRAD = "委員會於2019年3月發布了關於新橋安全性的報告。"
+LATN = "Odbor je u martu 2019. godine objavio svoj izveštaj o bezbednosti novog mosta."
+CYRL = "Одбор је у марту 2019. године објавио свој извештај о безбедности новог моста."
+
+
+def failed(mt, src=EN, languages="en-ko", **rules):
+    source, target = (TAGS.get(code, code) for code in languages.split("-", 1))
+    return list(check_rules(Pair(src, mt, source, target), RuleConfig(**rules)).failed)
+
+
+@pytest.mark.parametrize("code", TRUE)
+def test_true_translations_pass_every_rule_both_ways(code):
+    assert failed(TRUE[code], languages=f"en-{code}") == []
+    assert failed(EN, src=TRUE[code], languages=f"{code}-en") == []
+
+
+CASES: list[tuple[str, str, dict]] = [
+    ("empty", "", {}),
+    ("empty", " \n\u3000", {}),
+    ("too_short", "네", {}),
+    ("too_long", "보고서를 발표했다. " * 1200, {}),
+    ("length_ratio", "발표했다.", {}),
+    ("length_ratio", KO + " 그리고 아주 많은 다른 이야기를 길게 덧붙였다." * 8, {}),
+    ("meta_phrase", f"번역: {KO}", {}),
+    ("meta_phrase", f"다음은 번역문입니다:\n{KO}", {}),
+    ("meta_phrase", f"Here is the translation:\n{KO}", {}),
+    ("meta_phrase", f"I will translate this text. {KO}", {}),
+    ("meta_phrase", f"翻译如下：\n{TRUE['zh']}", {"languages": "en-zh"}),
+    ("meta_phrase", f"以下は翻訳です：\n{TRUE['ja']}", {"languages": "en-ja"}),
+    ("meta_phrase", f"Hier ist die Übersetzung:\n{TRUE['de']}", {"languages": "en-de"}),
+    ("refusal", "죄송합니다만, 이 요청은 처리할 수 없습니다.", {}),
+    ("refusal", "很抱歉，我无法翻译这段内容。", {"languages": "en-zh"}),
+    ("refusal", "Es tut mir leid, aber dabei kann ich nicht helfen.", {"languages": "en-de"}),
+    ("added_note", f"{KO}\n\n(참고: 원문의 어조를 살렸습니다.)", {}),
+    ("added_note", f"{TRUE['zh']}\n注：意译。", {"languages": "en-zh"}),
+    ("added_note", f"{KO}\n\nLet me know if you need changes.", {}),
+    ("added_quotes", f'"{KO}"', {}),
+    ("added_quotes", f"„{TRUE['de']}“", {"languages": "en-de"}),
+    ("role_token", f"{KO} assistant: 네", {}),
+    ("role_token", f"### Response:\n{KO}", {}),
+    ("role_token", f"assistant: {KO}", {}),
+    ("role_token", f"{KO}\nuser: 감사합니다", {}),
+    ("role_token", f"{KO}<|im_end|>", {}),
+    ("tag", f"<think>다리 이야기다.</think>{KO}", {}),
+    ("tag", f"```\n{KO}\n```", {}),
+    ("tag", f"<b>{KO}</b>", {}),
+    ("copied_source", EN, {}),
+    ("copied_source", f"{KO}\n{EN}", {}),
+    ("copied_source", EN.replace("March", "März"), {"languages": "en-de"}),
+    ("wrong_script", TRUE["zh"] + "该报告的内容随后在新闻发布会上得到了详细的说明。", {}),
+    ("wrong_script", TRUE["ru"], {"languages": "en-ar"}),
+    ("wrong_script", "위원회는 새 다리의 report on the safety of the new bridge in 2019.", {}),
+    ("wrong_variant", TRUE["zh"], {"languages": "en-zh-TW"}),
+    ("wrong_variant", TRAD, {"languages": "en-zh"}),
+    (
+        "wrong_language",
+        "The panel brought out what it had found about how safe people are on the "
+        "bridge, in March 2019.",
+        {"languages": "en-de"},
+    ),
+    ("wrong_language", EN, {"src": KO, "languages": "ko-de"}),
+    ("wrong_language", TRUE["de"], {"src": KO, "languages": "ko-en"}),
+    ("wrong_language", TRUE["ja"] * 2, {"languages": "en-zh"}),
+    ("repetition", "보고서를 발표했다. " * 9, {}),
+    ("truncated", "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서(제3권을 발표했다.", {}),
+    ("truncated", KO.removesuffix("."), {"require_end_mark": True}),
+    ("numbers_missing", "위원회는 봄에 새 다리의 안전에 관한 보고서를 발표했다.", {}),
+    ("placeholders", "파일을 찾을 수 없습니다.", {"src": "The file {name} was not found here."}),
+    (
+        "placeholders",
+        "{name} 파일 {name}을(를) 찾을 수 없습니다.",
+        {"src": "The file {name} was not found here."},
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "mt", "more"), CASES)
+def test_each_rule_names_what_it_is_for(code, mt, more):
+    assert code in failed(mt, **more)
+    assert code not in failed(mt, off=[code], **more)
+
+
+def test_every_code_has_a_case_and_a_rule():
+    assert {code for code, *_ in CASES} == set(RULES) == set(get_args(Code))
+
+
+@pytest.mark.parametrize(
+    ("mt", "tag", "codes"),
+    [
+        (TRAD, "zh-TW", []),
+        (TRAD, "zh-Hant", []),
+        (TRAD, "zh-HK", []),
+        (TRAD, "yue-HK", []),
+        (TRUE["zh"], "zh-Hans", []),
+        (TRUE["zh"], "zh-SG", []),
+        (TRAD, "zh-Hans", ["wrong_variant"]),
+        (TRUE["zh"], "zh-HK", ["wrong_variant"]),
+        (LATN, "sr-Latn", []),
+        (CYRL, "sr-Cyrl", []),
+        (LATN, "sr-RS", []),
+        (CYRL, "sr-RS", []),
+        (LATN, "sr-Cyrl", ["wrong_script"]),
+        (CYRL, "sr-Latn", ["wrong_script"]),
+        ("Samiti ne March 2019 mein naye pul ki suraksha par apni report jaari ki.", "hi-Latn", []),
+        (
+            "समिति ने मार्च 2019 में नए पुल की सुरक्षा पर अपनी विस्तृत रिपोर्ट प्रकाशित की।",
+            "hi-Latn",
+            ["wrong_script"],
+        ),
+        (
+            "Komitə 2019-cu ilin martında yeni körpünün təhlükəsizliyinə dair hesabatını "
+            "dərc etdi.",
+            "az-Cyrl",
+            ["wrong_script"],
+        ),
+        (
+            "Комитə 2019-ҹу илин мартында јени көрпүнүн тəһлүкəсизлијинə даир һесабатыны "
+            "дəрҹ етди.",
+            "az-Cyrl",
+            [],
+        ),
+    ],
+)
+def test_the_variant_of_the_tag_is_the_one_that_passes(mt, tag, codes):
+    assert list(check_rules(Pair(EN, mt, "en-US", tag), RuleConfig()).failed)[:1] == codes
+
+
+def test_one_character_of_the_other_variant_in_a_longer_text_passes():
+    assert failed(TRAD.replace("關", "关"), languages="en-zh-TW") == []
+    assert failed(TRAD.replace("關", "关"), languages="en-zh-TW", max_other_variant=0.0) == [
+        "wrong_variant"
+    ]
+    assert failed(TRUE["zh"] + TRAD, languages="en-zh-TW") == ["wrong_variant"]
+
+
+def test_what_the_source_has_the_translation_may_have_too():
+    assert failed(f"번역: {KO}", src=f"Translation: {EN}") == []
+    assert failed(f"<b>{KO}</b>", src=f"<b>{EN}</b>") == []
+    assert failed(f"user: {KO}", src=f"user: {EN}") == []
+    assert failed("네 네 네 네 네 네 네", src="No no no no no no no") == []
+
+
+def test_korean_that_speaks_of_translating_is_no_meta_phrase():
+    src = "The next sentence to be translated is on the screen."
+    assert failed("다음은 번역할 문장이 화면에 나온다.", src=src) == []
+
+
+def test_names_links_and_code_that_stay_are_no_copy():
+    src = "Open https://example.org/download/installer-3.2.tar.gz and run `make install` there."
+    mt = "https://example.org/download/installer-3.2.tar.gz 를 열고 `make install`을 실행하세요."
+    assert failed(mt, src=src) == []
+    assert failed("Home Assistant", src="Home Assistant") == []
+    assert "copied_source" in failed("Home Assistant", src="Home Assistant", min_letters=5)
+
+
+def test_spelled_out_numbers_may_become_digits_but_not_the_reverse_in_bulk():
+    src = "Three people arrived within twenty minutes."
+    assert failed("세 명이 아니라 3명이 20분 안에 도착했다.", src=src) == []
+    src = "Pages 12, 48 and 96 are missing."
+    assert failed("12쪽과 48쪽 등이 빠져 있다.", src=src) == ["numbers_missing"]
+    assert failed("12쪽과 48쪽 등이 빠져 있다.", src=src, max_missing_numbers=0.4) == []
+    assert failed("여러 쪽이 빠져 있다. 12쪽 등이다.", src=src, max_missing_numbers=0.4) == [
+        "numbers_missing"
+    ]
+
+
+def test_numbers_are_not_asked_for_where_a_language_has_no_table_of_them():
+    src = "Pages 12, 48 and 96 are missing from it."
+    assert failed("В книге не хватает трёх страниц.", src=src, languages="en-ru") == []
+
+
+THRESHOLDS = [
+    ({"min_chars": 100}, KO, "too_short"),
+    ({"max_chars": 20}, KO, "too_long"),
+    ({"length_slack": 1.01}, "위원회는 2019년 3월 보고서를 냈다.", "length_ratio"),
+    ({"max_copied_share": 0.01}, f"{KO} (The committee published its report)", "copied_source"),
+    ({"min_script_share": 0.9}, f"{KO} (the safety of)", "wrong_script"),
+    ({"max_repetition": 0.0}, KO + " 정말 정말 정말 정말", "repetition"),
+    ({"max_missing_numbers": 0.0}, f"{KO} (7, 8, 9)", "numbers_missing"),
+    ({"require_end_mark": True}, KO.removesuffix("."), "truncated"),
+]
+
+
+@pytest.mark.parametrize(("rules", "mt", "code"), THRESHOLDS)
+def test_each_threshold_changes_what_passes(rules, mt, code):
+    src = f"{EN} (7, 8, 9, 11)" if code == "numbers_missing" else EN
+    assert code not in failed(mt, src=src)
+    assert code in failed(mt, src=src, **rules)
+
+
+def test_thresholds_that_let_more_through():
+    copy = EN + " Mehr."
+    assert "copied_source" in failed(copy, languages="en-de")
+    assert "copied_source" not in failed(copy, languages="en-de", max_copied_share=1.0)
+    english = "The panel brought out what it had found about the bridge, in March 2019."
+    assert "wrong_language" in failed(english, languages="en-de")
+    off = {"language_confidence": 1.0, "language_margin": None}
+    assert "wrong_language" not in failed(english, languages="en-de", **off)
+    assert failed(f"<b>{KO}</b>", allowed_tags=["b"]) == []
+    assert "tag" in failed(f"<i>{KO}</i>", allowed_tags=["b"])
+    assert "length_ratio" in failed(
+        "위원회가 지난봄에 낸 보고서이다.", src="Report", length_floor=0
+    )
+    assert "length_ratio" not in failed("위원회가 지난봄에 낸 보고서이다.", src="Report")
+
+
+def test_an_unknown_rule_or_key_is_refused():
+    with pytest.raises(ValidationError):
+        RuleConfig(off=["copied"])
+    with pytest.raises(ValidationError):
+        RuleConfig(min_char=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    src=st.text(min_size=1, max_size=200),
+    mt=st.text(max_size=200),
+    pair=st.sampled_from(["en-ko", "ko-en", "zh-de", "en-th", "ar-ru"]),
+)
+def test_no_text_breaks_a_rule_and_each_rule_is_told_of_once(src, mt, pair):
+    source, target = (TAGS[code] for code in pair.split("-"))
+    verdict = check_rules(Pair(src, mt, source, target), RuleConfig())
+    told = [*verdict.passed, *verdict.failed]
+    assert len(told) == len(set(told))
+    assert set(told) == set(RULES) or list(verdict.failed) == ["empty"]
+    assert all(isinstance(seen, str) and seen for seen in verdict.failed.values())
+    assert ("empty" in verdict.failed) == (not mt.strip())
+
+
+def _gold():
+    for path in sorted((ROOT / "demo" / "data").glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                row = json.loads(line)
+                target = "de-DE" if "text" in row else "ko-KR"
+                mt = row.get("text") or row.get("ref_text")
+                if mt and len(row["src_text"].strip()) >= 20:
+                    yield Pair(row["src_text"], mt, "en-US", target)
+
+
+def test_each_rule_rejects_fewer_than_one_in_a_hundred_true_translations():
+    pairs = list(_gold())[::3]
+    assert len(pairs) > 3000
+    found = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
+    assert not {code: n for code, n in found.items() if n >= len(pairs) / 100}
+
+
+# -- the stage -------------------------------------------------------------------------------------
+
+
+def clients(verdicts=(), **filters):
+    """What a stage is given; the judge says what stands in `verdicts`, one after another."""
+    cfg = SynthConfig.model_validate(
+        {
+            "run": {"out_dir": "unused"},
+            "data": {"src_lang": "eng", "tgt_lang": "kor"},
+            "final_generation": {"store_top_k": 3},
+            "filters": filters,
+        }
+    )
+    asked = []
+
+    async def judge(src, candidate):
+        asked.append(candidate)
+        return verdicts[len(asked) - 1]
+
+    return SimpleNamespace(cfg=cfg, languages=("en-US", "ko-KR"), judge=judge, asked=asked)
+
+
+def record(*texts):
+    topk = [{"index": 7 - i, "text": text, "score": 1.0 + i} for i, text in enumerate(texts)]
+    return {"source_id": "a", "source_text": EN, "topk": topk, "worst": None}
+
+
+def process(given, clients):
+    return asyncio.run(FormatFilter().process(given, clients))
+
+
+PASS = {"pass": True, "reason_code": "ok", "notes": ""}
+FAIL = {"pass": False, "reason_code": "omission", "notes": "the date is gone"}
+
+
+def test_rules_come_before_the_judge_and_both_are_told_of():
+    given = clients([PASS])
+    kept = process(record(KO), given)
+    assert isinstance(kept, Kept)
+    assert kept.record["target_text"] == KO
+    assert kept.record["best"] == {"index": 7, "text": KO, "score": 1.0}
+    assert kept.record["filters"] == {
+        "passed": list(RULES),
+        "failed": [],
+        "judge": PASS,
+        "tried": [],
+    }
+    given = clients([PASS])
+    rejected = process(record(f"번역: {KO}"), given)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason_code, rejected.reason) == ("meta_phrase", "번역:")
+    assert rejected.more["filters"]["failed"] == ["meta_phrase"]
+    assert given.asked == []
+
+
+def test_a_judge_that_fails_is_no_verdict():
+    failing = {"error": "upstream"}
+    rejected = process(record(KO), clients([failing]))
+    assert rejected.reason_code == "judge_error:upstream"
+    kept = process(record(KO), clients([failing], llm_judge={"fail_policy": "permissive"}))
+    assert kept.record["filters"]["judge"] == failing
+    rejected = process(record(KO), clients([FAIL], llm_judge={"fail_policy": "permissive"}))
+    assert (rejected.reason_code, rejected.reason) == ("judge:omission", FAIL["notes"])
+
+
+def test_a_reason_of_the_judge_is_a_code_whatever_it_wrote():
+    loud = {"pass": False, "reason_code": "Not | a\ncode! " + "x" * 100, "notes": ""}
+    code = process(record(KO), clients([loud])).reason_code
+    assert code.startswith("judge:not_a_code_x") and len(code) < 50
+
+
+def test_without_judge_and_rules_nobody_is_asked():
+    given = clients(llm_judge={"enabled": False})
+    assert process(record(KO), given).record["filters"]["judge"] is None
+    given = clients(llm_judge={"enabled": False}, rule_based=False)
+    kept = process(record(f"번역: {KO}"), given)
+    assert kept.record["filters"] == {"passed": [], "failed": [], "judge": None, "tried": []}
+    assert FormatFilter().uses(given.cfg) == frozenset()
+    assert FormatFilter().uses(clients().cfg) == {"judge"}
+
+
+def test_the_next_best_is_tried_where_the_config_says_so():
+    texts = (f"번역: {KO}", KO + " 그렇다.", KO)
+    kept = process(record(*texts), clients([FAIL, PASS], on_reject="next_best"))
+    assert kept.record["best"] == {"index": 5, "text": KO, "score": 3.0}
+    assert kept.record["filters"]["tried"] == [
+        {"index": 7, "reason_code": "meta_phrase"},
+        {"index": 6, "reason_code": "judge:omission"},
+    ]
+    assert process(record(*texts), clients([PASS])).reason_code == "meta_phrase"
+    rejected = process(record(*texts[:2]), clients([FAIL], on_reject="next_best"))
+    assert rejected.reason_code == "meta_phrase"
+    assert rejected.more["best"]["index"] == 7
+    assert rejected.more["filters"]["tried"] == [{"index": 6, "reason_code": "judge:omission"}]
+
+
+def test_settings_hold_every_threshold_and_no_url():
+    stage = FormatFilter()
+    plain, moved = clients(), clients(llm_judge={"url": "http://elsewhere:1"})
+    assert stage.settings(plain.cfg) == stage.settings(moved.cfg)
+    stricter = clients(rules={"min_chars": 3})
+    assert stage.settings(plain.cfg) != stage.settings(stricter.cfg)

@@ -1,0 +1,236 @@
+"""Log-probabilities in chunks against the model's own logits, for every kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from scorekit.errors import UserError
+from tests.kits.float64 import CLOSE, doubled, float64
+from trainer.rl.forward import check_head, completion_logprobs, micro_batches
+from trainer.rl.loss import token_logprobs
+
+VOCABULARY = 97
+PROMPTS = [[3, 4, 2], [5, 2], [7, 8, 9, 10, 11]]
+COMPLETIONS = [[3], [4, 5, 6, 1, 12, 13, 14], [20, 21, 1]]
+TOKENS = sum(map(len, COMPLETIONS))
+CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "tied": (LlamaConfig, {"tie_word_embeddings": True}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "gemma2": (Gemma2Config, {"head_dim": 8, "final_logit_softcapping": 2.0}),
+    "gemma3": (Gemma3TextConfig, {"head_dim": 8, "final_logit_softcapping": 2.0}),
+    "granite": (GraniteConfig, {"logits_scaling": 4.0}),
+    "cohere": (CohereConfig, {"logit_scale": 0.25}),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_float32() -> Iterator[None]:
+    """Both ways to a number sum in orders of their own."""
+    with float64():
+        yield
+
+
+def tiny(name: str, *, exact: bool = True) -> nn.Module:
+    """A random model with large logits, so that what stands behind the head matters."""
+    kind, changes = CONFIGS[name]
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**(sizes | changes)))
+    return doubled(model.eval()) if exact else model.eval()
+
+
+def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
+    """One sample at a time, from the whole logits."""
+    dtype = next(model.parameters()).dtype
+    logprobs, entropies = torch.zeros(3, 7, dtype=dtype), torch.zeros(3, 7, dtype=dtype)
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits
+        found, entropy = token_logprobs(
+            logits[0, len(prompt) - 1 : -1],
+            torch.tensor(completion),
+            temperature,
+            with_entropy=True,
+        )
+        assert entropy is not None
+        logprobs[row, : len(completion)], entropies[row, : len(completion)] = found, entropy
+    return logprobs, entropies
+
+
+def in_chunks(model: nn.Module, rows: int, temperature: float = 0.7) -> tuple[Tensor, Tensor]:
+    logprobs, entropies, mask = completion_logprobs(
+        model,
+        PROMPTS,
+        COMPLETIONS,
+        temperature,
+        0,
+        with_entropy=True,
+        chunk_entries=rows * VOCABULARY,
+    )
+    assert entropies is not None
+    assert mask.tolist() == [[n < len(completion) for n in range(7)] for completion in COMPLETIONS]
+    assert not logprobs[~mask].any() and not entropies[~mask].any()
+    return logprobs, entropies
+
+
+def gradient(model: nn.Module, logprobs: Tensor, entropies: Tensor) -> Tensor:
+    """Of some sum with a weight of its own for each token."""
+    model.zero_grad()
+    weights = torch.linspace(0.5, 1.5, logprobs.numel()).view_as(logprobs)
+    (weights * logprobs + 0.3 * weights * entropies).sum().backward()
+    learned = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(learned) / TOKENS
+
+
+def check_equal(model: nn.Module, rows: int) -> None:
+    expected = plainly(model, 0.7)
+    wanted = gradient(model, *expected)
+    found = in_chunks(model, rows)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=CLOSE, rtol=0)
+    difference = gradient(model, *found) - wanted
+    assert difference.norm() < CLOSE * wanted.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_chunks_equal_the_models_own_logits(name: str, rows: int) -> None:
+    """In value and gradient; and the model is afterwards as it was."""
+    model = tiny(name)
+    before = model(input_ids=torch.tensor(PROMPTS[:1])).logits
+    check_head(model)
+    check_equal(model, rows)
+    assert torch.equal(model(input_ids=torch.tensor(PROMPTS[:1])).logits, before)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere"])
+def test_chunks_under_lora(name: str, targets: str | list[str]) -> None:
+    """Also where the output layer itself has an adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    model = doubled(get_peft_model(tiny(name), lora).eval())  # type: ignore[arg-type]
+    check_head(model)
+    check_equal(model, 4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_chunks_with_gradient_checkpointing(name: str) -> None:
+    """Which transformers does in training mode only."""
+    model = tiny(name)
+    expected = gradient(model, *in_chunks(model, 4))
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.train()
+    found = gradient(model, *in_chunks(model, 4))
+    torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
+
+
+def test_chunks_under_bfloat16_are_near() -> None:
+    """The head in bfloat16, the log-probabilities in float32."""
+    model = tiny("qwen2", exact=False)
+    expected, _ = plainly(model, 0.7)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = in_chunks(model, 4)
+    assert found.dtype == torch.float32
+    gap = (found - expected).abs()
+    assert 0 < gap.mean() < 0.2
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the largest tensor whose last dimension is the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[-1] == VOCABULARY:
+                self.largest = max(self.largest, leaf.numel() // VOCABULARY)
+        return result
+
+
+def test_no_tensor_holds_the_logits_of_more_than_a_chunk() -> None:
+    """Forward and backward; and never those of prompts and padding."""
+    model = tiny("llama")
+    for rows, most in ((4, 4), (1000, TOKENS)):
+        with Sizes() as sizes:
+            gradient(model, *in_chunks(model, rows))
+        assert sizes.largest == max(most, 16)  # the output layer's own weight is [V, 16]
+
+
+def test_log_probabilities_do_not_depend_on_the_padding() -> None:
+    model = tiny("llama")
+    together, _ = in_chunks(model, 1000)
+    for row in range(3):
+        alone, _, _ = completion_logprobs(
+            model, PROMPTS[row : row + 1], COMPLETIONS[row : row + 1], 0.7, 0
+        )
+        own = together[row, : alone.shape[1]]
+        torch.testing.assert_close(own, alone[0], atol=CLOSE, rtol=0)
+
+
+def test_a_model_with_an_unknown_tail_is_refused() -> None:
+    model = tiny("llama")
+    check_head(model)
+    forward = model.forward
+
+    def changed(**inputs: Any) -> Any:
+        output = forward(**inputs)
+        output.logits = output.logits * 3
+        return output
+
+    model.forward = changed  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="LlamaForCausalLM changes its logits behind the head"):
+        check_head(model)
+
+
+def test_an_error_within_leaves_the_model_as_it_was() -> None:
+    model = tiny("gemma2")
+    with pytest.raises(IndexError):
+        completion_logprobs(model, [[1]], [[VOCABULARY + 5]], 1.0, 0)
+    assert "forward" not in vars(model.get_output_embeddings())  # type: ignore[operator]
+    assert model.config.final_logit_softcapping == 2.0  # type: ignore[union-attr]
+
+
+def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
+    lengths = [8, 2, 20, 4, 120, 7]
+    batches = list(micro_batches(lengths, 24))
+    assert sorted(index for batch in batches for index in batch) == list(range(6))
+    for batch in batches:
+        padded = len(batch) * max(lengths[i] for i in batch)
+        assert padded <= 24 or len(batch) == 1

@@ -1,0 +1,238 @@
+"""Images in the middle of the ids: Qwen2.5-VL and Qwen3-VL, tiny and random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.kits.float64 import CLOSE, doubled, float64
+from tests.kits.trainer.runs import letter_tokenizer
+from trainer.rl.advantage import pad_rows, token_advantages
+from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import freeze_unread, load_policy
+from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.update import update_policy
+
+PAD, EOS, IMAGE, VIDEO, START, END = 0, 1, 90, 91, 92, 93
+NEVER = [IMAGE, VIDEO, START, END]
+KINDS = pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+TOKENIZER = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD)
+PATCH = 4
+
+
+@dataclass(eq=False)
+class Patches:
+    """An image that is its patches."""
+
+    patches: Tensor
+    grid: tuple[int, int, int]
+
+    @property
+    def ids(self) -> list[int]:
+        """As they stand in a sequence."""
+        return [START, *[IMAGE] * (self.grid[1] * self.grid[2] // 4), END]
+
+
+def image(height: int, width: int, seed: int) -> Patches:
+    numbers = torch.Generator().manual_seed(seed)
+    patches = torch.randn(height * width, 3 * 2 * PATCH**2, generator=numbers)
+    return Patches(patches.double(), (1, height, width))
+
+
+def tiny(kind: str) -> nn.Module:
+    """A random model in float64 whose weights are large enough for a picture to matter."""
+    import transformers
+
+    text: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+    }
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    if kind == "qwen2_5_vl":
+        vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+        of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
+    else:
+        text["head_dim"] = 16
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+        of = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
+    config = of[0](
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+    model = of[1](config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.2)
+    return doubled(model).eval()
+
+
+def rollouts() -> list[Rollout]:
+    """Without an image, with some in the prompt, and between what the policy wrote."""
+    numbers = torch.Generator().manual_seed(1)
+
+    def words(n: int) -> list[int]:
+        return torch.randint(2, 90, (n,), generator=numbers).tolist()
+
+    made = []
+    for sizes in ([], [(2, 4)], [(4, 4), (2, 2), (4, 2)], [(2, 2), (2, 6)]):
+        images = [image(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
+        prompt = [*words(3), *(images[0].ids if images else []), *words(2)]
+        completion, mask = words(4), [True] * 4
+        for shown in images[1:]:
+            heard, said = [*words(2), *shown.ids], words(5)
+            completion += heard + said
+            mask += [False] * len(heard) + [True] * len(said)
+        made.append(
+            Rollout(
+                group=0,
+                prompt_input_ids=prompt,
+                completion_token_ids=completion,
+                images=images,
+                finish_reason="length",
+                action_mask=mask,
+            )
+        )
+    return made
+
+
+def said(rows: list[list[float]], of: list[Rollout]) -> list[float]:
+    """What stands on the tokens that the policy wrote."""
+    values = [value for row in rows for value in row]
+    actions = [action for one in of for action in one.actions]
+    return [value for value, action in zip(values, actions, strict=True) if action]
+
+
+@KINDS
+@float64()
+def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kind: str) -> None:
+    model, rows = tiny(kind), rollouts()
+    together = said(rollout_logprobs(rows, model, 1.0, PAD, 4096, never=NEVER), rows)
+    single = [rollout_logprobs([row], model, 1.0, PAD, 1, never=NEVER)[0] for row in rows]
+    assert together == pytest.approx(said(single, rows), abs=1e-6)  # rotary angles are float32
+    row = rows[2]
+    ids = torch.tensor([row.prompt_input_ids + row.completion_token_ids])
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values=torch.cat([shown.patches for shown in row.images]),
+            image_grid_thw=torch.tensor([shown.grid for shown in row.images]),
+            mm_token_type_ids=(ids == IMAGE).long(),
+        ).logits[0, len(row.prompt_input_ids) - 1 : -1]
+    logits[:, NEVER] = -torch.inf
+    drawn = torch.tensor(row.completion_token_ids)
+    expected = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist()
+    assert said([single[2]], [row]) == pytest.approx(said([expected], [row]), abs=CLOSE)
+    other = replace(row, images=[image(4, 4, 99), *row.images[1:]])
+    changed = rollout_logprobs([other], model, 1.0, PAD, 1, never=NEVER)
+    assert max(abs(a - b) for a, b in zip(changed[0], single[2], strict=True)) > 0.01
+
+
+@KINDS
+@float64()
+def test_sampling_goes_on_behind_images_and_the_trainer_agrees(kind: str) -> None:
+    model, rows = tiny(kind), rollouts()
+    sampler = GenerateSampler(model, TOKENIZER, never=NEVER)
+    cfg = SamplingConfig(max_new_tokens=6, temperature=2.0, num_samples_per_prompt=2)
+    so_far = [row.prompt_input_ids + row.completion_token_ids for row in rows]
+    shown = [row.images for row in rows]
+    for i, samples in sampler.sample(so_far, cfg, images=shown, seed=0):
+        for sample in samples:
+            assert not set(sample.token_ids) & set(NEVER)
+            ours, _, _ = completion_logprobs(
+                model, [so_far[i]], [sample.token_ids], 2.0, PAD, images=[shown[i]], never=NEVER
+            )
+            assert sample.logprobs == pytest.approx(ours[0].tolist(), abs=1e-6)
+
+
+@float64()
+def test_an_update_clips_nothing_before_its_first_step_and_moves_what_reads() -> None:
+    model, rows = tiny("qwen2_5_vl"), rollouts()
+    freeze_unread(model)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    mask = pad_rows([row.actions for row in rows], torch.bool)
+    advantages = token_advantages(
+        torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.zeros(mask.shape), mask, [0] * 4
+    )
+    told = {"algorithm": "gspo", "kl_coef": 0.0, "micro_batch_tokens": 60, "entropy_coef": 0.01}
+    stats = update_policy(
+        rows,
+        advantages,
+        torch.optim.SGD([w for w in model.parameters() if w.requires_grad], 0.1),
+        RLConfig.model_validate({**told, "ppo_epochs": 1}),
+        policy_model=model,
+        temperature=1.0,
+        pad_id=PAD,
+        never=NEVER,
+    )
+    assert stats.clip_frac == 0 and abs(stats.approx_kl or 0) < CLOSE
+    assert stats.grad_norm and stats.entropy
+    moved = {n for n, w in model.named_parameters() if not torch.equal(w, before[n])}
+    assert moved and not any("visual" in name for name in moved)
+
+
+def test_ids_and_images_that_do_not_match_are_refused() -> None:
+    """transformers looks at the totals of the batch: two faults that cancel out pass there."""
+    model, (_, one, three, _) = tiny("qwen2_5_vl"), rollouts()
+    longer = [*one.prompt_input_ids]
+    longer.insert(longer.index(IMAGE), IMAGE)
+    shorter = [*three.prompt_input_ids]
+    shorter.remove(IMAGE)
+    faulty = [
+        replace(one, prompt_input_ids=longer),
+        replace(three, prompt_input_ids=shorter),
+    ]
+    with pytest.raises(ValueError, match=r"row 0: runs of image ids \[3\].* are \[2\]"):
+        rollout_logprobs(faulty, model, 1.0, PAD, 4096)
+    plain = [5 if i == START else i for i in one.prompt_input_ids]
+    with pytest.raises(ValueError, match=r"row 0: runs of image ids \[-2\]"):
+        rollout_logprobs([replace(one, prompt_input_ids=plain)], model, 1.0, PAD, 4096)
+    with pytest.raises(ValueError, match=r"row 1: runs of image ids \[2\].* are \[\]"):
+        rollout_logprobs([one, replace(one, images=[])], model, 1.0, PAD, 4096)
+
+
+def test_a_policy_that_sees_is_loaded(tmp_path: Path) -> None:
+    tiny("qwen2_5_vl").float().save_pretrained(tmp_path)
+    letter_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_policy(PolicyConfig(path=str(tmp_path)), torch.device("cpu"))
+    learns = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learns and not any("visual" in name for name in learns)
+
+
+def test_greedy_ids_have_no_log_probabilities() -> None:
+    sampler = GenerateSampler(tiny("qwen2_5_vl"), TOKENIZER)
+    with pytest.raises(ValueError, match="with_logprobs"):
+        list(sampler.sample([[5]], SamplingConfig(temperature=0)))

@@ -1,0 +1,378 @@
+"""Checkpoints, the run's folder, the order of prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from tests.kits.trainer.runs import example, letter_tokenizer, save_policy, tiny_llama
+from trainer.rl.config import LoraConfig, PolicyConfig
+from trainer.rl.policy import Reference, load_policy, stop_token_ids
+from trainer.runs.checkpoints.checkpoint import (
+    State,
+    best_checkpoint,
+    checkpoints,
+    fault_of,
+    load_checkpoint,
+    load_optimizer_state,
+    newest_checkpoint,
+    prune_checkpoints,
+    random_state,
+    read_state,
+    save_checkpoint,
+    set_random_state,
+)
+from trainer.runs.config import MiscConfig
+from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl
+from trainer.translation.config import TrainerConfig
+from trainer.translation.data import batch_indices
+from trainer.translation.train import run_toy_rl
+
+TOKENIZER = letter_tokenizer()
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    sum(p.square().sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(
+    folder: Path, model: Any, optimizer: torch.optim.Optimizer, update: int, **said: Any
+) -> Path:
+    path = folder / f"step-{update:06d}"
+    state = State(update, config={}, **said)
+    return save_checkpoint(
+        path, model, TOKENIZER, optimizer.state_dict(), state, random_states=[random_state()]
+    )
+
+
+@pytest.fixture
+def model() -> Any:
+    return tiny_llama(TOKENIZER)
+
+
+@pytest.fixture
+def optimizer(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def test_a_checkpoint_brings_back_policy_optimizer_and_step(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    step(model, optimizer)
+    folder = save(tmp_path / "c", model, optimizer, 1)
+    assert [path.name for path in folder.parent.iterdir()] == ["step-000001"]
+
+    other = tiny_llama(TOKENIZER, seed=5)
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    assert load_checkpoint(folder, other).update == 1
+    other_optimizer.load_state_dict(load_optimizer_state(folder))
+    step(model, optimizer)
+    step(other, other_optimizer)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    save(folder.parent, model, optimizer, 1)
+    load_checkpoint(folder, other)
+    loaded, _ = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
+    for one, two in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
+    save_policy(tmp_path / "p", TOKENIZER)
+    cfg = PolicyConfig(path=str(tmp_path / "p"), lora=LoraConfig(r=2))
+    cpu = torch.device("cpu")
+    model, other = load_policy(cfg, cpu)[0], load_policy(cfg, cpu)[0]
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    step(model, optimizer)
+    folder = save(tmp_path / "c", model, optimizer, 1)
+    assert (folder / "adapter_model.safetensors").exists()
+    assert not (folder / "model.safetensors").exists()
+    load_checkpoint(folder, other)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_random_states_are_put_back(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    def draw() -> tuple[float, float, float, float]:
+        torch_one = torch.rand(()).item()
+        return torch_one, random.random(), random.gauss(0, 1), np.random.normal()
+
+    random.gauss(0, 1)  # Python and numpy keep the second of a pair
+    np.random.normal()
+    folder = save(tmp_path, model, optimizer, 1)
+    drawn = draw()
+    assert draw() != drawn
+    set_random_state(folder, 0)
+    assert draw() == drawn
+
+
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    rewards = [None, 3.0, 1.0, None, 2.0, None]
+    assert best_checkpoint(tmp_path) is None
+    for update, reward in enumerate(rewards, 1):
+        save(tmp_path, model, optimizer, update, reward=reward)
+        prune_checkpoints(tmp_path, 2)
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["6", "5", "2"]
+    assert best_checkpoint(tmp_path) == tmp_path / "step-000002"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda c: (c / "state.json").unlink(), "no state.json"),
+        (lambda c: (c / "state.json").write_text('{"update": 2'), "no state.json, or not a whole"),
+        (lambda c: (c / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda c: (c / "config.json").write_text("{}"), "config.json has 2 bytes, not"),
+        (lambda c: flip(c / "model.safetensors"), "model.safetensors has another content"),
+    ],
+)
+def test_a_torn_checkpoint_is_told_and_passed_over(
+    tmp_path: Path,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    damage: Callable[[Path], object],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = save(tmp_path, model, optimizer, 1)
+    damage(save(tmp_path, model, optimizer, 2))
+    assert newest_checkpoint(tmp_path) == whole
+    assert f"step-000002 is passed over: {told}" in caplog.text
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_that_fails_leaves_the_old_one(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, model, optimizer, 1, reward=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            save(tmp_path, model, optimizer, 1, reward=2.0)
+    assert read_state(folder).reward == 1.0 and fault_of(folder) is None
+    assert newest_checkpoint(tmp_path) == folder
+    save(tmp_path, model, optimizer, 2)  # and what it left goes
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(UserError, match="not a checkpoint"):
+        load_checkpoint(tmp_path, model)
+
+
+def test_a_checkpoint_that_another_version_cannot_read_says_why(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer
+) -> None:
+    folder = save(tmp_path, model, optimizer, 1)
+    state = json.loads((folder / "state.json").read_text())
+    state["versions"]["transformers"] = "5.99.0"
+    (folder / "state.json").write_text(json.dumps(state))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "of-tomorrow"}))
+    with pytest.raises(UserError, match=r"cannot be loaded: .*transformers 5.99.0 saved it, this"):
+        load_checkpoint(folder, model)
+
+
+def test_the_reference_is_frozen_and_its_own(tmp_path: Path) -> None:
+    save_policy(tmp_path / "p", TOKENIZER)
+    cpu = torch.device("cpu")
+    model, _ = load_policy(PolicyConfig(path=str(tmp_path / "p")), cpu)
+    before = next(model.parameters()).clone()
+    held = Reference(PolicyConfig(path=str(tmp_path / "p")), model, cpu)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with held.active() as reference:
+        assert not any(p.requires_grad for p in reference.parameters())
+        assert torch.equal(next(reference.parameters()), before)
+
+
+def test_bad_policies_are_named(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
+        load_policy(PolicyConfig(path=str(tmp_path / "gone")), cpu)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"policy.path: cannot load"):
+        load_policy(PolicyConfig(path=str(tmp_path / "empty")), cpu)
+    folder = save_policy(tmp_path / "bert", TOKENIZER)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match="weights are missing"):
+        load_policy(PolicyConfig(path=str(folder)), cpu)
+
+
+def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
+    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    (tmp_path / "report.html").write_text("kept")
+    RunLog(cfg).write_update({"update": 1})
+    with pytest.raises(UserError, match="holds a run"):
+        RunLog(cfg)
+    RunLog(replacing(tmp_path))
+    assert not (tmp_path / "log.jsonl").exists()
+    assert (tmp_path / "report.html").exists()
+    RunLog(replacing(tmp_path))  # a run that was killed before its first update
+
+
+def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) -> None:
+    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    log = RunLog(cfg)
+    for update in range(4):
+        log.write_evaluation({"update": update}, [{"mt": "a"}])
+        log.write_update({"update": update + 1})
+        log.write_completions(update + 1, [{"mt": "b"}])
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"update": 5, "los')  # killed while it wrote
+    RunLog(cfg, done=2).write_update({"update": 3, "again": True})
+    lines = read_jsonl(tmp_path / "log.jsonl")
+    assert lines == [{"update": 1}, {"update": 2}, {"update": 3, "again": True}]
+    assert [line["update"] for line in read_jsonl(tmp_path / "eval.jsonl")] == [0, 1, 2]
+    names = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert [name[:-6] for name in names] == [
+        "eval-000000",
+        "eval-000001",
+        "eval-000002",
+        "train-000001",
+        "train-000002",
+    ]
+
+
+@pytest.mark.parametrize("theirs", ["", "misc: {seed: 1}"])
+def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, theirs: str) -> None:
+    """An empty file is a config of the trainer, too: it must not cost the folder's `checkpoints`,
+    not even where the run is to go on."""
+    (tmp_path / "config.yaml").write_text(theirs)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/thesis.txt").write_text("theirs")
+    with pytest.raises(UserError, match="it is no run"):
+        check_run_dir(replacing(tmp_path))
+    with pytest.raises(UserError, match="it is no run"):
+        run_toy_rl([example("a")], [], replacing(tmp_path), resume=True)
+    assert (tmp_path / "checkpoints/thesis.txt").exists()
+
+
+def replacing(folder: Path, **changes: Any) -> TrainerConfig:
+    return TrainerConfig(misc=MiscConfig(run_dir=str(folder), overwrite=True), **changes)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "completions", "config.yaml", "eval.jsonl"])
+def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        path.write_text("theirs: 1")
+    else:
+        path.mkdir()
+        (path / "model").write_text("theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=f"holds a run or other files \\({name}"):
+        RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+    with pytest.raises(UserError, match="it is no run"):
+        RunLog(replacing(tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {"path": "checkpoints/step-000001"}},
+        {"policy": {"reference_path": "checkpoints/step-000001"}},
+        {"data": {"train": "completions/train-000001.jsonl"}},
+    ],
+)
+def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) -> None:
+    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))).write_update({"update": 1})
+    (tmp_path / "checkpoints").mkdir()
+    ((section, values),) = changes.items()
+    inside = {section: {key: str(tmp_path / value) for key, value in values.items()}}
+    with pytest.raises(UserError, match=rf"{section}\..* lies in"):
+        RunLog(replacing(tmp_path, **inside))
+    assert (tmp_path / "log.jsonl").exists()
+
+
+def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path / "file" / "run")))
+    with pytest.raises(UserError, match=r"misc.run_dir: .*file/run: Not a directory"):
+        run_toy_rl([example("a")], [], cfg)
+    with pytest.raises(UserError, match="no examples"):
+        run_toy_rl([], [], cfg)
+
+
+def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
+    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+    assert json.loads((tmp_path / "services.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, where: str) -> None:
+    """Ordinary in the wild; transformers loads them, and refuses to save them."""
+    folder = save_policy(tmp_path / "p", TOKENIZER)
+    values = json.loads((folder / where).read_text())
+    odd = {"temperature": 0.6, "do_sample": False, "eos_token_id": [1, 5]}
+    (folder / where).write_text(json.dumps(values | odd))
+    if where == "config.json":
+        (folder / "generation_config.json").unlink()
+    model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
+    assert stop_token_ids(model, tokenizer) == [1, 5]
+    optimizer = torch.optim.AdamW(model.parameters())
+    saved = save(tmp_path, model, optimizer, 1)
+    again, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
+    assert stop_token_ids(again, tokenizer) == [1, 5]
+    assert again.generation_config.temperature in (None, 1.0)  # what the library takes unasked
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) -> None:
+    folder = save_policy(tmp_path / "p", TOKENIZER)
+    larger = letter_tokenizer("abcdefgh")
+    larger.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    larger.save_pretrained(tmp_path / "t")
+    cfg = PolicyConfig(path=str(folder), tokenizer=str(tmp_path / "t"))
+    load_policy(cfg, torch.device("cpu"))  # no text becomes a special token
+    larger.add_tokens("word")
+    larger.save_pretrained(tmp_path / "t")
+    with pytest.raises(UserError, match=r"has ids up to 12, but the model .* has 11 embeddings"):
+        load_policy(cfg, torch.device("cpu"))
+
+
+def test_a_line_of_the_log_is_one_line_of_json(tmp_path: Path) -> None:
+    odd = "a\x85b\u2028c\u2029\n열"
+    append_jsonl(tmp_path / "log.jsonl", {"mt": odd, "loss": float("nan"), "kl": float("inf")})
+    (line,) = (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {"mt": odd, "loss": None, "kl": None}
+    assert "열" in line
+
+
+def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:
+    drawn = [batch_indices(7, 3, update, seed=1) for update in range(1, 15)]
+    flat = [index for batch in drawn for index in batch]
+    for start in range(0, 42, 7):
+        assert sorted(flat[start : start + 7]) == list(range(7))
+    assert flat[:7] != flat[7:14]
+    assert batch_indices(7, 3, 9, seed=1) == drawn[8]
+    assert batch_indices(7, 3, 9, seed=2) != drawn[8]
+    assert sorted(batch_indices(2, 5, 1, seed=0)[:4]) == [0, 0, 1, 1]  # more than there are
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):  # when it is open already
+        write_atomic(path, "new \ud800")
+    assert path.read_text() == "old"
+    write_atomic(path, "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "new"
