@@ -213,6 +213,11 @@ class RLConfig(Config):
             return clip | {"loss_mean": "sequence"} | data
         return data
 
+    @property
+    def makes_own_logprobs(self) -> bool:
+        """Whether the update makes the old log-probabilities, in its own micro-batches."""
+        return self.algorithm == "gspo"
+
     @model_validator(mode="after")
     def _warm_up_ends(self) -> RLConfig:
         if self.warmup_updates >= self.num_updates:

@@ -19,12 +19,14 @@ class Rollout:
     """What stands behind one prompt. The arrays have one entry for each completion token.
 
     group: its prompt's place among those of the batch (samples of one prompt share it).
+    trajectory_id: of the episode that it is of, alone in its batch; "" where nobody has named it.
     completion_token_ids: as sampled, with the EOS where one came (finish_reason "eos"); in an
         episode of several turns, what the environment said in between, too.
     action_mask: True where the policy wrote; None: everywhere.
     old_logprobs: log-probabilities under the policy that sampled, at its temperature: log pi_old.
+        Those of GSPO are made by the update, whatever stood here before (trainer/rl/update.py).
     sampler_logprobs: where old_logprobs were computed anew by the trainer, what the sampler had
-        said; else None.
+        said, to correct for it; else None.
     ref_logprobs: the same under the reference; None without one.
     images: what prompt and completion show, in the order of their ids (trainer/rl/forward.py).
     Raises ValueError if the arrays differ in length.
@@ -39,6 +41,7 @@ class Rollout:
     ref_logprobs: list[float] | None = None
     sampler_logprobs: list[float] | None = None
     images: list[Image] = field(default_factory=list)
+    trajectory_id: str = ""
 
     def __post_init__(self) -> None:
         self.check_lengths("action_mask", "old_logprobs", "ref_logprobs", "sampler_logprobs")
@@ -50,8 +53,13 @@ class Rollout:
             values = getattr(self, name)
             if values is not None and len(values) != tokens:
                 raise ValueError(
-                    f"group {self.group}: {len(values)} {name} for {tokens} completion tokens"
+                    f"{self.name}: {len(values)} {name} for {tokens} completion tokens"
                 )
+
+    @property
+    def name(self) -> str:
+        """Of this one, in errors."""
+        return f"trajectory {self.trajectory_id}" if self.trajectory_id else f"group {self.group}"
 
     @property
     def length(self) -> int:
@@ -72,10 +80,10 @@ def action_masks(rollouts: Sequence[Rollout]) -> Tensor:
 def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
     """`old_logprobs`, or another array of the rollouts, [B, T]. Raises ValueError where one has
     none."""
-    rows = [getattr(rollout, name) for rollout in rollouts]
-    if any(row is None for row in rows):
-        raise ValueError(f"a rollout has no {name}")
-    return pad_rows(rows, torch.float32)
+    for rollout in rollouts:
+        if getattr(rollout, name) is None:
+            raise ValueError(f"{rollout.name} has no {name}")
+    return pad_rows([getattr(rollout, name) for rollout in rollouts], torch.float32)
 
 
 def check_images(rollouts: Sequence[Rollout], world: World | None) -> None:

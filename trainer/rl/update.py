@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,6 @@ from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.rl.world import World
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
@@ -36,7 +33,7 @@ class TrainStats:
     policy_loss: mean over optimiser steps. approx_kl: KL(old || new). clip_frac: share of tokens
     whose ratio left the clip range. kl_ref: mean of new - ref; kl_ref_k3: its estimate that is
     never negative. entropy: where there is a bonus (else None). grad_norm: mean before clipping.
-    The two of the KL are over its own tokens, those behind what the span model read included.
+    The two of the KL are over its own tokens (`TokenAdvantages.held`).
     steps: optimiser steps taken; skipped_steps: those left out because the gradient was not finite.
     """
 
@@ -98,13 +95,15 @@ def update_policy(
 
     rollouts, advantages: the whole batch, on every process; each does its share of the passes.
     seed: of the shuffle into minibatches. The rest: see `Passes`. Learning rates are the
-    optimiser's. Raises ValueError where tokens that the policy did not write would be learned from.
+    optimiser's. GSPO gives the rollouts that it learns from their `old_logprobs`.
+    Raises ValueError where tokens that the policy did not write would be learned from, RuntimeError
+    where GSPO clips before its first step.
     """
     if bool((advantages.held & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
-    again, gspo = ppo_cfg.algorithm != "reinforce", ppo_cfg.algorithm == "gspo"
+    again, own = ppo_cfg.algorithm != "reinforce", ppo_cfg.makes_own_logprobs
     epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
@@ -115,18 +114,17 @@ def update_policy(
     with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
     steps: list[list[int]] = []
     for epoch in range(epochs):
-        if epoch == 0 or not gspo:  # whose micro-batches must stay as they are
+        if epoch == 0 or not own:  # then the micro-batches must stay as they are
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
             steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
-        if epoch == 0 and gspo:
-            rollouts = with_own_logprobs(rollouts, steps, passes)
+        if epoch == 0 and own:
+            make_own_logprobs(rollouts, steps, passes)
         for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
             world.meet()
             figures = accumulate_gradients(rollouts, advantages, chosen, passes)
-            unmoved = not norms and not skipped
-            if gspo and unmoved and figures.get("clip_frac"):
-                log.warning("gspo clips before its first step: equal passes are rounded otherwise")
+            if own and not (norms or skipped):
+                _check_unclipped(figures)
             _add(sums, figures)
             seen += int(advantages.mask[chosen].sum())
             held += int(advantages.held[chosen].sum())
@@ -184,10 +182,10 @@ def _own_passes(
 
 
 @torch.no_grad()
-def with_own_logprobs(
+def make_own_logprobs(
     rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: Passes
-) -> list[Rollout]:
-    """Rollouts whose `old_logprobs` come from the very passes that the optimiser steps will make.
+) -> None:
+    """Give the rollouts of these steps `old_logprobs` from the very passes that those will make.
 
     GSPO's clip range (3e-4) is narrower than rounding: with bfloat16 weights another batch or
     padding moves the mean log-ratio of a sequence by up to 8e-4. Made in the same micro-batches,
@@ -212,11 +210,17 @@ def with_own_logprobs(
                 if not idle:
                     found[row] = values[: len(rollout.completion_token_ids)]
     for theirs in passes.world.gather([found]):
-        found |= theirs
-    return [
-        replace(rollout, old_logprobs=found.get(row, rollout.old_logprobs))
-        for row, rollout in enumerate(rollouts)
-    ]
+        for row, values in theirs.items():
+            rollouts[row].old_logprobs = values
+
+
+def _check_unclipped(figures: dict[str, float]) -> None:
+    """Of a pass before the first step, whose ratios are all 1. Raises RuntimeError."""
+    if clipped := figures.get("clip_frac"):
+        raise RuntimeError(
+            f"gspo clips {clipped:.0f} tokens before its first step: the same pass with and "
+            "without gradient differs by more than rl.clip_eps: widen it, or compute in float32"
+        )
 
 
 def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:

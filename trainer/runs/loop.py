@@ -227,11 +227,12 @@ class Loop:
             return None
         lr = learning_rate(update - 1, cfg.rl)
         line: dict[str, Any] = {"update": update, "skipped": True, "lr": lr}
-        line |= rollout_figures(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
-        line |= self.task.figures(batch)
         advantages, stats = None, NO_UPDATE
         if batch.kept:
             advantages, stats = self.learn(batch, update, lr)
+        # Behind the update, which may have made the old log-probabilities
+        line |= rollout_figures(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
+        line |= self.task.figures(batch)
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
             why = "no optimiser step could be taken" if batch.kept else "no sample was scored"

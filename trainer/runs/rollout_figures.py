@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
-from trainer.rl.loss import importance_weights
-from trainer.rl.rollout import Rollout
+from trainer.rl.loss import importance_weights, sequence_importance_weights
+from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.runs.figures import Figures, mean_of, mean_std
 
 
 def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
     """Lengths in tokens, EOS included; `entropy_est` is the mean of -log pi of sampled tokens."""
-    logprobs = [value for rollout in rollouts for value in rollout.old_logprobs or ()]
+    logprobs = [
+        value
+        for rollout in rollouts
+        for value, sampled in zip(rollout.old_logprobs or (), rollout.actions, strict=False)
+        if sampled
+    ]
     entropy = mean_of(logprobs)
     return {
         "samples": len(rollouts),
@@ -28,15 +31,19 @@ def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
 
 def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Figures:
     """How far the sampler's log-probabilities are from the trainer's, |log pi - log pi_sampler| of
-    sampled tokens, and the weights that correct for it; None where both are one."""
-    ours = [value for r in rollouts if r.sampler_logprobs for value in r.old_logprobs or ()]
-    theirs = [value for r in rollouts for value in r.sampler_logprobs or ()]
-    if not theirs:
+    sampled tokens, and the weights that correct for it; None where both are one, or the update has
+    made none."""
+    corrected = [r for r in rollouts if r.sampler_logprobs and r.old_logprobs]
+    if not corrected:
         names = ("sampler_gap_mean", "sampler_gap_max")
         return dict.fromkeys((*names, "importance_weight_mean", "importance_capped_frac"))
-    old, sampler = torch.tensor(ours), torch.tensor(theirs)
-    gap = (old - sampler).abs()
-    weights = importance_weights(old, sampler, cfg.importance_cap, cfg.max_log_ratio)
+    old_BT, sampler_BT = (logprob_rows(corrected, f"{of}_logprobs") for of in ("old", "sampler"))
+    mask_BT, limits = action_masks(corrected), (cfg.importance_cap, cfg.max_log_ratio)
+    gap = (old_BT - sampler_BT).abs()[mask_BT]
+    if cfg.algorithm == "gspo":
+        weights = sequence_importance_weights(old_BT, sampler_BT, mask_BT, *limits)[mask_BT]
+    else:
+        weights = importance_weights(old_BT, sampler_BT, *limits)[mask_BT]
     return {
         "sampler_gap_mean": gap.mean().item(),
         "sampler_gap_max": gap.max().item(),

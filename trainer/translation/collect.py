@@ -154,9 +154,14 @@ class Collector:
             with learner.reference.active() as reference:
                 for rollout, row in zip(rollouts, rows(reference), strict=True):
                     rollout.ref_logprobs = row
-        if cfg.corrects_importance:
+        if not cfg.corrects_importance:
+            return
+        for rollout in rollouts:
+            rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None
+        # What the update makes itself is made once, but where a KL in the reward is of it.
+        if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
             for rollout, row in zip(rollouts, rows(learner.model), strict=True):
-                rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, row
+                rollout.old_logprobs = row
 
     def _seed(self, update: int) -> int:
         """Of this process's sampling: a function of the update, so that a run can start again

@@ -64,8 +64,8 @@ def stream_rollouts(
     for i, completions in sampler.sample(ids, gen_cfg, seed=seed, with_logprobs=with_logprobs):
         text = prompt_text(prompts[i].example, tokenizer, gen_cfg.prompt_template)
         yield [
-            _rollout(prompts[i], text, group_of[i], done, tokenizer, decode_cfg, stops)
-            for done in completions
+            _rollout(prompts[i], text, (group_of[i], sample), done, tokenizer, decode_cfg, stops)
+            for sample, done in enumerate(completions)
         ]
 
 
@@ -124,17 +124,19 @@ def generate_rollouts(
 def _rollout(
     prompt: Prompt,
     text: str,
-    group: int,
+    place: tuple[int, int],
     completion: Sampled,
     tokenizer: Any,
     decode_cfg: DecodeConfig,
     stops: Sequence[int],
 ) -> TranslationRollout:
+    """place: its group, and the sample's number there."""
     example = prompt.example
     alignment = align_completion(tokenizer, completion.token_ids, decode_cfg, stops)
     return TranslationRollout(
         example_id=example.id,
-        group=group,
+        group=place[0],
+        trajectory_id=f"{place[0]}-{place[1]}",
         src_text=example.src_text,
         prompt_text=text,
         prompt_input_ids=prompt.ids.tolist(),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
+from trainer.rl.rollout import rollout_logprobs
 from trainer.translation.config import TrainerConfig
 from trainer.translation.train import run_toy_rl
 
 
-def test_weights_in_bfloat16_are_corrected_for_without_being_asked(tmp_path: Path) -> None:
-    """With one pass over a batch the ratio is 1; without the correction it is not."""
+@pytest.fixture
+def first_update(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Runs one update, under settings of its own, in a folder of its own; gives its line."""
     save_policy(tmp_path / "policy", byte_level_tokenizer())
     examples = [example(f"Open file {n}.", str(n)) for n in range(4)]
     with running_service(FakeBackend("metricx")) as url:
@@ -33,14 +39,41 @@ def test_weights_in_bfloat16_are_corrected_for_without_being_asked(tmp_path: Pat
             "misc.threads=1",
         ]
 
-        def first_update(correction: str) -> dict[str, Any]:
-            own = [
-                f"rl.importance_correction={correction}",
-                f"misc.run_dir={tmp_path}/{correction}",
-            ]
-            cfg = load_config(TrainerConfig, None, [*settings, *own])
+        def run(*own: str) -> dict[str, Any]:
+            folder = tempfile.mkdtemp(dir=tmp_path)
+            cfg = load_config(TrainerConfig, None, [*settings, *own, f"misc.run_dir={folder}/run"])
             return run_toy_rl(examples, [], cfg).updates[0]
 
-        corrected, plain = first_update("auto"), first_update("off")
+        yield run
+
+
+def test_weights_in_bfloat16_are_corrected_for_without_being_asked(
+    first_update: Callable[..., dict[str, Any]],
+) -> None:
+    """With one pass over a batch the ratio is 1; without the correction it is not."""
+    corrected = first_update("rl.importance_correction=auto")
+    plain = first_update("rl.importance_correction=off")
     assert corrected["sampler_gap_mean"] > 0 and plain["sampler_gap_mean"] is None
     assert 0 <= corrected["approx_kl"] < plain["approx_kl"] / 2
+
+
+def test_gspo_makes_the_old_log_probabilities_once(
+    first_update: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its update; beforehand only where the KL in the reward is of them."""
+    made = []
+
+    def counted(rollouts: Any, *args: Any, **options: Any) -> Any:
+        made.append(len(rollouts))
+        return rollout_logprobs(rollouts, *args, **options)
+
+    monkeypatch.setattr("trainer.translation.collect.rollout_logprobs", counted)
+    line = first_update("rl.algorithm=gspo", "rl.kl_coef=0")
+    assert not made
+    assert line["sampler_gap_mean"] > 0 and line["entropy_est"] > 0
+    assert line["steps"] == 1 and line["clip_frac"] == 0 and line["approx_kl"] == 0
+    assert abs(line["importance_weight_mean"] - 1) < 0.05
+    first_update("rl.algorithm=gspo", "rl.kl_coef=0.1", "rl.kl_in=reward")
+    assert len(made) == 2  # of the reference, and these
+    first_update("rl.algorithm=ppo", "rl.kl_coef=0")
+    assert len(made) == 3

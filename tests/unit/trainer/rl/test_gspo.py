@@ -25,7 +25,7 @@ from trainer.rl.loss import (
     sequence_normalizer,
 )
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.update import Passes, accumulate_gradients, update_policy, with_own_logprobs
+from trainer.rl.update import Passes, accumulate_gradients, make_own_logprobs, update_policy
 from trainer.rl.world import World
 
 TOKENIZER = letter_tokenizer()
@@ -199,9 +199,32 @@ def test_nothing_is_clipped_before_the_first_step_though_rounding_is_wider_than_
     steps = [[0, 1, 2, 3, 4]]
     foreign = accumulate_gradients(rollouts, advantages, steps[0], passes)
     assert foreign["clip_frac"] > 0
-    own = with_own_logprobs(rollouts, steps, passes)
-    found = accumulate_gradients(own, advantages, steps[0], passes)
+    make_own_logprobs(rollouts, steps, passes)
+    found = accumulate_gradients(rollouts, advantages, steps[0], passes)
     assert found["clip_frac"] == 0 and found["approx_kl"] == 0
+
+
+def test_an_update_that_clips_before_its_first_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arithmetic whose rounding depends on whether there is a gradient."""
+
+    def rounded(*args: Any, **options: Any) -> Any:
+        logprobs, entropy, mask = completion_logprobs(*args, **options)
+        return logprobs + 1e-3 * torch.is_grad_enabled(), entropy, mask
+
+    monkeypatch.setattr("trainer.rl.update.completion_logprobs", rounded)
+    model = tiny_llama(TOKENIZER)
+    rollouts, advantages = batch(model)
+    before = [weight.detach().clone() for weight in model.parameters()]
+
+    def update(**changes: object) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        told = {"policy_model": model, "temperature": 1.0, "pad_id": 0}
+        update_policy(rollouts, advantages, optimizer, gspo(ppo_epochs=1, **changes), **told)
+
+    with pytest.raises(RuntimeError, match="gspo clips 150 tokens before its first step"):
+        update()
+    assert all(map(torch.equal, model.parameters(), before))
+    update(clip_eps=0.01)
 
 
 def test_nothing_is_clipped_in_later_passes_either_where_nothing_was_learned(

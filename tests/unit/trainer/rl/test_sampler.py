@@ -18,6 +18,7 @@ from tests.kits.trainer.runs import (
 )
 from trainer.rl.loss import token_logprobs
 from trainer.rl.policy import stop_token_ids
+from trainer.rl.rollout import logprob_rows
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
@@ -182,6 +183,14 @@ def test_a_rollout_with_unequal_arrays_is_refused(name: str) -> None:
     rollout([1], [2, 3], old_logprobs=[0.0, 0.0])
     with pytest.raises(ValueError, match=f"3 {name} for 2 completion tokens"):
         rollout([1], [2, 3], **{name: [(0, 0)] * 3})
+
+
+def test_every_sample_is_a_trajectory_of_its_own() -> None:
+    made = sample()
+    assert len({one.trajectory_id for one in made}) == len(made) > 1
+    assert {one.trajectory_id.split("-")[0] for one in made} == {str(one.group) for one in made}
+    with pytest.raises(ValueError, match=f"trajectory {made[1].trajectory_id} has no ref_logprobs"):
+        logprob_rows(made[1:], "ref_logprobs")
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
