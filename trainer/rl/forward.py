@@ -196,6 +196,12 @@ class Image(Protocol):
         """How many patches lie side by side in time, height and width."""
         ...
 
+    @property
+    def png(self) -> bytes:
+        """The picture, for a server that makes its own patches: of just the size that these are
+        of, since one that is resized there is another picture."""
+        ...
+
 
 def image_inputs(
     model: nn.Module, ids_BL: Tensor, attended_BL: Tensor, images: Sequence[Sequence[Image]]

@@ -2,7 +2,7 @@
 
 Two engines stand behind one protocol, `Sampler`: trainer/rl/engines/generate.py samples in this
 process, trainer/rl/engines/vllm.py asks a vLLM server. A prompt is ids, whatever they mean: an
-episode goes on from all its ids so far.
+episode goes on from all its ids so far, and from all images that they stand for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
+from trainer.rl.forward import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,13 @@ class Sampler(Protocol):
         prompts: Sequence[Sequence[int]],
         gen_cfg: SamplingConfig,
         *,
+        images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Sampled]]]:
         """(a prompt's index, its num_samples_per_prompt completions), each as soon as it is there,
-        in any order. seed: the same seed and weights give the same completions; None: go on from
-        the random state as it is."""
+        in any order. images: what each prompt shows, in the order of its ids. seed: the same seed
+        and weights give the same completions; None: go on from the random state as it is."""
         ...
 
     def sync(self, model: nn.Module, update: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class Learner:
 
     reference: None where nothing is held to one. train, sets: the prompts to learn from, and those
     of each evaluation set, as the task has them. origin: what the run is made of; going on needs
-    the same.
+    the same. never: ids that the sampler does not draw.
     """
 
     model: nn.Module
@@ -29,6 +30,7 @@ class Learner:
     train: list[Any]
     sets: dict[str, list[Any]]
     origin: Origin
+    never: Sequence[int] = ()
 
     def share(self, world: World) -> None:
         """Spread model and optimiser over the processes; every process has to call it."""

@@ -267,6 +267,7 @@ class Loop:
             dtype=self.cfg.misc.dtype,
             seed=self.cfg.misc.seed * 1_000_003 + update,
             world=self.world,
+            never=learner.never,
         )
         return advantages, stats
 

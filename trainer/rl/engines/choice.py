@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ from torch import nn
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
-from trainer.rl.policy import stop_token_ids, unwrapped
+from trainer.rl.policy import stop_token_ids, unwrapped, without_wrappers
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
 
 
-def probe_engine(cfg: SamplingConfig, *, adapters: bool) -> str | None:
+def probe_engine(cfg: SamplingConfig, *, adapters: bool, images: bool = False) -> str | None:
     """The model's name on the server that is to sample, asked before weights are loaded; None where
-    this process samples. Raises UserError where it is away, or cannot do what is wanted of it."""
-    return probe_server(cfg.vllm, adapters=adapters) if cfg.engine == "vllm" else None
+    this process samples. images: prompts show some. Raises UserError where it is away, or cannot do
+    what is wanted of it."""
+    if cfg.engine == "generate":
+        return None
+    return probe_server(cfg.vllm, adapters=adapters, images=images)
 
 
 def open_sampler(
@@ -31,12 +35,21 @@ def open_sampler(
     adapters: bool,
     run_dir: str | Path,
     role: str = "train",
+    never: Sequence[int] = (),
 ) -> Sampler:
     """served: what `probe_engine` gave. adapters: they learn, not the whole model. role: a run_dir
-    may have a sampler of each role at a time. To be closed."""
+    may have a sampler of each role at a time. never: ids that are not to be drawn. To be closed."""
     if served is None:
-        return GenerateSampler(model, tokenizer, world)
+        return GenerateSampler(model, tokenizer, world, never=never)
     stops = stop_token_ids(unwrapped(model), tokenizer)
     return VLLMSampler(
-        cfg.vllm, served, stops, world, adapters=adapters, run_dir=run_dir, role=role
+        cfg.vllm,
+        served,
+        stops,
+        world,
+        adapters=adapters,
+        run_dir=run_dir,
+        role=role,
+        never=never,
+        image_id=getattr(without_wrappers(model).config, "image_token_id", None),
     )

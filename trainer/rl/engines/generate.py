@@ -48,9 +48,8 @@ class GenerateSampler:
         seed: int | None = None,
         with_logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. images: what each prompt shows, in the order of its ids. Prompts
-        are batched by length, short ones first; who has fewer batches than the others samples what
-        nobody asked for."""
+        """As the protocol says. Prompts are batched by length, short ones first; who has fewer
+        batches than the others samples what nobody asked for."""
         if seed is not None:
             torch.manual_seed(seed)
         wanted = gen_cfg.num_samples_per_prompt

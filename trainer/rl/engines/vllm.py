@@ -9,6 +9,7 @@ MODEL is the folder or hub id that the trainer has in `policy.path`.
 with temperature, top_p and top_k applied.
 `--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: where `policy.lora.r` > 0.
 VLLM_SERVER_DEV_MODE: where all weights learn; its routes take no key, so keep the port private.
+`--enable-scale-out`: where prompts show images, which are sent as they are to be read.
 On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
 
 Weights go through `vllm.sync_dir`, a folder that both sides see under one path. There a run has a
@@ -40,6 +41,7 @@ from torch import nn
 from scorekit.errors import UserError
 from scorekit.loop_thread import LoopThread
 from trainer.rl.config import SamplingConfig, VLLMConfig
+from trainer.rl.engines.vllm_bodies import Request, completions, request
 from trainer.rl.engines.vllm_http import (
     Refused,
     VLLMServer,
@@ -48,7 +50,7 @@ from trainer.rl.engines.vllm_http import (
     mendable,
     patiently,
 )
-from trainer.rl.forward import completion_logprobs
+from trainer.rl.forward import Image, completion_logprobs
 from trainer.rl.policy import embedding_rows, unwrapped
 from trainer.rl.sampler import Sampled
 from trainer.rl.world import World
@@ -61,14 +63,14 @@ T = TypeVar("T")
 MOST_GAP = 0.3
 
 
-def probe_server(cfg: VLLMConfig, *, adapters: bool) -> str:
-    """The model's name on the server. adapters: it is to take adapters. Raises UserError where the
-    server is away, or cannot sample for this run; loads nothing."""
+def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
+    """The model's name on the server. adapters: it is to take adapters. images: prompts show some.
+    Raises UserError where the server is away, or cannot sample for this run; loads nothing."""
 
     async def probe() -> str:
         server = VLLMServer(cfg)
         try:
-            return await check_server(server, cfg.model, adapters=adapters)
+            return await check_server(server, cfg.model, adapters=adapters, images=images)
         finally:
             await server.close()
 
@@ -99,11 +101,15 @@ class VLLMSampler:
         adapters: bool,
         run_dir: str | Path,
         role: str = "train",
+        never: Sequence[int] = (),
+        image_id: int | None = None,
     ) -> None:
         """model_name: what `probe_server` gave. stops: ids that end a completion. adapters: they
-        learn, not the whole model. role: a run_dir may have a sampler of each role at a time."""
+        learn, not the whole model. role: a run_dir may have a sampler of each role at a time.
+        never: ids that are not to be drawn. image_id: the one that stands for a part of an image,
+        where the model sees."""
         self.cfg, self.model_name, self.stops, self.world = cfg, model_name, stops, world
-        self.by_adapters = adapters
+        self.by_adapters, self.never, self.image_id = adapters, never, image_id
         folder = self.cfg.sync_dir or Path(run_dir) / "sync"
         # Of this run_dir alone: another run may have the same server and sync_dir.
         whose = f"{role} {Path(run_dir).resolve()}"
@@ -123,18 +129,30 @@ class VLLMSampler:
         prompts: Sequence[Sequence[int]],
         gen_cfg: SamplingConfig,
         *,
+        images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
     ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. Raises UserError where the server refuses, or gives no answer in
-        `timeout_s`."""
+        """As the protocol says. Raises UserError where the server refuses, gives no answer in
+        `timeout_s`, or reads images as other ids than the prompt's."""
         base = int(torch.randint(2**62, ())) if seed is None else seed
         self._wait(patiently(self._restore))
+        assert self.weights is not None, "sync comes first"
         futures = {}
         for i, prompt in enumerate(prompts):
-            body = self._body(prompt, gen_cfg, prompt_seed(base, i), with_logprobs)
-            work = self._complete(body, gen_cfg)
-            futures[self._thread.submit(work)] = i
+            asked = request(
+                prompt,
+                images[i] if images else (),
+                gen_cfg,
+                model=self.weights.model,
+                salt=self.weights.version,
+                seed=prompt_seed(base, i),
+                stops=self.stops,
+                never=self.never,
+                image_id=self.image_id,
+                with_logprobs=with_logprobs,
+            )
+            futures[self._thread.submit(self._complete(asked))] = i
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -183,44 +201,13 @@ class VLLMSampler:
 
     # -- completions -------------------------------------------------------------------------------
 
-    def _body(
-        self, prompt: Sequence[int], gen_cfg: SamplingConfig, seed: int, with_logprobs: bool
-    ) -> dict[str, Any]:
-        """A request. Every field that a server's or model's own settings could fill is given."""
-        assert self.weights is not None, "sync comes first"
-        return {
-            "model": self.weights.model,
-            "prompt": list(prompt),
-            "n": gen_cfg.num_samples_per_prompt,
-            "max_tokens": gen_cfg.max_new_tokens,
-            "temperature": gen_cfg.temperature,
-            "top_p": gen_cfg.top_p,
-            "top_k": gen_cfg.top_k,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "seed": seed,
-            "ignore_eos": True,  # the policy's stop ids, and no others
-            "stop_token_ids": self.stops,
-            "return_token_ids": True,
-            "logprobs": 0 if with_logprobs else None,  # of the chosen token alone
-            "cache_salt": self.weights.version,
-        }
-
-    async def _complete(self, body: dict[str, Any], gen_cfg: SamplingConfig) -> list[Sampled]:
+    async def _complete(self, asked: Request) -> list[Sampled]:
         """One prompt's completions."""
         async with self._slots:
-            answer = await self._in_time(self._patiently(body))
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        if len(choices) != gen_cfg.num_samples_per_prompt:
-            raise UserError(
-                f"generation.vllm.url: {self.cfg.url} gave {len(choices)} completions for n = "
-                f"{gen_cfg.num_samples_per_prompt}"
-            )
-        return [_sampled(choice, body["logprobs"] is not None) for choice in choices]
+            answer = await self._in_time(self._patiently(asked))
+        return completions(answer, asked, str(self.cfg.url))
 
-    async def _patiently(self, body: dict[str, Any]) -> Any:
+    async def _patiently(self, asked: Request) -> Any:
         """The answer, with as many attempts as it takes; before each new one it is made sure that
         the server has the weights."""
         failed = False
@@ -230,7 +217,7 @@ class VLLMSampler:
             if failed:
                 await self._restore()
             failed = True
-            return await self._server.ask("POST", "/v1/completions", body)
+            return await self._server.ask("POST", asked.route, asked.body)
 
         def may_pass(error: BaseException) -> bool:
             # 404: it does not know the adapter; 500: it breaks down
@@ -296,9 +283,11 @@ class VLLMSampler:
         prompt = [(7919 * i) % rows for i in range(1, 17)]
         told = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
         ((_, samples),) = self.sample([prompt], told, seed=0)
-        completions = [sample.token_ids for sample in samples]
+        drawn = [sample.token_ids for sample in samples]
         with torch.no_grad():
-            ours, _, mask = completion_logprobs(model, [prompt] * 4, completions, 1.0, 0)
+            ours, _, mask = completion_logprobs(
+                model, [prompt] * 4, drawn, 1.0, 0, never=self.never
+            )
         theirs = torch.tensor([value for sample in samples for value in sample.logprobs or ()])
         gap = (ours[mask].cpu() - theirs).abs().mean().item()
         if gap > MOST_GAP:
@@ -324,8 +313,3 @@ def prompt_seed(seed: int, index: int) -> int:
     """Of prompt `index`; samples of a prompt count on from it, so prompts lie far apart."""
     digest = blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 2  # room for that within 63 bits
-
-
-def _sampled(choice: dict[str, Any], with_logprobs: bool) -> Sampled:
-    logprobs = choice["logprobs"]["token_logprobs"] if with_logprobs else None
-    return Sampled(list(choice["token_ids"]), logprobs)

@@ -16,6 +16,7 @@ from tenacity.wait import wait_random_exponential
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from trainer.rl.config import VLLMConfig
+from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -140,11 +141,14 @@ def _message(response: httpx.Response) -> str:
     return " ".join(str(text).split())[:300]
 
 
-async def check_server(server: VLLMServer, wanted: str | None, *, adapters: bool) -> str:
+async def check_server(
+    server: VLLMServer, wanted: str | None, *, adapters: bool, images: bool
+) -> str:
     """The name of the model to sample from. Raises UserError where the server is not one that can
     sample for a training run: see the flags in trainer/rl/engines/vllm.py.
 
-    wanted: `vllm.model`. adapters: whether the policy learns through them.
+    wanted: `vllm.model`. adapters: whether the policy learns through them. images: whether prompts
+    show some.
     """
     served = await server.models()
     bases = [name for name, is_adapter in served.items() if not is_adapter]
@@ -155,6 +159,8 @@ async def check_server(server: VLLMServer, wanted: str | None, *, adapters: bool
         raise UserError(f"generation.vllm.model: {server.url} serves {bases}, not {name!r}")
     await _check_routes(server, adapters)
     await _check_logprobs(server, name)
+    if images:
+        await _check_images(server)
     return name
 
 
@@ -177,6 +183,17 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
         ) from None
 
 
+async def _check_images(server: VLLMServer) -> None:
+    try:
+        await server.ask("POST", IMAGE_ROUTE, {})
+    except Refused as error:
+        if error.status in (403, 404):  # the key is right: it was taken before
+            raise UserError(
+                f"generation.vllm.url: {server.url} takes no ids with images: start it with "
+                "--enable-scale-out"
+            ) from None
+
+
 async def _check_logprobs(server: VLLMServer, model: str) -> None:
     """Cut to the likeliest token, each is drawn with probability 1, whatever the model."""
     body = {
@@ -190,7 +207,7 @@ async def _check_logprobs(server: VLLMServer, model: str) -> None:
         "seed": 0,
         "ignore_eos": True,
     }
-    choice = (await server.ask("POST", "/v1/completions", body))["choices"][0]
+    choice = (await server.ask("POST", TEXT_ROUTE, body))["choices"][0]
     if not choice.get("token_ids"):
         raise UserError(f"generation.vllm.url: {server.url} gives no token ids: vLLM 0.32 does")
     if any(abs(value) > 1e-3 for value in choice["logprobs"]["token_logprobs"]):

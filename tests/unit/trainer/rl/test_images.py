@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from tests.kits.float64 import CLOSE, doubled, float64
+from tests.kits.float64 import CLOSE, float64
+from tests.kits.trainer.images import IMAGE, KINDS, NEVER, PAD, START, TOKENIZER, image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
@@ -20,83 +18,6 @@ from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import freeze_unread, load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import update_policy
-
-PAD, EOS, IMAGE, VIDEO, START, END = 0, 1, 90, 91, 92, 93
-NEVER = [IMAGE, VIDEO, START, END]
-KINDS = pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
-TOKENIZER = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD)
-PATCH = 4
-
-
-@dataclass(eq=False)
-class Patches:
-    """An image that is its patches."""
-
-    patches: Tensor
-    grid: tuple[int, int, int]
-
-    @property
-    def ids(self) -> list[int]:
-        """As they stand in a sequence."""
-        return [START, *[IMAGE] * (self.grid[1] * self.grid[2] // 4), END]
-
-
-def image(height: int, width: int, seed: int) -> Patches:
-    numbers = torch.Generator().manual_seed(seed)
-    patches = torch.randn(height * width, 3 * 2 * PATCH**2, generator=numbers)
-    return Patches(patches.double(), (1, height, width))
-
-
-def tiny(kind: str) -> nn.Module:
-    """A random model in float64 whose weights are large enough for a picture to matter."""
-    import transformers
-
-    text: dict[str, Any] = {
-        "vocab_size": 100,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
-        "rope_theta": 10000.0,
-        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
-    }
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "patch_size": PATCH,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }
-    if kind == "qwen2_5_vl":
-        vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
-        of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
-    else:
-        text["head_dim"] = 16
-        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-        of = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-    config = of[0](
-        text_config=text,
-        vision_config=vision,
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
-    )
-    model = of[1](config)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(0, 0.2)
-    return doubled(model).eval()
 
 
 def rollouts() -> list[Rollout]:
