@@ -28,17 +28,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-#: The stages in their order. `score_128_select_best` is another name of score_select_best.
-STAGES = (
-    "sample_sources",
-    "prefilter_score",
-    "select_sources",
-    "generate_128",
-    "score_select_best",
-    "format_filter",
-    "export",
-)
-_ALIASES = {"score_128_select_best": "score_select_best"}
 DRY_RUN_SOURCES = 100
 MOST_DRY_RUN_SOURCES = 1000
 
@@ -89,12 +78,12 @@ def run(
         cfg.data.decontaminate += map(str, decontaminate or [])
         from synth.pairs import run_pairs
         from synth.run import RunOptions
+        from synth.stages.table import named
 
-        stage = _ALIASES.get(stage, stage)
         if dry_run:
             limit = limit or DRY_RUN_SOURCES
         options = RunOptions(
-            stages=STAGES if stage == "all" else (stage,),
+            stages=named(stage),
             dry_run=dry_run,
             resume=resume or repair is not None,
             overwrite=overwrite,
@@ -214,8 +203,6 @@ def _begun(cfg: SynthConfig) -> dict[str, SynthConfig]:
 
 def _check(options: RunOptions, stage: str) -> None:
     """Raise UserError for what does not go together."""
-    if stage != "all" and stage not in STAGES:
-        raise UserError(f"--stage {stage}: give all, or one of {', '.join(STAGES)}")
     if options.engine not in ("local", "ray"):
         raise UserError(f"--engine {options.engine}: give local or ray")
     if options.engine == "ray" and options.processes != 1:
@@ -237,15 +224,17 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
     """Say what would be thrown away, and ask. Raises UserError where nobody can be asked."""
     from synth.folder.stats import funnel
     from synth.run import run_folder
+    from synth.stages.table import BY_NAME
 
-    first = STAGES.index(options.stages[0])
+    names = list(BY_NAME)
+    cleared = names[names.index(options.stages[0]) :]
     try:
-        counts = [c for c in funnel(run_folder(cfg, options)) if STAGES.index(c.stage) >= first]
+        counts = funnel(cleared, run_folder(cfg, options))
         if not any(c.done for c in counts):
             return
         lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
     except UserError:  # what is damaged has no counts, and --overwrite is what mends it
-        lost = ", ".join(STAGES[first:])
+        lost = ", ".join(cleared)
     place = answers_place(cfg)
     kept = "answers that were paid for are kept"
     if "://" not in place and not Path(place).exists():

@@ -21,7 +21,7 @@ from synth.export.card import size_category
 from synth.folder.stats import count_stage
 from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_folder, run_stages
-from synth.stages.export import FOLDER
+from synth.stages.export import FOLDER, Export
 
 
 class PairsUnfinished(Unfinished):
@@ -58,8 +58,9 @@ def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     pairs = []
     for name, one in pair_configs(cfg).items():
         made = run_folder(one, options)
-        counts = count_stage(StageFolder(made, FOLDER))
-        if counts is None or not StageFolder(made, FOLDER).done():
+        stage = StageFolder(made, Export.name)
+        counts = count_stage(stage)
+        if counts is None or not stage.done():
             return None
         _link(made / FOLDER, folder / name)
         source, target = languages(one)

@@ -1,15 +1,5 @@
-"""What a record holds. A record only gains fields on its way; one that is dropped is written too.
-
-sample_sources      source_id, source_text, source_type ("sentence" | "blob"), length,
-                    length_bucket_id, source_meta {madlad: {...}}
-prefilter_score     prefilter {score_greedy, score_sample, improvement[, greedy, sample]}
-select_sources      rank (0: the most improved)
-generate_128        candidates [{index, text, finish_reason}]
-score_select_best   candidate_counts {asked, distinct, scored, out {code: count}},
-                    topk [{index, text, score}], worst {index, text, score} | null;
-                    candidates go, unless they are stored
-format_filter       target_text, best {index, text, score}, filters {...}
-rejected            stage, reason_code, reason; and what the record had
+"""What becomes of a record at a stage. A record only gains fields on its way, each stage says which;
+one that is dropped is written too, with `stage`, `reason_code`, `reason` and what it had.
 """
 
 from __future__ import annotations

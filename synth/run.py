@@ -29,7 +29,7 @@ from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.context import Context, Stage
-from synth.drive.kinds import WholeStage
+from synth.drive.kinds import MapStage, WholeStage
 from synth.drive.processes import run_map_stage_on_processes
 from synth.export.rows import bare_url
 from synth.folder.begin import begin, check_begun
@@ -42,9 +42,7 @@ from synth.folder.views import write_views
 from synth.log import log_to
 from synth.report.page import write_report
 from synth.report.reasons import explain
-from synth.stages.export import Export
-from synth.stages.score_select_best import ScoreSelectBest, let_candidates_go
-from synth.stages.table import BY_NAME, ORDER
+from synth.stages.table import BY_NAME, ORDER, map_stage
 
 log = structlog.get_logger()
 
@@ -96,21 +94,22 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         error.filename = error.filename or str(out_dir)  # a full disk names no file
         raise
     _tell_unreadable(out_dir, console)
-    if StageFolder(out_dir, "export").done():
+    if StageFolder(out_dir, ORDER[-1].name).done():
         console.print(f"report: {write_report(out_dir)}", soft_wrap=True)
     console.print(f"run folder: {out_dir}", soft_wrap=True)
 
 
 def _tell_unreadable(out_dir: Path, console: Console) -> None:
     """At the end, of every stage: what is missing from the corpus shows in no later count."""
-    folder = StageFolder(out_dir, "sample_sources")
-    if codes := unreadable(folder):
-        told = ", ".join(f"{code} {count:,}" for code, count in codes.items())
-        console.print(
-            f"warning: {sum(codes.values()):,} documents could not be read ({told}); "
-            f"the first lines: {folder.path / 'counts.json'}",
-            soft_wrap=True,
-        )
+    for stage in ORDER:
+        folder = StageFolder(out_dir, stage.name)
+        if codes := unreadable(folder):
+            told = ", ".join(f"{code} {count:,}" for code, count in codes.items())
+            console.print(
+                f"warning: {sum(codes.values()):,} documents could not be read ({told}); "
+                f"the first lines: {folder.path / 'counts.json'}",
+                soft_wrap=True,
+            )
 
 
 def _run_one(
@@ -167,37 +166,35 @@ def _run_one(
 def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1) -> None:
     """One stage: check, run, then stats and merged views when all of its shards are done."""
     stage = BY_NAME[name]
-    later = [other.name for other in ORDER[ORDER.index(stage) + 1 :]]
-    manifest = begin(stage, later, ctx)
+    manifest = begin(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
     save_config(_without_credentials(ctx.cfg), ctx.out_dir / "config.yaml")
     log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
     try:
-        if hasattr(stage, "process"):
-            if engine == "ray":
-                from synth.drive.cluster import run_map_stage_on_ray
-
-                run_map_stage_on_ray(stage, manifest, ctx)
-            else:
-                run_map_stage_on_processes(stage, manifest, ctx, processes)
-        elif stage.after is None:
-            stage.run(ctx, manifest)  # it knows by itself, and has parts to clear away
-            ctx.folder(name).verify_all()
-        else:
+        if isinstance(stage, WholeStage):
             run_whole_stage(stage, manifest, ctx)
+        elif engine == "ray":
+            from synth.drive.cluster import run_map_stage_on_ray
+
+            run_map_stage_on_ray(map_stage(name), manifest, ctx)
+        else:
+            run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():
         write_views(ctx, name)
-        if name == ScoreSelectBest.name:
-            let_candidates_go(ctx)
+        stage.finish(ctx)
 
 
 def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -> None:
     """A stage that sees all records: one process runs it, and where work is shared the others
     wait. Raises UserError where another process is at it, or its input is not what it was."""
     folder = ctx.folder(stage.name)
+    if not stage.runs_alone:
+        stage.run(ctx, manifest)  # also when it is done: it has parts to clear away
+        stage.verify(folder)
+        return
     if folder.shards() is not None:
-        _verify(stage, ctx)
+        stage.verify(folder)
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
@@ -207,13 +204,6 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
             stage.run(ctx, manifest)
 
 
-def _verify(stage: WholeStage, ctx: Context) -> None:
-    if isinstance(stage, Export):
-        stage.verify(ctx.out_dir)
-    else:
-        ctx.folder(stage.name).verify_all()
-
-
 def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
     """Let a shard be made again; of a stage that sees all records, all of them. Later stages stay:
     the same bytes come out. Raises UserError for a shard that is not there."""
@@ -221,7 +211,7 @@ def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
     shards = folder.shards() or 0
     if index >= shards:
         raise UserError(f"--repair {index}: {folder.path} has {shards} shards")
-    if hasattr(stage, "process"):
+    if isinstance(stage, MapStage):
         with held([(folder.lock(index), False)], "repair it"):
             folder.drop(index)
     else:

@@ -36,7 +36,10 @@ from synth.folder.store import ShardWriter, StageFolder, digest_of
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
+from synth.stages.select_sources import SelectSources
+from synth.stages.table import map_stage
 
 CANDIDATES = 128
 WORDS = 100  # a candidate; about 150 tokens
@@ -49,7 +52,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     sources = 200 if quick else 2000
     out_dir = WORK / "synth-driver"
     shutil.rmtree(out_dir, ignore_errors=True)
-    _write_sources(out_dir, sources, "select_sources")
+    _write_sources(out_dir, sources, SelectSources.name)
     flags = ("--cache", "memory", "--log-level", "error")
     with _teacher() as teacher_url, service("scorekit.server.fake", *flags) as (_, url):
         cfg = SynthConfig.model_validate(
@@ -62,7 +65,7 @@ def questions(quick: bool) -> Iterator[Figure]:
             }
         )
         yield from _prefilter(cfg, 10 * sources)
-        for stage in (Generate128(), ScoreSelectBest()):
+        for stage in map(map_stage, (Generate128.name, ScoreSelectBest.name)):
             ctx = Context(cfg, out_dir)
             manifest = begin(stage, [], ctx)
             started, cpu = time.perf_counter(), time.process_time()
@@ -88,8 +91,9 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         out_dir = cfg.run.out_dir.with_name(f"{cfg.run.out_dir.name}-{processes}")
         shutil.rmtree(out_dir, ignore_errors=True)
         run_config = cfg.run.model_copy(update={"out_dir": out_dir})
-        _write_sources(out_dir, sources, "sample_sources")
-        ctx, stage = Context(cfg.model_copy(update={"run": run_config}), out_dir), PrefilterScore()
+        _write_sources(out_dir, sources, SampleSources.name)
+        ctx = Context(cfg.model_copy(update={"run": run_config}), out_dir)
+        stage = map_stage(PrefilterScore.name)
         manifest = begin(stage, [], ctx)
         started, cpu = time.perf_counter(), _cpu_s()
         run_map_stage_on_processes(stage, manifest, ctx, processes)
@@ -97,7 +101,7 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         assert ctx.stats.records_out == sources, ctx.stats
         shutil.rmtree(out_dir)
         yield Figure(
-            f"prefilter_score, driver processes: {processes}",
+            f"{stage.name}, driver processes: {processes}",
             sources / cpu,
             "records a CPU second",
             details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},

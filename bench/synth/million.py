@@ -33,9 +33,12 @@ from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from demo.processes import free_port
 from scorekit.config import load_config
 from synth.config import SynthConfig
-from synth.folder.stats import STAGES, process_figures
+from synth.folder.stats import process_figures
 from synth.folder.store import StageFolder
 from synth.report.estimate import plan
+from synth.stages.generate_128 import Generate128
+from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.table import BY_NAME
 
 SOURCES, QUICK = 20_000, 1000
 CANDIDATES = 128
@@ -62,7 +65,7 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
         config = write_config(folder, sources, teacher, metricx, judge)
         looked = _run(config)
     out_dir = folder / "run"
-    told = {name: process_figures(StageFolder(out_dir, name)) for name in STAGES}
+    told = {name: process_figures(StageFolder(out_dir, name)) for name in BY_NAME}
     yield from _memory(looked, told, sources)
     yield from _hours(told, sources, looked[-1][0] - looked[0][0])
     yield from _disk(out_dir, sources)
@@ -104,7 +107,7 @@ def _memory(
 ) -> Iterator[Figure]:
     """How the driver's memory went over the stage that sees every source and asks twice for it."""
     peak = max(held for _, held in looked) / 2**20
-    began, seconds = told["prefilter_score"]["began"], told["prefilter_score"]["seconds"]
+    began, seconds = told[PrefilterScore.name]["began"], told[PrefilterScore.name]["seconds"]
     # Its first third fills windows and caches.
     inside = [(t, held) for t, held in looked if began + seconds / 3 <= t <= began + seconds]
     growth = None
@@ -161,7 +164,7 @@ def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figur
 
 def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
     """What stands when the run is done, and what the estimate had said."""
-    parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in STAGES}
+    parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in BY_NAME}
     parts |= {path.name: _size(path) for path in out_dir.iterdir() if path.name != "stages"}
     whole = _size(out_dir)
     yield Figure(
@@ -175,7 +178,7 @@ def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
         },
     )
     made = plan(load_config(SynthConfig, out_dir / "config.yaml"))
-    gone = next(cost.disk_bytes for cost in made.costs if cost.stage == "generate_128")
+    gone = next(cost.disk_bytes for cost in made.costs if cost.stage == Generate128.name)
     yield Figure(
         "disk that `estimate` tells, without candidates that went, against it",
         (made.disk_bytes - gone) / whole,

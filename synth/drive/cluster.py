@@ -17,7 +17,7 @@ from synth.drive.driver import run_map_stage
 from synth.drive.kinds import MapStage, run_async
 from synth.drive.processes import shared_budget
 from synth.folder.begin import own_shards
-from synth.stages.table import BY_NAME
+from synth.stages.table import map_stage
 
 #: Seconds in which a task that is ended has to be gone.
 _END_S = 30.0
@@ -106,6 +106,6 @@ def _run_shard(
     )
     manifest = ctx.folder(name).manifest() or {}
     with contextlib.suppress(Unfinished):
-        run_async(run_map_stage(BY_NAME[name], manifest, ctx))
+        run_async(run_map_stage(map_stage(name), manifest, ctx))
     ctx.stats.flush(ctx.folder(name), every_s=0)
     return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 from scorekit.errors import ScorekitError
 from synth.config import SynthConfig
 from synth.context import Context, Stage
 from synth.drive.clients import Clients
-from synth.folder.store import Record
+from synth.folder.store import Record, StageFolder
 from synth.record import Kept, Rejected
 
 
-class MapStage(Stage, Protocol):
-    """A stage of one record at a time. uses: of "teacher", "metricx", "judge"."""
+class MapStage(Stage):
+    """A stage of one record at a time."""
 
-    def uses(self, cfg: SynthConfig) -> frozenset[str]: ...
+    @abstractmethod
+    def uses(self, cfg: SynthConfig) -> frozenset[str]:
+        """Whom it asks: of "teacher", "metricx", "judge"."""
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected: ...
+    @abstractmethod
+    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
+        """What becomes of a record: a function of it and of what the services answer."""
 
 
-class WholeStage(Stage, Protocol):
-    """A stage that has to see all records. It writes its shards, marks and manifest."""
+class WholeStage(Stage):
+    """A stage that has to see all records. It writes its shards, marks and manifest.
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None: ...
+    runs_alone: one process runs it, when the stage before it is done; else several share it, and it
+    sees to that itself.
+    """
+
+    runs_alone: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+        """Make all of it. manifest: what it was begun with, which it writes with its shards."""
+
+    def verify(self, folder: StageFolder) -> None:
+        """Raise UserError where something of a finished stage is not what was written."""
+        folder.verify_all()
 
 
 def run_async(work: Any) -> None:

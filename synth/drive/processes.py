@@ -23,7 +23,7 @@ from synth.drive.driver import run_map_stage
 from synth.drive.kinds import MapStage, run_async
 from synth.folder.begin import own_shards
 from synth.log import log_to
-from synth.stages.table import BY_NAME
+from synth.stages.table import map_stage
 
 #: Seconds between two messages of a process with its figures.
 _TELL_S = 0.5
@@ -173,7 +173,7 @@ def _work(
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             with contextlib.suppress(Unfinished):  # it is told among the figures
-                run_async(run_map_stage(BY_NAME[name], manifest, ctx))
+                run_async(run_map_stage(map_stage(name), manifest, ctx))
         except Exception as error:
             pipe.send(("error", _sendable(error)))
         else:

@@ -15,7 +15,7 @@ from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
 from synth.export.rows import arrow_schema, pair_schema
 from synth.folder.manifest import corpus, row_counts, settings
-from synth.folder.stats import StageCounts, funnel
+from synth.folder.stats import StageCounts
 from synth.report.reasons import explain
 
 if TYPE_CHECKING:
@@ -33,9 +33,11 @@ _SIZES = (
 )
 
 
-def write_card(path: Path, ctx: Context, files: list[dict[str, Any]]) -> None:
-    """Write the card. files: as `write_files` gives them."""
-    counts = [c for c in funnel(ctx.out_dir, ctx.inputs) if c.stage != "export"]
+def write_card(
+    path: Path, ctx: Context, files: list[dict[str, Any]], counts: list[StageCounts]
+) -> None:
+    """Write the card. files: as `write_files` gives them; counts: of the stages before the
+    export."""
     write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
 
 
@@ -47,7 +49,7 @@ def card(
 ) -> str:
     """The text of the card; the same for the same config and counts.
 
-    read: what sample_sources says of what it read.
+    read: what the first stage says of what it read.
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]

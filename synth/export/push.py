@@ -12,6 +12,7 @@ from scorekit.errors import UserError
 from synth.config import SynthConfig, pair_configs
 from synth.export.files import changed_files
 from synth.folder.store import StageFolder, read_json
+from synth.stages.export import FOLDER, Export
 
 #: What an earlier, larger or smaller export may have left in the repository.
 _DATA = ("train.*", "train-*", "pairs.*", "pairs-*", "manifest.json", "README.md")
@@ -29,7 +30,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     """
     from huggingface_hub import HfApi, get_token
 
-    folder = cfg.run.out_dir / "export"
+    folder = cfg.run.out_dir / FOLDER
     names, rows, pairs = ["README.md"], 0, []
     for name, one in pair_configs(cfg).items():  # of one pair alone, "": it stands in the folder
         manifest = _checked(one.run.out_dir, folder / name, partial)
@@ -61,7 +62,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
 def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
     """The manifest of an export that may be pushed; of several pairs, folder is that in which the
     run's own export stands again. Raises UserError."""
-    own = StageFolder(out_dir, "export")
+    own = StageFolder(out_dir, Export.name)
     begun = own.manifest()
     manifest = read_json(folder / "manifest.json", "files", "rows", "pair_id", mend=_AGAIN)
     if begun is None or manifest is None or not own.done():

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scorekit.errors import UserError
 from synth.context import Context, Stage
 from synth.folder.locks import held
 from synth.folder.store import StageFolder, digest_of
-from synth.folder.views import outputs
 
 
-def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
+def begin(stage: Stage, later: Sequence[Stage], ctx: Context) -> dict[str, Any]:
     """Check what is there against what is asked; the manifest to work under.
 
-    later: names of the stages after this one, which `overwrite` clears too. Raises UserError.
+    later: the stages after this one, which `overwrite` clears too. Raises UserError.
     """
     folder = ctx.folder(stage.name)
     before = ctx.input_of(stage).manifest() if stage.after else None
@@ -33,9 +32,9 @@ def begin(stage: Stage, later: list[str], ctx: Context) -> dict[str, Any]:
                 "--overwrite clears what all machines have made: delete "
                 f"{folder.path} and the later stages yourself, then start the machines without it"
             )
-        folders = [ctx.folder(name) for name in (stage.name, *later)]
+        folders = [ctx.folder(each.name) for each in (stage, *later)]
         with held([(each.lock(), False) for each in folders], "clear it"):
-            clear(ctx, stage.name, later)
+            clear(ctx, stage, later)
     found = folder.manifest()
     if found is None:
         return wanted
@@ -59,18 +58,18 @@ def check_begun(stage: Stage, manifest: Mapping[str, Any], ctx: Context) -> None
         raise UserError(f"{folder.path}: another process has cleared it meanwhile; --resume")
 
 
-def clear(ctx: Context, stage: str, later: list[str]) -> None:
+def clear(ctx: Context, stage: Stage, later: Sequence[Stage]) -> None:
     """Delete what a stage and those after it have written, the last stage first: whatever stands
     when this is killed was made of what stands. A stage's own view or export stays until the new
     one takes its place."""
-    for name in reversed(later):
-        for path in outputs(ctx.out_dir, name):
+    for each in reversed(later):
+        for path in (ctx.out_dir / name for name in each.leaves):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        ctx.folder(name).clear()
-    ctx.folder(stage).clear()
+        ctx.folder(each.name).clear()
+    ctx.folder(stage.name).clear()
 
 
 def _has_output(folder: StageFolder, ctx: Context) -> bool:

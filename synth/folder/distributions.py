@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
-from synth.config import SynthConfig
-from synth.folder.store import Record, StageFolder
+from synth.folder.store import Record
 
 _BARS = 40
-_BATCH = 1000
 
 
 class Spread:
@@ -63,120 +60,31 @@ class Spread:
         return round(key * self._step, 6)
 
 
-def distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
-    """The distributions of a stage's records, by name; read in one pass, in little memory."""
-    reader = {
-        "sample_sources": _of_sources,
-        "prefilter_score": _of_improvement,
-        "select_sources": _of_improvement,
-        "score_select_best": _of_scores,
-        "format_filter": _of_pairs,
-    }.get(folder.name)
-    if reader is None:
-        return {}
-    found = reader(cfg, folder.records())
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A spread in a picture of the report; those of one title are drawn over each other.
+
+    of: which of them it is. axis: what its values are.
+    """
+
+    title: str
+    spread: str
+    of: str
+    axis: str
+
+
+#: What a stage finds out about its records, by name.
+Found = dict[str, "Spread | Counter[str]"]
+
+
+def as_dicts(found: Found) -> dict[str, Any]:
+    """As they stand in stats.json."""
     return {
         name: spread.as_dict() if isinstance(spread, Spread) else dict(sorted(spread.items()))
         for name, spread in found.items()
     }
 
 
-_Found = dict[str, "Spread | Counter[str]"]
-
-
-def _of_sources(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
-    chars, tokens = Spread(), Spread()
-    buckets: Counter[str] = Counter()
-    types: Counter[str] = Counter()
-    strata: Counter[str] = Counter()
-    edges = cfg.bucketing.boundaries
-    for record in records:
-        chars.add(len(record["source_text"]))
-        tokens.add(record["length"])
-        first = record["length_bucket_id"]
-        buckets[f"{first}: from {edges[first]:g}"] += 1
-        types[record["source_type"]] += 1
-        strata[_stratum(record)] += 1
-    return {
-        "source_chars": chars,
-        "source_tokens": tokens,
-        "buckets": buckets,
-        "source_types": types,
-        "strata": strata,
-    }
-
-
-def _of_improvement(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
-    names = ("improvement", "score_greedy", "score_sample")
-    found = {name: Spread(0.01) for name in names}
-    strata: Counter[str] = Counter()
-    for record in records:
-        strata[_stratum(record)] += 1
-        for name in names:
-            found[name].add(record["prefilter"][name])
-    return {**found, "strata": strata}
-
-
-def _of_scores(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
-    best, worst, margin = (Spread(0.01) for _ in range(3))
-    out: Counter[str] = Counter()
-    strata: Counter[str] = Counter()
-    for record in records:
-        strata[_stratum(record)] += 1
-        out.update(record["candidate_counts"]["out"])
-        score = record["topk"][0]["score"]
-        best.add(score)
-        if record.get("worst") is not None:
-            worst.add(record["worst"]["score"])
-            margin.add(record["worst"]["score"] - score)
-    return {
-        "score_best": best,
-        "score_worst": worst,
-        "margin": margin,
-        "candidates_out": out,
-        "strata": strata,
-    }
-
-
-def _of_pairs(cfg: SynthConfig, records: Iterable[Record]) -> _Found:
-    from synth.sources.measure import make_measure
-
-    measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)
-    names = ("source_chars", "source_tokens", "target_chars", "target_tokens")
-    found: dict[str, Spread] = {name: Spread() for name in names}
-    score = Spread(0.01)
-    judge: Counter[str] = Counter()
-    rescued: Counter[str] = Counter()
-    strata: Counter[str] = Counter()
-    for batch in _batches(records):
-        for record, tokens in zip(
-            batch, measure([record["target_text"] for record in batch]), strict=True
-        ):
-            found["source_chars"].add(len(record["source_text"]))
-            found["source_tokens"].add(record["length"])
-            found["target_chars"].add(len(record["target_text"]))
-            found["target_tokens"].add(tokens)
-            score.add(record["best"]["score"])
-            judge[_judged(record["filters"].get("judge"))] += 1
-            strata[_stratum(record)] += 1
-            if record["filters"]["tried"]:
-                rescued[record["filters"]["tried"][0]["reason_code"]] += 1
-    return {**found, "score_best": score, "judge": judge, "strata": strata, "rescued": rescued}
-
-
-def _stratum(record: Record) -> str:
+def stratum(record: Record) -> str:
     """The type of a source and its length bucket: "sentence 3"."""
     return f"{record['source_type']} {record['length_bucket_id']}"
-
-
-def _judged(verdict: dict[str, Any] | None) -> str:
-    """Of a pair that was kept: a judge that failed stands apart from one that passed it."""
-    if verdict is None:
-        return "not asked"
-    return f"error:{verdict['error']}" if "error" in verdict else "pass"
-
-
-def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    left = iter(records)
-    while batch := list(islice(left, _BATCH)):
-        yield batch

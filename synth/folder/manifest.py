@@ -12,8 +12,9 @@ from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
-from synth.folder.stats import STAGES, funnel
+from synth.folder.stats import StageCounts
 from synth.folder.store import StageFolder, read_json
+from synth.stages.sample_sources import SampleSources
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -40,14 +41,21 @@ PLACES: dict[str, Any] = {
 
 
 def write_manifest(
-    path: Path, ctx: Context, files: list[dict[str, Any]], begun: dict[str, Any]
+    path: Path,
+    ctx: Context,
+    files: list[dict[str, Any]],
+    counts: list[StageCounts],
+    begun: dict[str, Any],
 ) -> None:
-    """Write the manifest. files: as `write_files` gives them; begun: the manifest of the stage."""
-    told = manifest(ctx, files) | {"stage_digest": begun["digest"]}
+    """Write the manifest. files: as `write_files` gives them; counts: of the stages before the
+    export; begun: the manifest of the stage."""
+    told = manifest(ctx, files, counts) | {"stage_digest": begun["digest"]}
     write_atomic(path, (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode())
 
 
-def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
+def manifest(
+    ctx: Context, files: list[dict[str, Any]], counts: list[StageCounts]
+) -> dict[str, Any]:
     """Provenance that the rows share, counts, and the files; the same for the same run."""
     cfg = ctx.cfg
     blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
@@ -57,7 +65,7 @@ def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **pair_codes(cfg),
         "rows": row_counts(files),
-        "partial": partial(ctx),
+        "partial": partial(ctx, counts),
         "files": files,
         "teacher": {
             "backend": cfg.teacher.backend,
@@ -75,8 +83,7 @@ def manifest(ctx: Context, files: list[dict[str, Any]]) -> dict[str, Any]:
         "corpus": corpus(ctx),
         "funnel": [
             {"stage": c.stage, "in": c.records_in, "out": c.records_out, "rejected": c.rejected}
-            for c in funnel(ctx.out_dir, ctx.inputs)
-            if c.stage != "export"
+            for c in counts
         ],
         "settings": settings(cfg),
         "code": {
@@ -101,16 +108,16 @@ def settings(cfg: SynthConfig) -> dict[str, Any]:
     return cfg.model_dump(mode="json", exclude=PLACES)
 
 
-def partial(ctx: Context) -> bool:
+def partial(ctx: Context, counts: list[StageCounts]) -> bool:
     """Whether a stage took a part of its records only: --limit, or a dry run."""
-    manifests = (StageFolder(ctx.out_dir, name).manifest() for name in STAGES)
+    manifests = (ctx.folder(each.stage).manifest() for each in counts)
     return ctx.limit is not None or any(m is not None and m.get("limit") for m in manifests)
 
 
 def corpus(ctx: Context) -> dict[str, Any]:
-    """What sample_sources says of what it read."""
+    """What the first stage says of what it read."""
     for folder in (ctx.out_dir, ctx.inputs):
-        path = StageFolder(folder, "sample_sources").path / "counts.json" if folder else None
+        path = StageFolder(folder, SampleSources.name).path / "counts.json" if folder else None
         if path is not None and (told := read_json(path)) is not None:
             files = told.pop("files", [])
             return {**told, "files": len(files)}

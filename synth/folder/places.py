@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
-from synth.folder.stats import STAGES, is_run
-from synth.folder.store import StageFolder
-from synth.folder.views import REJECTED, outputs
+from synth.folder.store import REJECTED, StageFolder
+from synth.stages.table import ORDER
 
 _MOUNTS = Path("/proc/self/mountinfo")
 #: File systems that several machines may see.
@@ -37,12 +36,24 @@ _LOCAL_LOCKS = frozenset(
 )
 
 
+def is_run(out_dir: Path) -> bool:
+    """Whether a stage was begun there."""
+    return any(StageFolder(out_dir, stage.name).path.exists() for stage in ORDER)
+
+
+def need_run(out_dir: Path) -> None:
+    """Raise UserError where no stage was begun: to find nothing wrong there would mislead."""
+    if not is_run(out_dir):
+        raise UserError(f"{out_dir}: no run here (no stage was begun)")
+
+
 def claim(out_dir: Path) -> None:
     """Make the folder of a run, before anything is written there. Raises UserError for a folder
     that is no run's and holds what a run would write over."""
-    written = {path for name in STAGES for path in outputs(out_dir, name)}
-    written |= {out_dir / name for name in ("config.yaml", "stats.json", "logs.txt", REJECTED)}
-    locks = StageFolder(out_dir, STAGES[0]).lock().parent
+    names = {"config.yaml", "stats.json", "logs.txt", REJECTED}
+    names.update(name for stage in ORDER for name in stage.leaves)
+    written = {out_dir / name for name in names}
+    locks = StageFolder(out_dir, ORDER[0].name).lock().parent
     there = sorted(path.name for path in written if _holds_something(path))
     # Looked at after them: another driver that begins makes it first.
     if there and not locks.exists() and not is_run(out_dir):

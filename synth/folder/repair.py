@@ -7,11 +7,12 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
+from synth.context import Stage
 from synth.folder.answers import mend
 from synth.folder.locks import held
-from synth.folder.stats import STAGES, need_run
+from synth.folder.places import need_run
 from synth.folder.store import StageFolder
-from synth.stages.export import Export
+from synth.stages.table import ORDER
 
 
 def repair(cfg: SynthConfig) -> Iterator[str]:
@@ -19,11 +20,11 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
     of answers is copied without what cannot be read. Raises UserError while a driver is at work,
     and where no stage was begun."""
     need_run(cfg.run.out_dir)
-    folders = [StageFolder(cfg.run.out_dir, name) for name in STAGES]
-    with held([(folder.lock(), False) for folder in folders], "mend it"):
+    folders = {stage: StageFolder(cfg.run.out_dir, stage.name) for stage in ORDER}
+    with held([(folder.lock(), False) for folder in folders.values()], "mend it"):
         damaged = 0
-        for folder in folders:
-            for fault in _faults(folder):
+        for stage, folder in folders.items():
+            for fault in _faults(stage, folder):
                 damaged += 1
                 yield fault
         yield f"{damaged} damaged shards"
@@ -39,22 +40,11 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
             yield told
 
 
-def _faults(folder: StageFolder) -> Iterator[str]:
-    """A line about each shard that is damaged."""
+def _faults(stage: Stage, folder: StageFolder) -> Iterator[str]:
+    """A line about each shard that is damaged, or about the stage as a whole."""
     try:
-        shards = folder.shards() or 0
+        folder.shards()
     except UserError as error:
         yield str(error)
         return
-    if folder.name == Export.name:
-        try:
-            Export().verify(folder.out_dir)
-        except UserError as error:
-            yield str(error)
-        return
-    for index in range(shards):
-        try:
-            if folder.mark(index) is not None:
-                folder.verify(index)
-        except UserError as error:
-            yield str(error)
+    yield from stage.faults(folder)

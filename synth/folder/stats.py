@@ -24,16 +24,6 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.folder.store import StageFolder, read_json, to_line
 
-#: In their order.
-STAGES = (
-    "sample_sources",
-    "prefilter_score",
-    "select_sources",
-    "generate_128",
-    "score_select_best",
-    "format_filter",
-    "export",
-)
 #: Seconds between two writes of a process's figures.
 FLUSH_S = 5.0
 
@@ -155,33 +145,22 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
 
 
 def _left_out(folder: StageFolder) -> dict[str, int]:
-    """Of sample_sources: its segments are too many to be written when they are not taken."""
+    """Of the corpus: its segments are too many to be written when they are not taken."""
     mend = f"mend it with `run --stage {folder.name} --repair 0`"
     counts = read_json(folder.path / "counts.json", "rejected", mend=mend)
     return {} if counts is None else dict(counts["rejected"])
 
 
 def unreadable(folder: StageFolder) -> dict[str, int]:
-    """Of sample_sources: documents that could not be read, by code; empty for other stages."""
+    """Of the corpus: documents that could not be read, by code; empty for most stages."""
     counts = read_json(folder.path / "counts.json") or {}
     return dict(counts.get("unreadable", {}))
 
 
-def is_run(out_dir: Path) -> bool:
-    """Whether a stage was begun there."""
-    return any(StageFolder(out_dir, name).path.exists() for name in STAGES)
-
-
-def need_run(out_dir: Path) -> None:
-    """Raise UserError where no stage was begun: to find nothing wrong there would mislead."""
-    if not is_run(out_dir):
-        raise UserError(f"{out_dir}: no run here (no stage was begun)")
-
-
-def funnel(out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
-    """The counts of all stages that were begun, in order; of `inputs` where out_dir has none."""
+def funnel(names: Iterable[str], out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
+    """The counts of those of these stages that were begun; of `inputs` where out_dir has none."""
     found = []
-    for name in STAGES:
+    for name in names:
         counts = count_stage(StageFolder(out_dir, name))
         if counts is None and inputs is not None:
             counts = count_stage(StageFolder(inputs, name))

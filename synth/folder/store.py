@@ -30,6 +30,8 @@ _LEVEL = 3
 _IN_A_FOLDER = 1000  # shards
 #: Of a stage's folder; in the first all shards stood in one folder, as plain JSONL.
 _LAYOUT = 2
+#: What all stages have rejected, in the folder of the run.
+REJECTED = "rejected.jsonl"
 
 
 def to_line(value: Any) -> bytes:

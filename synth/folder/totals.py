@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from scorekit.files import write_atomic
-from synth.config import SynthConfig
-from synth.context import Context
-from synth.folder.distributions import distributions
+from synth.context import Context, Stage
+from synth.folder.distributions import as_dicts
 from synth.folder.stats import funnel, process_figures, unreadable
-from synth.folder.store import StageFolder, digest_of, to_line
+from synth.folder.store import digest_of, to_line
+from synth.stages.table import BY_NAME
 
 
 def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
     folders, and return it."""
     ctx.stats.flush(ctx.folder(stage), every_s=0.0)
     stages = {}
-    for counts in funnel(ctx.out_dir):
+    for counts in funnel(BY_NAME, ctx.out_dir):
         folder = ctx.folder(counts.stage)
         stages[counts.stage] = {
             "records_in": counts.records_in,
@@ -30,7 +30,7 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_figures(folder),
-            "distributions": _cached_distributions(ctx.cfg, folder) if folder.done() else {},
+            "distributions": _figures(ctx, BY_NAME[counts.stage]) if folder.done() else {},
         }
     stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
     text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
@@ -38,8 +38,9 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
     return stats
 
 
-def _cached_distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
-    """Read through a stage once, not after every later one."""
+def _figures(ctx: Context, stage: Stage) -> dict[str, Any]:
+    """What a stage says of its records: read once, not after every later stage."""
+    folder = ctx.folder(stage.name)
     digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
     digest = digest_of(digests)
     path = folder.path / "distributions.json"
@@ -49,6 +50,6 @@ def _cached_distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, An
             return dict(kept["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    found = distributions(cfg, folder)
+    found = as_dicts(stage.figures(ctx.cfg, folder.records()))
     write_atomic(path, to_line({"of": digest, "distributions": found}))
     return found

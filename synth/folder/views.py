@@ -17,15 +17,10 @@ from scorekit.errors import UserError
 from scorekit.files import replacing, write_atomic
 from synth.context import Context
 from synth.folder.locks import held
-from synth.folder.stats import STAGES, need_run
-from synth.folder.store import Record, StageFolder, digest_of, open_lines, to_line
+from synth.folder.places import need_run
+from synth.folder.store import REJECTED, Record, StageFolder, digest_of, open_lines, to_line
+from synth.stages.table import BY_NAME, ORDER
 
-#: Stage -> the view of the records that it let through.
-KEPT = {
-    "prefilter_score": "prefilter_candidates.jsonl",
-    "score_select_best": "final_candidates_topk.jsonl",
-}
-REJECTED = "rejected.jsonl"
 _STATE = ".views.json"
 
 
@@ -42,30 +37,20 @@ def write_views(ctx: Context, stage: str) -> list[Path]:
         return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
 
 
-def outputs(out_dir: Path, stage: str) -> list[Path]:
-    """What a stage leaves beside its own folder, whether or not it is there; `rejected.jsonl`,
-    which belongs to all of them, is cut after the stages that stand when one of them ends."""
-    names = {
-        **{name: [view] for name, view in KEPT.items()},
-        "sample_sources": ["sampled_sources.parquet"],
-        "export": ["export", ".export", "report.html"],
-    }
-    return [out_dir / name for name in names.get(stage, [])]
-
-
 def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
-    """The records of a view ("rejected", or a name in `KEPT` without its ending), or those that a
+    """The records of a view ("rejected", or that of a stage, without its ending), or those that a
     stage lets go on. Raises UserError for a name that is neither, and where nothing is there."""
-    views = {view.removesuffix(".jsonl"): stage for stage, view in KEPT.items()}
+    views = {stage.view.removesuffix(".jsonl"): stage.name for stage in ORDER if stage.view}
+    stages = [stage.name for stage in ORDER if stage.has_shards]
     wanted = name.removesuffix(".jsonl")
     if wanted == "rejected":
         need_run(out_dir)
-        for stage in STAGES:
-            yield from StageFolder(out_dir, stage).all_rejected()
+        for each in ORDER:
+            yield from StageFolder(out_dir, each.name).all_rejected()
         return
     stage = views.get(wanted, wanted)
-    if stage not in STAGES[:-1]:
-        known = ", ".join(["rejected", *views, *STAGES[:-1]])
+    if stage not in stages:
+        known = ", ".join(["rejected", *views, *stages])
         raise UserError(f"show {name}: give one of {known}")
     folder = StageFolder(out_dir, stage)
     if folder.shards() is None:
@@ -76,9 +61,10 @@ def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
 
 def _write_kept(ctx: Context, stage: str) -> list[Path]:
     """The view of what a stage let through, unless it stands there for these very shards."""
-    if stage not in KEPT:
+    view = BY_NAME[stage].view
+    if view is None:
         return []
-    folder, path = ctx.folder(stage), ctx.out_dir / KEPT[stage]
+    folder, path = ctx.folder(stage), ctx.out_dir / view
     marks = _marks(folder)
     if not _wanted(ctx, path, sum(mark["records"] for mark in marks)):
         return []
@@ -95,12 +81,12 @@ def _write_kept(ctx: Context, stage: str) -> list[Path]:
 
 def _write_rejected(ctx: Context) -> list[Path]:
     """Append what the stages that are done have rejected since; a stage that was made anew, and
-    those after it, are cut off first."""
+    those after it, are cut off first: the file belongs to all of them."""
     path = ctx.out_dir / REJECTED
     stages: list[tuple[StageFolder, str]] = []
     records = 0
-    for name in STAGES:
-        folder = StageFolder(ctx.out_dir, name)
+    for stage in ORDER:
+        folder = ctx.folder(stage.name)
         marks = _marks(folder)
         if marks and folder.done():
             stages.append((folder, digest_of([mark.get("rejected_digest") for mark in marks])))

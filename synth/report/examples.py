@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from synth.context import Stage
 from synth.folder.store import Record, StageFolder
 from synth.report.reasons import explain
+from synth.stages.format_filter import FormatFilter
+from synth.stages.table import ORDER
 
 SHOWN = 8  # pairs of each kind that were kept
 _BESIDE, _RESCUED = 3, 6  # of a length bucket; of all
 _REJECTED, _CODES = 2, 60  # of a reason; reasons: a judge may make up its own
-#: Stages that reject for what they see in a translation.
-_LOOKED_AT = ("prefilter_score", "generate_128", "score_select_best", "format_filter")
 
 
 class Smallest:
@@ -54,12 +55,12 @@ class Examples:
     rescued: list[dict[str, Any]]
 
 
-def pick_examples(out_dir: Path) -> Examples:
+def pick_examples(out_dir: Path, stages: Sequence[Stage] = ORDER) -> Examples:
     """Of a run, as far as it has come."""
     drawn, best, worst = (Smallest(SHOWN) for _ in range(3))
     rescued = Smallest(_RESCUED)
     alike: dict[tuple[str, int], Smallest] = defaultdict(lambda: Smallest(_BESIDE))
-    folder = StageFolder(out_dir, "format_filter")
+    folder = StageFolder(out_dir, FormatFilter.name)
     for record in folder.records() if folder.done() else ():
         name, score = record["source_id"], record["best"]["score"]
         drawn.offer(name, record)
@@ -78,7 +79,7 @@ def pick_examples(out_dir: Path) -> Examples:
     others = cycle(drawn.records() or [None])
     return Examples(
         [kind for kind in kept if kind["records"]],
-        [_beside(r, next(beside.get(_stratum(r), others))) for r in _rejected(out_dir)],
+        [_beside(r, next(beside.get(_stratum(r), others))) for r in _rejected(out_dir, stages)],
         [_rescue(record) for record in rescued.records()],
     )
 
@@ -88,10 +89,12 @@ def _stratum(record: Record) -> tuple[str, int]:
     return record["source_type"], record["length_bucket_id"]
 
 
-def _rejected(out_dir: Path) -> Iterator[Record]:
-    """A few of each stage and reason."""
-    for stage in _LOOKED_AT:
-        folder = StageFolder(out_dir, stage)
+def _rejected(out_dir: Path, stages: Sequence[Stage]) -> Iterator[Record]:
+    """A few of each reason, of the stages that look at translations."""
+    for stage in stages:
+        if not stage.shows_rejected:
+            continue
+        folder = StageFolder(out_dir, stage.name)
         found: dict[str, Smallest] = {}
         for record in folder.all_rejected() if folder.done() else ():
             code = record["reason_code"]

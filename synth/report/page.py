@@ -5,7 +5,8 @@ The page is one file, with no script and nothing fetched from elsewhere; every t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,74 +22,29 @@ from scorekit.languages import find_language
 from scorekit.report.page import STYLE, picture
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
-from synth.folder.stats import STAGES, StageCounts, duration, funnel
+from synth.context import Stage
+from synth.folder.stats import StageCounts, duration, funnel
 from synth.folder.store import StageFolder, read_json
 from synth.report.examples import pick_examples
 from synth.report.reasons import explain
 from synth.sources.sampling import TYPES
+from synth.stages.sample_sources import SampleSources
+from synth.stages.table import ORDER
 
-#: Pictures: title, stage and name of the distributions drawn over each other, label of the axis.
-PICTURES: tuple[tuple[str, tuple[tuple[str, str, str], ...], str], ...] = (
-    (
-        "Source length of the pool",
-        (("sample_sources", "source_tokens", "tokens, nearly"),),
-        "tokens",
-    ),
-    (
-        "Improvement of the sample over greedy",
-        (("prefilter_score", "improvement", "all"), ("select_sources", "improvement", "selected")),
-        "MetricX points (above 0: the sample is better)",
-    ),
-    (
-        "Score of the greedy and the sampled translation",
-        (
-            ("prefilter_score", "score_greedy", "greedy"),
-            ("prefilter_score", "score_sample", "sample"),
-        ),
-        "MetricX score (lower is better)",
-    ),
-    (
-        "Score of the candidates",
-        (
-            ("score_select_best", "score_best", "best"),
-            ("score_select_best", "score_worst", "worst"),
-        ),
-        "MetricX score (lower is better)",
-    ),
-    (
-        "Length in characters",
-        (("format_filter", "source_chars", "source"), ("format_filter", "target_chars", "target")),
-        "characters",
-    ),
-    (
-        "Length in tokens",
-        (
-            ("format_filter", "source_tokens", "source"),
-            ("format_filter", "target_tokens", "target"),
-        ),
-        "tokens, nearly",
-    ),
-)
 BARS = 40  # of a picture
 _LINES = 10  # of files, that could not be read
-#: Stages whose records are counted by type and length bucket.
-_STRATA = (
-    "sample_sources",
-    "prefilter_score",
-    "select_sources",
-    "score_select_best",
-    "format_filter",
-)
 
 
-def write_report(out_dir: str | Path, title: str | None = None) -> Path:
+def write_report(
+    out_dir: str | Path, title: str | None = None, order: Sequence[Stage] = ORDER
+) -> Path:
     """Write report.html into a run's folder from stats.json, the config that was kept and the
     stages' records.
 
     Raises UserError where no stage was begun there.
     """
     folder = Path(out_dir)
-    counts = funnel(folder)
+    counts = funnel((stage.name for stage in order), folder)
     if not counts:
         raise UserError(f"{folder}: no run here (no stage was begun)")
     stages = _read_stages(folder)
@@ -109,12 +65,12 @@ def write_report(out_dir: str | Path, title: str | None = None) -> Path:
         told=_told(counts),
         candidates=_out_of_the_race(stages),
         unread=_unread(folder),
-        strata=_strata(cfg, stages) if cfg else {},
-        rescued=_spread(stages, "format_filter", "rescued"),
-        pictures=[Markup(svg) for svg in _draw(stages)],
-        costs=_costs(stages),
-        judge=_spread(stages, "format_filter", "judge"),
-        examples=pick_examples(folder),
+        strata=_strata(cfg, order, stages) if cfg else {},
+        rescued=_spread(stages, "rescued"),
+        pictures=[Markup(svg) for svg in _draw(order, stages)],
+        costs=_costs(order, stages),
+        judge=_spread(stages, "judge"),
+        examples=pick_examples(folder, order),
     )
     path = folder / "report.html"
     write_atomic(path, page.encode())
@@ -147,7 +103,7 @@ def _name(tag: str) -> str:
 def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
     """Who did what to what."""
     source, target = languages(cfg)
-    corpus = read_json(StageFolder(folder, "sample_sources").path / "counts.json") or {}
+    corpus = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
     generation, final, judge = cfg.teacher.generation, cfg.final_generation, cfg.filters.llm_judge
     where = (
         "local files" if cfg.data.files else f"{cfg.data.madlad_dataset} ({cfg.data.madlad_split})"
@@ -245,14 +201,20 @@ def _told(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
     ]
 
 
-def _spread(stages: Mapping[str, Any], stage: str, name: str) -> dict[str, Any]:
-    """A distribution of stats.json; empty where there is none."""
-    return stages.get(stage, {}).get("distributions", {}).get(name) or {}
+def _spreads(stages: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The distributions of a stage in stats.json; empty where there are none."""
+    return stages.get(stage, {}).get("distributions", {})
+
+
+def _spread(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The distribution of that name, which one stage has; empty where there is none."""
+    found = (_spreads(stages, stage).get(name) for stage in stages)
+    return next(filter(None, found), {})
 
 
 def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Candidates that could not compete for the best score, by reason."""
-    found = _spread(stages, "score_select_best", "candidates_out")
+    found = _spread(stages, "candidates_out")
     return [
         {"code": code, "count": count, "meaning": explain(code)} for code, count in found.items()
     ]
@@ -260,7 +222,7 @@ def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _unread(folder: Path) -> dict[str, Any]:
     """Documents that could not be read: how many by code, and the first lines of all files."""
-    counts = read_json(StageFolder(folder, "sample_sources").path / "counts.json") or {}
+    counts = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
     codes = counts.get("unreadable", {})
     lines = [
         {"file": file["file"], **line}
@@ -274,10 +236,14 @@ def _unread(folder: Path) -> dict[str, Any]:
     }
 
 
-def _strata(cfg: SynthConfig, stages: Mapping[str, Any]) -> dict[str, Any]:
+def _strata(cfg: SynthConfig, order: Sequence[Stage], stages: Mapping[str, Any]) -> dict[str, Any]:
     """The funnel of each type and length bucket: records that each stage let through."""
-    found = {stage: _spread(stages, stage, "strata") for stage in _STRATA}
-    shown = [stage for stage in _STRATA if found[stage]]
+    found = {
+        stage.name: strata
+        for stage in order
+        if (strata := _spreads(stages, stage.name).get("strata"))
+    }
+    shown = list(found)
     edges = cfg.bucketing.boundaries
     rows = []
     for kind in TYPES:
@@ -294,11 +260,11 @@ def _strata(cfg: SynthConfig, stages: Mapping[str, Any]) -> dict[str, Any]:
     return {"stages": shown, "rows": rows}
 
 
-def _costs(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _costs(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What was spent: a row a stage that asked somebody, and one for all of them."""
     rows: list[dict[str, Any]] = []
-    for name in STAGES:
-        told = stages.get(name, {})
+    for stage in order:
+        told = stages.get(stage.name, {})
         teacher, metricx, judge = (told.get(key) or {} for key in ("teacher", "metricx", "judge"))
         if not (
             teacher.get("requests")
@@ -309,7 +275,7 @@ def _costs(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         rows.append(
             {
-                "stage": name,
+                "stage": stage.name,
                 "seconds": told.get("seconds", 0),
                 "requests": teacher.get("requests", 0),
                 "tokens_in": teacher.get("prompt_tokens", 0),
@@ -331,16 +297,16 @@ def _costs(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _draw(stages: Mapping[str, Any]) -> list[str]:
-    """SVG pictures, one for each whose distributions are there."""
-    pictures = []
-    for title, series, label in PICTURES:
-        found = [
-            (stages.get(stage, {}).get("distributions", {}).get(name), of)
-            for stage, name, of in series
-        ]
-        spreads = [(spread, of) for spread, of in found if spread]
-        pictures.append(picture(title, label, partial(_draw_bars, spreads)))
+def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
+    """SVG pictures, one for each title whose distributions are there."""
+    spreads: dict[tuple[str, str], list[tuple[Mapping[str, Any], str]]] = defaultdict(list)
+    for stage in order:
+        for each in stage.drawn:
+            if spread := _spreads(stages, stage.name).get(each.spread):
+                spreads[each.title, each.axis].append((spread, each.of))
+    pictures = [
+        picture(title, axis, partial(_draw_bars, found)) for (title, axis), found in spreads.items()
+    ]
     return [drawn for drawn in pictures if drawn is not None]
 
 

@@ -3,26 +3,18 @@ where this was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from synth.context import Stage
 from synth.folder.stats import process_figures
 from synth.folder.store import StageFolder
+from synth.stages.table import ORDER
 
 #: About what is published for Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
 TOKENS_PER_S = 7500.0
-#: CPU seconds of the driver for each record, and for each candidate, of a stage: measured by
-#: bench.synth.million on a core of a cloud machine.
-DRIVER_S = {
-    "sample_sources": (0.00012, 0.0),
-    "prefilter_score": (0.0022, 0.0),
-    "select_sources": (0.00005, 0.0),
-    "generate_128": (0.001, 0.00006),
-    "score_select_best": (0.001, 0.00011),
-    "format_filter": (0.006, 0.0),
-    "export": (0.001, 0.0),
-}
 #: Records from which on a stage that ran says how fast it is; the share of answers that it may have
 #: found kept.
 _ENOUGH, _MOST_KEPT = 50, 0.2
@@ -56,19 +48,19 @@ class Rates:
 UNKNOWN = Rates()
 
 
-def measured_rates(folders: Iterable[Path]) -> Rates:
+def measured_rates(folders: Iterable[Path], stages: Sequence[Stage] = ORDER) -> Rates:
     """Of the first of these run folders whose finished stages tell. A stage that took kept answers
     says little of who gave them."""
     found = UNKNOWN
     for folder in folders:
-        found = found.over(_rates_of(folder))
+        found = found.over(_rates_of(folder, stages))
     return found
 
 
-def _rates_of(out_dir: Path) -> Rates:
+def _rates_of(out_dir: Path, stages: Sequence[Stage]) -> Rates:
     told = {}
-    for name in DRIVER_S:
-        folder = StageFolder(out_dir, name)
+    for stage in stages:
+        folder = StageFolder(out_dir, stage.name)
         if folder.done():
             figures = process_figures(folder)
             asked = sum(
@@ -80,10 +72,10 @@ def _rates_of(out_dir: Path) -> Rates:
                 )
             )
             if figures["seconds"] and figures["answers"].get("kept", 0) <= _MOST_KEPT * asked:
-                told[name] = figures
-    tokens = _rate(told, ("generate_128", "prefilter_score"), "teacher", "completion_tokens")
-    scores = _rate(told, ("score_select_best", "prefilter_score"), "metricx", "samples")
-    verdicts = _rate(told, ("format_filter",), "judge", "samples")
+                told[stage.name] = figures
+    tokens = _rate(told, "teacher", "completion_tokens")
+    scores = _rate(told, "metricx", "samples")
+    verdicts = _rate(told, "judge", "samples")
     driver = tuple(
         (name, figures["driver_cpu_s"] / figures["records_done"])
         for name, figures in told.items()
@@ -92,10 +84,10 @@ def _rates_of(out_dir: Path) -> Rates:
     return Rates(tokens, scores, verdicts, driver, tuple(told))
 
 
-def _rate(told: dict[str, dict], stages: tuple[str, ...], who: str, what: str) -> float | None:
-    """A second, of the first stage that counts enough."""
-    for name in stages:
-        count = told.get(name, {}).get(who, {}).get(what, 0)
+def _rate(told: dict[str, dict[str, Any]], who: str, what: str) -> float | None:
+    """A second, of the last stage that counts enough: later ones ask for more at once."""
+    for figures in reversed(told.values()):
+        count = figures[who].get(what, 0)
         if count >= _ENOUGH:
-            return float(count / told[name]["seconds"])
+            return float(count / figures["seconds"])
     return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 #: Code -> what it means, in one sentence. {0}: what the rest of a family's code means.
 REASONS: dict[str, str] = {
-    # sample_sources: documents that cannot be read
+    # Documents that cannot be read
     "broken_json": "The line of the file is no JSON, or no Unicode text.",
     "broken_gzip": "The compressed file breaks off here; the rest of it cannot be read.",
     "no_text": "The document has no field `text` with a string or a list of strings.",
     "not_a_list": "The document is one text, and segmentation.mode asks for lists of lines.",
     "not_a_string": "The document is a list of lines, and segmentation.mode asks for texts.",
-    # sample_sources: segments that are no sources
+    # Segments that are no sources
     "noise_html": "The segment holds HTML tags or entities.",
     "noise_url": "Most of the segment is addresses.",
     "noise_code": "The segment reads as program code.",
@@ -27,7 +27,7 @@ REASONS: dict[str, str] = {
     "not_sampled": "Good as a source, but the pool was filled by others, drawn at random.",
     "near_duplicate": "Most of it stands in another source of the pool, which is kept.",
     "contaminated": "It stands, whole or for a long run of words, in an evaluation set.",
-    # select_sources
+    # Sources that are not chosen
     "not_selected": "Its sampled translation improved less on the greedy one than others did.",
     "below_min_improvement": "Its sampled translation improved less than "
     "prefilter.min_improvement asks.",
@@ -39,7 +39,7 @@ REASONS: dict[str, str] = {
     "no_candidate": "No candidate of the source could compete: the reason names why each fell out.",
     "over_max_score": "Even its best candidate scored worse than final_generation.max_score.",
     "no_candidates": "No candidate was left to filter.",
-    # format_filter: the rules
+    # The rules
     "too_short": "The text has fewer characters than min_chars.",
     "too_long": "The text has more characters than max_chars.",
     "role_token": "A leftover of a chat stands in the translation, such as `assistant:`.",

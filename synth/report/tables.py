@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -11,18 +12,22 @@ from rich.text import Text
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.folder.stats import STAGES, StageCounts, duration, funnel, process_figures
+from synth.context import Stage
+from synth.folder.stats import StageCounts, duration, funnel, process_figures
 from synth.folder.store import StageFolder
 from synth.report.estimate import PARTS, Plan, plan, size_text
 from synth.report.rates import UNKNOWN, Rates, measured_rates
+from synth.stages.table import ORDER
 
 
-def estimate(cfg: SynthConfig, told: Rates = UNKNOWN) -> RenderableType:
+def estimate(
+    cfg: SynthConfig, told: Rates = UNKNOWN, stages: Sequence[Stage] = ORDER
+) -> RenderableType:
     """The plan as two tables, with what is to be minded under them. told: rates that are known;
     what they leave open a finished stage of the run, or of its dry run, tells."""
     out_dir = cfg.run.out_dir
     dry = out_dir.with_name(out_dir.name + "-dry-run")
-    made = plan(cfg, told.over(measured_rates((out_dir, dry))))
+    made = plan(cfg, told.over(measured_rates((out_dir, dry), stages)), stages)
     return Group(
         _counts_table(made),
         _hours_table(made),
@@ -114,25 +119,25 @@ def _summary(cfg: SynthConfig, made: Plan) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def status(out_dir: Path) -> RenderableType:
+def status(out_dir: Path, stages: Sequence[Stage] = ORDER) -> RenderableType:
     """How far the stages of a run have come. Raises UserError where none was begun."""
-    counts = {c.stage: c for c in funnel(out_dir)}
+    counts = {c.stage: c for c in funnel((stage.name for stage in stages), out_dir)}
     if not counts:
         raise UserError(f"{out_dir}: no run here (no stage was begun)")
     table = Table(title=str(out_dir))
     table.add_column("stage")
     for name in ("shards", "in", "out", "rejected", "records/s", "time left"):
         table.add_column(name, justify="right")
-    for name in STAGES:
-        if name not in counts:
-            table.add_row(name, "–", "", "", "", "", "", style="dim")
+    for stage in stages:
+        told = counts.get(stage.name)
+        if told is None:
+            table.add_row(stage.name, "–", "", "", "", "", "", style="dim")
             continue
-        told = counts[name]
-        figures = process_figures(StageFolder(out_dir, name))
-        rate = figures["records_per_s"]
-        left = _time_left(told, counts, rate)
+        rate = process_figures(StageFolder(out_dir, stage.name))["records_per_s"]
+        before = counts.get(stage.after.name) if stage.after else None
+        left = _time_left(told, before, rate)
         table.add_row(
-            name,
+            stage.name,
             f"{told.done} of {told.shards}",
             _count(told.records_in),
             _count(told.records_out),
@@ -143,12 +148,10 @@ def status(out_dir: Path) -> RenderableType:
     return table
 
 
-def _time_left(
-    told: StageCounts, counts: dict[str, StageCounts], rate: float | None
-) -> float | None:
-    """Seconds; None where nothing is known yet. Other machines' processes count as they did."""
-    place = STAGES.index(told.stage)
-    before = counts.get(STAGES[place - 1]) if place else None
+def _time_left(told: StageCounts, before: StageCounts | None, rate: float | None) -> float | None:
+    """Seconds; None where nothing is known yet. Other machines' processes count as they did.
+
+    before: of the stage before it."""
     if not rate or before is None:
         return None
     return max(0, before.records_out - told.records_in) / rate

@@ -1,1 +1,1 @@
-"""The stages in their order; each is a module with a class that synth/drive/driver.py runs."""
+"""The stages: each a module that states all of its own; `table.py` has their order."""

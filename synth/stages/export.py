@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING, Any
 from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from synth.config import SynthConfig
+from synth.drive.kinds import WholeStage
 from synth.export.files import Job, changed_files, is_written, plan_files, write_files
+from synth.folder.stats import funnel
 from synth.folder.store import StageFolder, read_json
+from synth.stages.cost import PACKED, Cost, Sizes
+from synth.stages.score_select_best import ScoreSelectBest
 
 if TYPE_CHECKING:
     from synth.context import Context
@@ -29,15 +33,18 @@ FOLDER = "export"
 #: Where an export is made, until it is whole and takes the name.
 STAGING = ".export"
 _VERSIONS = ("scorekit", "torch", "transformers")
+#: Bytes of an exported row's `selection`, in both formats.
+_SELECTION_BYTES = 500
 
 
-class Export:
+class Export(WholeStage):
     """Writes out_dir/export/: train.jsonl, train.parquet (or numbered files of both), pairs.* by
     option, manifest.json and README.md. The folder is that of before until the new one is whole.
     """
 
     name = "export"
-    after: str | None = "format_filter"
+    outputs = (FOLDER, STAGING, "report.html")
+    has_shards = False
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """What the records hold beside the input. Not the teacher's URL: it may have moved."""
@@ -50,6 +57,16 @@ class Export:
             "checkpoint": cfg.metricx.checkpoint,
             "seed": cfg.run.seed,
         }
+
+    def cost(self, run: Sizes) -> Cost:
+        """A row of both formats for each pair."""
+        row = (run.source_bytes + run.text_bytes) * PACKED + _SELECTION_BYTES
+        return Cost(
+            self.name,
+            records=run.chosen,
+            disk_bytes=int(run.chosen * 2 * row),
+            driver_s=(0.001, 0.0),
+        )
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Raises UserError where the filter has not looked at every shard."""
@@ -67,8 +84,9 @@ class Export:
         marks = self._write(ctx, source, staging, manifest)
         files = [file for mark in marks for file in mark["files"]]
         ctx.stats.records_in = ctx.stats.records_out = sum(mark["records"] for mark in marks)
-        write_manifest(staging / "manifest.json", ctx, files, manifest)
-        write_card(staging / "README.md", ctx, files)
+        counts = funnel((stage.name for stage in self.before), ctx.out_dir, ctx.inputs)
+        write_manifest(staging / "manifest.json", ctx, files, counts, manifest)
+        write_card(staging / "README.md", ctx, files, counts)
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
         for path in staging.iterdir():
             if path.name not in names:
@@ -76,10 +94,10 @@ class Export:
         _take_name(staging, ctx.out_dir / FOLDER)
         own.set_manifest({**manifest, "shards": len(marks)})
 
-    def verify(self, out_dir: Path) -> None:
+    def verify(self, own: StageFolder) -> None:
         """Raise UserError where a file of a finished export is not what was written; the card is
         the user's to edit."""
-        own, folder = StageFolder(out_dir, self.name), out_dir / FOLDER
+        folder = own.out_dir / FOLDER
         own.verify_marks()
         for index in range(own.shards() or 0):
             for name in changed_files(folder, (own.mark(index) or {})["files"]):
@@ -87,6 +105,13 @@ class Export:
                     f"{folder / name}: was changed since it was written, or is gone: mend it with "
                     f"`run --stage {self.name} --repair {index}`"
                 )
+
+    def faults(self, folder: StageFolder) -> Iterator[str]:
+        """The first file that is not what was written."""
+        try:
+            self.verify(folder)
+        except UserError as error:
+            yield str(error)
 
     def _write(
         self, ctx: Context, source: StageFolder, staging: Path, manifest: dict[str, Any]
@@ -156,7 +181,7 @@ def _take_name(staging: Path, folder: Path) -> None:
 def scorer_versions(ctx: Context) -> dict[str, Any]:
     """What the scoring service said of itself when the candidates were scored."""
     folders = [folder for folder in (ctx.out_dir, ctx.inputs) if folder is not None]
-    stages = [StageFolder(folder, "score_select_best").service("metricx") for folder in folders]
+    stages = [StageFolder(folder, ScoreSelectBest.name).service("metricx") for folder in folders]
     for path in (*stages, *(folder / "service-metricx.json" for folder in folders)):
         if (info := read_json(path, "versions")) is not None:
             return {
@@ -165,4 +190,6 @@ def scorer_versions(ctx: Context) -> dict[str, Any]:
                 "max_input_length": info.get("max_input_length"),
                 "versions": {k: info["versions"].get(k) for k in _VERSIONS},
             }
-    raise UserError(f"{ctx.out_dir}: no service-metricx.json; run --stage score_select_best first")
+    raise UserError(
+        f"{ctx.out_dir}: no service-metricx.json; run --stage {ScoreSelectBest.name} first"
+    )

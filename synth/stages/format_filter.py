@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from synth.config import SynthConfig
+from synth.drive.kinds import MapStage
 from synth.filters import Pair, as_metadata, check_rules
+from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.store import Record
 from synth.record import Kept, Rejected
 from synth.sources.decontaminate import digests, evaluation_texts
+from synth.sources.measure import make_measure
+from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
 
 if TYPE_CHECKING:
     from synth.drive.clients import Clients
 
+#: Records that are measured at once.
+_BATCH = 1000
+_CHARS, _TOKENS = "Length in characters", "Length in tokens"
 
-class FormatFilter:
+
+class FormatFilter(MapStage):
     """A record gains `target_text`, `best` and `filters`:
 
     passed, failed  codes of the rules that ran on the candidate
@@ -24,7 +35,13 @@ class FormatFilter:
     """
 
     name = "format_filter"
-    after: str | None = "score_select_best"
+    shows_rejected = True
+    drawn = (
+        Drawn(_CHARS, "source_chars", "source", "characters"),
+        Drawn(_CHARS, "target_chars", "target", "characters"),
+        Drawn(_TOKENS, "source_tokens", "source", "tokens, nearly"),
+        Drawn(_TOKENS, "target_tokens", "target", "tokens, nearly"),
+    )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
         """The judge, where one is to be asked."""
@@ -38,6 +55,44 @@ class FormatFilter:
         if cfg.data.decontaminate:
             filters["decontaminate"] = digests(cfg.data.decontaminate)
         return {**filters, "src_lang": cfg.data.src_lang, "tgt_lang": cfg.data.tgt_lang}
+
+    def cost(self, run: Sizes) -> Cost:
+        """A verdict of each best candidate; at most of all that are stored, where the next best
+        gets a chance."""
+        filters = run.cfg.filters
+        several = filters.on_reject == "next_best"
+        looked_at = run.chosen * (run.cfg.final_generation.store_top_k if several else 1)
+        record = run.best_bytes + run.text_bytes * PACKED_ALIKE + 60
+        return Cost(
+            self.name,
+            records=run.chosen,
+            judged=looked_at if filters.llm_judge.enabled else 0,
+            disk_bytes=int(run.chosen * record),
+            driver_s=(0.006, 0.0),
+        )
+
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+        """Lengths, scores and verdicts of the pairs, and why a better candidate was refused."""
+        measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)
+        names = ("source_chars", "source_tokens", "target_chars", "target_tokens")
+        found: dict[str, Spread] = {name: Spread() for name in names}
+        score = Spread(0.01)
+        judge: Counter[str] = Counter()
+        rescued: Counter[str] = Counter()
+        strata: Counter[str] = Counter()
+        for batch in _batches(records):
+            lengths = measure([record["target_text"] for record in batch])
+            for record, tokens in zip(batch, lengths, strict=True):
+                found["source_chars"].add(len(record["source_text"]))
+                found["source_tokens"].add(record["length"])
+                found["target_chars"].add(len(record["target_text"]))
+                found["target_tokens"].add(tokens)
+                score.add(record["best"]["score"])
+                judge[_judged(record["filters"].get("judge"))] += 1
+                strata[stratum(record)] += 1
+                if record["filters"]["tried"]:
+                    rescued[record["filters"]["tried"][0]["reason_code"]] += 1
+        return {**found, "score_best": score, "judge": judge, "strata": strata, "rescued": rescued}
 
     async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """The first candidate that passes; else a rejection with the code of the best one."""
@@ -55,6 +110,19 @@ class FormatFilter:
             return Rejected(record, "no_candidates", "topk is empty")
         first.more["filters"]["tried"] = tried[1:]
         return first
+
+
+def _judged(verdict: dict[str, Any] | None) -> str:
+    """Of a pair that was kept: a judge that failed stands apart from one that passed it."""
+    if verdict is None:
+        return "not asked"
+    return f"error:{verdict['error']}" if "error" in verdict else "pass"
+
+
+def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    left = iter(records)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
 
 
 async def _look(src: str, mt: str, clients: Clients) -> tuple[dict[str, Any], str | None, str]:

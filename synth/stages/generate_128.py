@@ -7,16 +7,21 @@ from typing import Any
 
 from synth.config import SynthConfig
 from synth.drive.clients import Clients
+from synth.drive.kinds import MapStage
 from synth.folder.store import Record
 from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import teacher_settings
 
 
-class Generate128:
-    """`final_generation.num_candidates` sampled translations."""
+class Generate128(MapStage):
+    """`final_generation.num_candidates` sampled translations.
+
+    A record gains `candidates`: [{index, text, finish_reason}].
+    """
 
     name = "generate_128"
-    after = "select_sources"
+    shows_rejected = True
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
         """The teacher."""
@@ -29,6 +34,20 @@ class Generate128:
             "final_temperature": cfg.teacher.generation.final_temperature,
             "num_candidates": cfg.final_generation.num_candidates,
         }
+
+    def cost(self, run: Sizes) -> Cost:
+        """All candidates of the chosen sources, in requests of several."""
+        sequences = run.chosen * run.cfg.final_generation.num_candidates
+        return Cost(
+            self.name,
+            records=run.chosen,
+            requests=run.chosen * run.parts,
+            sequences=sequences,
+            tokens_in=int(run.chosen * run.parts * run.prompt_tokens),
+            tokens_out=int(sequences * run.target_tokens),
+            disk_bytes=int(run.chosen * (run.scored_bytes + run.candidates_bytes)),
+            driver_s=(0.001, 0.00006),
+        )
 
     async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """All candidates as they came; the next stage says which of them compete."""

@@ -5,24 +5,46 @@ improvement = score_greedy - score_sample (MetricX: lower is better), as in arXi
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
 from synth.drive.clients import Clients
+from synth.drive.kinds import MapStage
+from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.store import Record
 from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
 
 #: Share of a text that one loop may fill, where the source has none such, before it is broken.
 MAX_LOOP = 0.5
+_SCORE = "MetricX score (lower is better)"
+_BOTH = "Score of the greedy and the sampled translation"
 
 
-class PrefilterScore:
-    """Two translations of each source, and their scores."""
+def improvement(of: str) -> Drawn:
+    """The improvement of these sources, in the picture of all that have one."""
+    axis = "MetricX points (above 0: the sample is better)"
+    return Drawn("Improvement of the sample over greedy", "improvement", of, axis)
+
+
+class PrefilterScore(MapStage):
+    """Two translations of each source, and their scores.
+
+    A record gains `prefilter`: {score_greedy, score_sample, improvement[, greedy, sample]}.
+    """
 
     name = "prefilter_score"
-    after = "sample_sources"
+    view = "prefilter_candidates.jsonl"
+    shows_rejected = True
+    drawn = (
+        improvement("all"),
+        Drawn(_BOTH, "score_greedy", "greedy", _SCORE),
+        Drawn(_BOTH, "score_sample", "sample", _SCORE),
+    )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
         """Teacher and MetricX."""
@@ -38,6 +60,26 @@ class PrefilterScore:
             "sample_temperature": generation.sample_temperature,
             "store_texts": cfg.prefilter.store_texts,
         }
+
+    def cost(self, run: Sizes) -> Cost:
+        """Two translations and two scores of each source of the pool."""
+        return Cost(
+            self.name,
+            records=run.pool,
+            requests=2 * run.pool,
+            sequences=2 * run.pool,
+            tokens_in=int(2 * run.pool * run.prompt_tokens),
+            tokens_out=int(2 * run.pool * run.target_tokens),
+            scored=2 * run.pool,
+            disk_bytes=int(run.pool * run.scored_bytes),
+            driver_s=(0.0022, 0.0),
+            view_records=run.pool,
+            view_bytes=run.line_bytes(),
+        )
+
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+        """Scores and improvement."""
+        return improvements(records)
 
     async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
         """Translate twice, score both. A source that lost either output is rejected: a broken
@@ -70,6 +112,18 @@ class PrefilterScore:
         if clients.cfg.prefilter.store_texts:
             told |= texts  # type: ignore[arg-type]
         return Kept({**record, "prefilter": told})
+
+
+def improvements(records: Iterable[Record]) -> Found:
+    """How the scores of both translations are spread, and their differences."""
+    names = ("improvement", "score_greedy", "score_sample")
+    found = {name: Spread(0.01) for name in names}
+    strata: Counter[str] = Counter()
+    for record in records:
+        strata[stratum(record)] += 1
+        for name in names:
+            found[name].add(record["prefilter"][name])
+    return {**found, "strata": strata}
 
 
 def broken_output(src: str, choice: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,20 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.config import DataConfig, SynthConfig
 from synth.context import Context
+from synth.drive.kinds import WholeStage
 from synth.folder.begin import check_begun, own_shards
+from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
 from synth.folder.store import Record, ShardWriter, StageFolder, to_line
 from synth.record import Rejected
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
+from synth.sources.merge import choose, first_broken, offer_part, unread, why_nothing
 from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
+from synth.stages.cost import Cost, Sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +42,21 @@ log = structlog.get_logger()
 
 #: Under a limit only so many files, and documents for each source asked for, are read.
 _LIMIT_FILES, _LIMIT_DOCUMENTS = 4, 100
+#: The pool as Parquet, in the folder of the run.
+_VIEW = "sampled_sources.parquet"
 
 
-class SampleSources:
-    """The first stage: everything in it is decided by config, seed and corpus."""
+class SampleSources(WholeStage):
+    """The first stage: everything in it is decided by config, seed and corpus.
+
+    A record has `source_id`, `source_text`, `source_type` ("sentence" | "blob"), `length`,
+    `length_bucket_id`, `source_meta` {madlad: {...}}.
+    """
 
     name = "sample_sources"
-    after = None
+    outputs = (_VIEW,)
+    runs_alone = False
+    drawn = (Drawn("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),)
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
@@ -73,11 +86,42 @@ class SampleSources:
             "run": {"seed": cfg.run.seed, "shard_records": cfg.run.shard_records},
         }
 
+    def cost(self, run: Sizes) -> Cost:
+        """No service: the pool, and its view."""
+        return Cost(
+            self.name,
+            records=run.pool,
+            disk_bytes=int(2 * run.pool * run.sampled_bytes),
+            driver_s=(0.00012, 0.0),
+        )
+
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+        """Lengths, buckets and types of the pool."""
+        chars, tokens = Spread(), Spread()
+        buckets: Counter[str] = Counter()
+        types: Counter[str] = Counter()
+        strata: Counter[str] = Counter()
+        edges = cfg.bucketing.boundaries
+        for record in records:
+            chars.add(len(record["source_text"]))
+            tokens.add(record["length"])
+            first = record["length_bucket_id"]
+            buckets[f"{first}: from {edges[first]:g}"] += 1
+            types[record["source_type"]] += 1
+            strata[stratum(record)] += 1
+        return {
+            "source_chars": chars,
+            "source_tokens": tokens,
+            "buckets": buckets,
+            "source_types": types,
+            "strata": strata,
+        }
+
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Read this process's files; merge when all files are read. Raises UserError."""
         folder = ctx.folder(self.name)
         if folder.shards() is None:
-            _Sampling(ctx, folder, manifest).run()
+            _Sampling(self, ctx, folder, manifest).run()
         elif missing := folder.missing():
             raise UserError(
                 f"{folder.path}: the mark of shard {missing[0]} is gone: mend it with "
@@ -90,8 +134,10 @@ class SampleSources:
 class _Sampling:
     """The stage in work."""
 
-    def __init__(self, ctx: Context, folder: StageFolder, manifest: dict[str, Any]) -> None:
-        self.ctx, self.folder, self.manifest = ctx, folder, manifest
+    def __init__(
+        self, stage: SampleSources, ctx: Context, folder: StageFolder, manifest: dict[str, Any]
+    ) -> None:
+        self.stage, self.ctx, self.folder, self.manifest = stage, ctx, folder, manifest
         self.cfg = ctx.cfg
         self.data, pool = _within_limit(ctx.cfg.data, ctx.limit)
         self.quotas = plan_quotas(self.cfg.bucketing, self.cfg.final_generation.blob, pool)
@@ -105,7 +151,7 @@ class _Sampling:
     def _run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            check_begun(SampleSources(), self.manifest, self.ctx)
+            check_begun(self.stage, self.manifest, self.ctx)
             if self.folder.manifest() is None:
                 self.folder.set_manifest(self.manifest)
         self._read()
@@ -136,7 +182,7 @@ class _Sampling:
         self.ctx.advance(len(done), len(wanted))
         sample = BottomK(self.quotas)
         for index in done:  # what they hold, later files need not
-            _offer_part(sample, self.parts[index])
+            offer_part(sample, self.parts[index])
         claims = Claims([i for i in wanted if i not in set(done)], self._complete, self.folder.lock)
         if not claims.left:
             return
@@ -179,12 +225,12 @@ class _Sampling:
             )
         sample = BottomK(self.quotas)
         for part in self.parts:
-            _offer_part(sample, part)
+            offer_part(sample, part)
         _, cutoffs = sample.finish()
-        chosen, doubles = _choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
+        chosen, doubles = choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
         if not len(chosen):
             self._read_again()
-            raise UserError(_why_nothing(found))
+            raise UserError(why_nothing(found))
         self._check_readable(found)
         sampled = self._write(chosen)
         self._note(found, sampled, doubles)
@@ -194,18 +240,18 @@ class _Sampling:
 
     def _check_readable(self, found: list[PartCounts]) -> None:
         """Raise UserError where too much of the corpus could not be read."""
-        unread = _unread(sum((part.rejected for part in found), Counter()))
+        lost = unread(sum((part.rejected for part in found), Counter()))
         documents = sum(part.documents + part.broken_lines for part in found)
         share = max(
-            unread.total() / max(1, documents),
-            unread["broken_gzip"] / len(found),  # the rest of such a file is lost, too
+            lost.total() / max(1, documents),
+            lost["broken_gzip"] / len(found),  # the rest of such a file is lost, too
         )
         if share > self.data.max_unreadable:
             self._read_again()
-            codes = ", ".join(f"{code} {count:,}" for code, count in sorted(unread.items()))
+            codes = ", ".join(f"{code} {count:,}" for code, count in sorted(lost.items()))
             raise UserError(
-                f"data.files: {unread.total():,} of {documents:,} documents could not be read "
-                f"({codes}){_first_broken(found)}; mend them, or allow a share of "
+                f"data.files: {lost.total():,} of {documents:,} documents could not be read "
+                f"({codes}){first_broken(found)}; mend them, or allow a share of "
                 f"{share:.2g} by data.max_unreadable, and --resume"
             )
 
@@ -220,7 +266,10 @@ class _Sampling:
         those that were screened out by their codes."""
         counts: Counter[str] = Counter()
         size = self.cfg.run.shard_records
-        with PartReaders(self.parts) as readers, SourcesParquet(_view(self.ctx)) as parquet:
+        with (
+            PartReaders(self.parts) as readers,
+            SourcesParquet(self.ctx.out_dir / _VIEW) as parquet,
+        ):
             verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
                 records, lost = [], []
@@ -251,8 +300,8 @@ class _Sampling:
         """counts.json: in = sampled + rejected + screened. The same for this process's stats."""
         rejected = sum((part.rejected for part in found), Counter())
         pieces = sum(part.pieces for part in found)
-        unread = _unread(rejected)
-        rejected -= unread
+        lost = unread(rejected)
+        rejected -= lost
         rejected["duplicate"] = doubles
         rejected["not_sampled"] = pieces - sampled.total() - rejected.total()
         screened = Counter({code: sampled.pop(code) for code in SCREENED if sampled[code]})
@@ -266,7 +315,7 @@ class _Sampling:
             "max_files": self.data.max_files,
             "max_documents": self.data.max_documents,
             "documents": sum(part.documents for part in found),
-            "unreadable": dict(sorted(unread.items())),
+            "unreadable": dict(sorted(lost.items())),
             "pieces": pieces,
             "sampled": sampled.total(),
             "rejected": dict(sorted(rejected.items())),
@@ -292,7 +341,7 @@ class _Sampling:
         write_atomic(self.folder.path / "counts.json", to_line(content))
         stats = self.ctx.stats
         stats.records_in, stats.records_out = pieces, sampled.total()
-        stats.rejected.update(rejected + screened + unread)
+        stats.rejected.update(rejected + screened + lost)
 
 
 def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]:
@@ -308,68 +357,8 @@ def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]
     return data.model_copy(update=update), min(limit, data.sample_pool_size)
 
 
-def _offer_part(sample: BottomK, part: Part) -> None:
-    for entries in part.chunks():
-        for stratum in set(entries["stratum"].tolist()):
-            sample.extend(stratum, entries["priority"][entries["stratum"] == stratum])
-
-
-def _choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndarray, int]:
-    """The entries of the sample by priority, with the part of each, and how many doubles they have.
-
-    Of equal texts the first in the corpus stands for all; of a sentence and a blob that read the
-    same, the sentence.
-    """
-    import numpy as np
-    from numpy.lib import recfunctions
-
-    last = np.array([max(cutoff, 0) for cutoff in cutoffs], dtype=np.uint64)
-    open_ = np.array([cutoff >= 0 for cutoff in cutoffs])
-    found = []
-    for part in parts:
-        for entries in part.chunks():
-            strata = entries["stratum"]
-            wanted = entries[open_[strata] & (entries["priority"] <= last[strata])]
-            number = np.full(len(wanted), part.index, dtype="<i4")
-            found.append(recfunctions.append_fields(wanted, "part", number, usemask=False))
-    if not found:
-        return np.empty(0), 0
-    rows = np.concatenate(found)
-    blob = rows["stratum"] >= buckets
-    rows = rows[np.lexsort((blob, rows["priority"]))]  # stable: equal ones as in the corpus
-    first = np.ones(len(rows), dtype=bool)
-    first[1:] = rows["priority"][1:] != rows["priority"][:-1]
-    return rows[first], int(len(rows) - first.sum())
-
-
 def _write_all(path: Path, records: list[Record]) -> str:
     with ShardWriter(path) as writer:
         for record in records:
             writer.write(record)
         return writer.commit()
-
-
-def _view(ctx: Context) -> Path:
-    return ctx.out_dir / "sampled_sources.parquet"
-
-
-def _why_nothing(found: list[PartCounts]) -> str:
-    documents = sum(part.documents for part in found)
-    if not documents:
-        many = f"{len(found)} files" if len(found) > 1 else found[0].file
-        return f"data.files: no document in {many}{_first_broken(found)}"
-    codes = sum((part.rejected for part in found), Counter())
-    return f"data.files: {documents} documents, and no source left of them: {dict(codes)}"
-
-
-def _first_broken(found: list[PartCounts]) -> str:
-    for part in found:
-        for line in part.broken:
-            return f"; the first: {part.file} line {line['line']}: {line['reason']}"
-    return ""
-
-
-def _unread(rejected: Counter[str]) -> Counter[str]:
-    """Of what was left out, the documents that could not be read."""
-    codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
-    return Counter({code: rejected[code] for code in codes if rejected[code]})

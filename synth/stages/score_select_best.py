@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -10,19 +11,35 @@ from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.clients import Clients
+from synth.drive.kinds import MapStage
+from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.locks import held
-from synth.folder.store import Record, StageFolder
+from synth.folder.store import Record
 from synth.record import Kept, Rejected
+from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
 
+_PICTURE = ("Score of the candidates", "MetricX score (lower is better)")
 
-class ScoreSelectBest:
-    """Scores all candidates that may compete, keeps the best `store_top_k`."""
+
+class ScoreSelectBest(MapStage):
+    """Scores all candidates that may compete, keeps the best `store_top_k`.
+
+    A record gains `candidate_counts` {asked, distinct, scored, out {code: count}}, `topk`
+    [{index, text, score}], `worst` {index, text, score} | null; `candidates` go, unless they are
+    stored.
+    """
 
     name = "score_select_best"
-    after = "generate_128"
+    other_names = ("score_128_select_best",)
+    view = "final_candidates_topk.jsonl"
+    shows_rejected = True
+    drawn = (
+        Drawn(_PICTURE[0], "score_best", "best", _PICTURE[1]),
+        Drawn(_PICTURE[0], "score_worst", "worst", _PICTURE[1]),
+    )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
         """MetricX."""
@@ -36,6 +53,39 @@ class ScoreSelectBest:
             "store_top_k": final.store_top_k,
             "store_candidates": final.store_candidates,
             **({} if final.max_score is None else {"max_score": final.max_score}),
+        }
+
+    def cost(self, run: Sizes) -> Cost:
+        """A score of every candidate."""
+        return Cost(
+            self.name,
+            records=run.chosen,
+            scored=run.chosen * run.cfg.final_generation.num_candidates,
+            disk_bytes=int(run.chosen * run.best_bytes),
+            driver_s=(0.001, 0.00011),
+            view_records=run.chosen,
+            view_bytes=run.line_bytes(run.text_bytes),
+        )
+
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+        """The best and the worst score of each source, and what could not compete."""
+        best, worst, margin = (Spread(0.01) for _ in range(3))
+        out: Counter[str] = Counter()
+        strata: Counter[str] = Counter()
+        for record in records:
+            strata[stratum(record)] += 1
+            out.update(record["candidate_counts"]["out"])
+            score = record["topk"][0]["score"]
+            best.add(score)
+            if record.get("worst") is not None:
+                worst.add(record["worst"]["score"])
+                margin.add(record["worst"]["score"] - score)
+        return {
+            "score_best": best,
+            "score_worst": worst,
+            "margin": margin,
+            "candidates_out": out,
+            "strata": strata,
         }
 
     async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
@@ -86,16 +136,16 @@ class ScoreSelectBest:
             kept["candidates"] = scored
         return Kept(kept)
 
-
-def let_candidates_go(ctx: Context) -> None:
-    """Delete the candidates of generate_128 when all of them are scored, unless they are to be
-    stored: the kept answers hold their texts, too. Not while another driver reads there."""
-    source = StageFolder(ctx.out_dir, ScoreSelectBest.after)
-    if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
-        return
-    with suppress(UserError), held([(source.lock(), False)], "let candidates go"):
-        for index in range(source.shards() or 0):
-            source.let_go(index)
+    def finish(self, ctx: Context) -> None:
+        """Delete the candidates when all of them are scored, unless they are to be stored: the kept
+        answers hold their texts, too. Not while another driver reads there."""
+        assert self.after is not None
+        source = ctx.folder(self.after.name)
+        if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
+            return
+        with suppress(UserError), held([(source.lock(), False)], "let candidates go"):
+            for index in range(source.shards() or 0):
+                source.let_go(index)
 
 
 def _distinct(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:

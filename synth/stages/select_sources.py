@@ -8,7 +8,7 @@ wanted, whatever the pool. The second writes the records in the order in which t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Context
+from synth.drive.kinds import WholeStage
+from synth.folder.distributions import Found
 from synth.folder.store import Record, ShardWriter, StageFolder
 from synth.record import Rejected
+from synth.stages.cost import Cost, Sizes
+from synth.stages.prefilter_score import improvement, improvements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,11 +32,14 @@ _ENTRY = [("improvement", "<f8"), ("source_id", "S32"), ("bucket", "<u2")]
 _CHUNK = 1 << 16
 
 
-class SelectSources:
-    """The best `target_examples_total` of all prefiltered sources."""
+class SelectSources(WholeStage):
+    """The best `target_examples_total` of all prefiltered sources.
+
+    A record gains `rank` (0: the most improved).
+    """
 
     name = "select_sources"
-    after = "prefilter_score"
+    drawn = (improvement("selected"),)
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """What the choice depends on."""
@@ -43,6 +50,20 @@ class SelectSources:
             "shard_records": cfg.run.shard_records,
             **({} if least is None else {"min_improvement": least}),
         }
+
+    def cost(self, run: Sizes) -> Cost:
+        """Of the pool those that are chosen go on."""
+        return Cost(
+            self.name,
+            records=run.pool,
+            left_out=run.pool - run.chosen,
+            disk_bytes=int(run.pool * run.scored_bytes),
+            driver_s=(0.00005, 0.0),
+        )
+
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+        """As before the choice."""
+        return improvements(records)
 
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
         """Rank, choose, and write the chosen in the order of their sources."""
