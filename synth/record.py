@@ -1,4 +1,4 @@
-"""What becomes of a record at a stage. A record only gains fields on its way, each stage says which;
+"""What becomes of a record at a stage. It only gains fields on its way, and each stage says which;
 one that is dropped is written too, with `stage`, `reason_code`, `reason` and what it had.
 """
 

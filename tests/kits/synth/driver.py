@@ -8,15 +8,13 @@ import hashlib
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
+from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
 from synth.folder.store import ShardWriter, StageFolder, digest_of
 from synth.record import source_id
-from synth.stages.generate_128 import Generate128
-from synth.stages.prefilter_score import PrefilterScore
-from synth.stages.score_select_best import ScoreSelectBest
-from synth.stages.select_sources import SelectSources
+from synth.stages.table import ORDER
 
-STAGES = (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest())
+STAGES = ORDER[1:5]
 NAMES = [stage.name for stage in STAGES]
 
 
@@ -78,9 +76,8 @@ def run(cfg, *, stages=STAGES, **options):
     contexts = []
     for stage in stages:
         ctx = Context(cfg, cfg.run.out_dir, **options)
-        later = NAMES[NAMES.index(stage.name) + 1 :]
-        manifest = begin(stage, later, ctx)
-        if hasattr(stage, "process"):
+        manifest = begin(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        if isinstance(stage, MapStage):
             asyncio.run(run_map_stage(stage, manifest, ctx))
         elif not ctx.folder(stage.name).done():
             stage.run(ctx, manifest)

@@ -12,8 +12,7 @@ from synth.drive.driver import run_map_stage
 from synth.folder.begin import begin
 from synth.folder.store import ShardWriter, StageFolder, digest_of, read_records
 from synth.record import source_id
-from synth.stages.export import Export
-from synth.stages.format_filter import FormatFilter
+from synth.stages.table import ORDER
 
 ROOT = Path(__file__).parents[3]
 
@@ -166,14 +165,14 @@ def _cut(records, size=4):
 
 def run_filter(cfg, **more):
     ctx = Context(cfg, cfg.run.out_dir, **more)
-    stage = FormatFilter()
-    asyncio.run(run_map_stage(stage, begin(stage, ["export"], ctx), ctx))
+    *_, stage, export = ORDER
+    asyncio.run(run_map_stage(stage, begin(stage, [export], ctx), ctx))
     return ctx
 
 
 def run_export(cfg, **more):
     ctx = Context(cfg, cfg.run.out_dir, **more)
-    stage = Export()
+    stage = ORDER[-1]
     stage.run(ctx, begin(stage, [], ctx))
     return ctx
 

@@ -17,7 +17,7 @@ from synth.folder.store import StageFolder
 from synth.folder.totals import write_stats
 from synth.report.page import _told, write_report
 from synth.report.reasons import explain
-from synth.stages.prefilter_score import PrefilterScore
+from synth.stages.table import BY_NAME
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,
@@ -169,7 +169,7 @@ def test_slow_answers_hold_up_no_other_shard(tmp_path, teacher, metricx):
     cfg.teacher.max_concurrency = 16
     teacher.forget()
     teacher.hang = lambda body: " slow" in body["messages"][-1]["content"]
-    working = threading.Thread(target=run, args=(cfg,), kwargs={"stages": [PrefilterScore()]})
+    working = threading.Thread(target=run, args=(cfg,), kwargs={"stages": STAGES[:1]})
     working.start()
     try:
         wait_until(lambda: sum(r.choices for r in teacher.requests) == 2 * 190)
@@ -223,12 +223,12 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
         "identical_candidates": 4
     }
     told = {"stage": "generate_128", "code": "identical_candidates", "count": 4, "share": 1.0}
-    (row,) = _told(funnel(tmp_path))
+    (row,) = _told(funnel(BY_NAME, tmp_path))
     assert row == told | {"meaning": explain("identical_candidates")}
     page = write_report(tmp_path).read_text()
     assert "<code>identical_candidates</code>" in page and "100.00 %" in page
     file = {"of": "train", "name": "train.parquet", "rows": 4, "bytes": 1, "memory": 1}
-    text = card(cfg, funnel(tmp_path), [file], {})
+    text = card(cfg, funnel(BY_NAME, tmp_path), [file], {})
     assert "Of the 4 that left generate_128: identical_candidates 4." in text
     assert "- `identical_candidates`: All candidates" in text
     assert scored.stats.metricx.samples == 4

@@ -18,10 +18,9 @@ from synth.context import Context, Unfinished
 from synth.drive.processes import run_map_stage_on_processes
 from synth.folder.begin import begin
 from synth.folder.stats import process_figures
-from synth.stages.prefilter_score import PrefilterScore
-from tests.kits.synth.driver import config, output, run, write_sources
+from tests.kits.synth.driver import STAGES, config, output, run, write_sources
 
-STAGE = PrefilterScore()
+STAGE = STAGES[0]
 #: More than one process has in work at once.
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(160)]
 

@@ -10,12 +10,9 @@ from bench.kit.servers import PATIENCE_S, wait_until
 from scorekit.errors import ServiceUnreachable, UserError
 from synth.context import Context
 from synth.drive.cluster import run_map_stage_on_ray, shared_budget
+from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
-from synth.stages.generate_128 import Generate128
-from synth.stages.prefilter_score import PrefilterScore
-from synth.stages.score_select_best import ScoreSelectBest
-from synth.stages.select_sources import SelectSources
-from tests.kits.synth.driver import NAMES, TEXTS, config, output, write_sources
+from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
 
 
 @pytest.fixture
@@ -37,10 +34,10 @@ def test_a_ray_cluster_makes_the_same_bytes(
 ):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
-    for stage in (PrefilterScore(), SelectSources(), Generate128(), ScoreSelectBest()):
+    for stage in STAGES:
         ctx = Context(cfg, tmp_path)
-        manifest = begin(stage, NAMES[NAMES.index(stage.name) + 1 :], ctx)
-        if hasattr(stage, "process"):
+        manifest = begin(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        if isinstance(stage, MapStage):
             run_map_stage_on_ray(stage, manifest, ctx)
         else:
             stage.run(ctx, manifest)
@@ -75,7 +72,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
     cluster, nodes = two_nodes
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)  # 8 requests in flight, 4 a node
-    stage, ctx = PrefilterScore(), Context(cfg, tmp_path)
+    stage, ctx = STAGES[0], Context(cfg, tmp_path)
     teacher.forget()
     teacher.hang = True
     work = (stage, begin(stage, [], ctx), ctx)
@@ -96,7 +93,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
 @pytest.mark.slow
 def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, teacher, metricx):
     write_sources(tmp_path, TEXTS)
-    stage = PrefilterScore()
+    stage = STAGES[0]
 
     def start(cfg, **options):
         ctx = Context(cfg, tmp_path, **options)

@@ -23,6 +23,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 from synth.__main__ import app
 from synth.folder.stats import funnel
 from synth.folder.store import read_records
+from synth.stages.table import BY_NAME
 from tests.kits.synth.driver import korean
 from tests.kits.synth.output import ROOT
 
@@ -106,7 +107,7 @@ def test_the_teacher_was_asked_for_ten_translations_of_each_source(run):
 
 def test_no_source_is_lost_between_the_stages(run):
     folder, _ = run
-    counts = {stage.stage: stage for stage in funnel(folder)}
+    counts = {stage.stage: stage for stage in funnel(BY_NAME, folder)}
     assert counts["sample_sources"].records_out == SOURCES
     before = SOURCES
     for name in list(counts)[1:]:

@@ -24,7 +24,6 @@ from synth.folder.begin import begin, clear
 from synth.folder.locks import held, try_lock
 from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_stages
-from synth.stages.generate_128 import Generate128
 from synth.stages.sample_sources import SampleSources
 from tests.kits.synth import output as made
 from tests.kits.synth.driver import (
@@ -135,7 +134,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(synth.folder.store.shutil, "rmtree", die)
-        begin(Generate128(), [], Context(hotter, tmp_path, overwrite=True))
+        begin(STAGES[2], [], Context(hotter, tmp_path, overwrite=True))
     run(hotter, stages=STAGES[2:3], resume=True)
     fresh = tmp_path / "fresh"
     write_sources(fresh, TEXTS)
@@ -190,12 +189,12 @@ def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_
     run(cfg, stages=STAGES[:2])
     stage, ctx = STAGES[0], Context(cfg, tmp_path, resume=True)
     manifest = begin(stage, [], ctx)
-    clear(ctx, "prefilter_score", ["select_sources"])  # another process's --overwrite
+    clear(ctx, STAGES[0], [STAGES[1]])  # another process's --overwrite
     asyncio.run(run_map_stage(stage, manifest, ctx))
     assert StageFolder(tmp_path, "prefilter_score").done()
     run(cfg, stages=STAGES[1:2])
     manifest = begin(STAGES[2], [], ctx)
-    clear(ctx, "prefilter_score", ["select_sources"])
+    clear(ctx, STAGES[0], [STAGES[1]])
     with pytest.raises(UserError, match="run --stage select_sources first"):
         asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
     cfg.prefilter.rank_by = "overall"

@@ -8,9 +8,9 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from services.judge.rules import judge_translation
-from synth.__main__ import STAGES
 from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
+from synth.stages.table import named
 
 #: For each tag: what the prompt calls it, a text in it, and one in its other variant (None where no
 #: check tells them apart) with the code that rejects it.
@@ -64,7 +64,7 @@ def test_a_tag_is_kept_to_the_exported_row(tag, tmp_path, corpus, metricx_url):
     fake = FakeOpenAI(respond=answer(good, bad, 0.5))
     with fake.running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
-        run_stages(cfg, RunOptions(STAGES))
+        run_stages(cfg, RunOptions(named("all")))
     asked = fake.requests[0].body["messages"][-1]["content"]
     assert f"{name} ({tag})" in asked and "English (en-US)" in asked
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
@@ -85,7 +85,7 @@ def test_a_teacher_that_writes_the_other_variant_is_rejected_by_its_code(
     with FakeOpenAI(respond=answer(bad, good, 0.0)).running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
         with pytest.raises(UserError, match=f"format_filter: no record goes on \\({code} 6\\)"):
-            run_stages(cfg, RunOptions(STAGES))
+            run_stages(cfg, RunOptions(named("all")))
     lost = list(StageFolder(cfg.run.out_dir, "format_filter").all_rejected())
     assert len(lost) == 6 and {record["reason_code"] for record in lost} == {code}
 
@@ -103,7 +103,7 @@ def test_the_judge_is_told_the_tag(tag, code, tmp_path, corpus, metricx_url):
             segmentation={"max_chars": 100},
             filters={"rule_based": False, "llm_judge": {"url": judge}},
         )
-        run_stages(cfg, RunOptions(STAGES))
+        run_stages(cfg, RunOptions(named("all")))
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and all(row["target_text"].startswith(good) for row in rows)
     tried = [t["reason_code"] for row in rows for t in row["selection"]["filters"]["tried"]]
@@ -134,7 +134,7 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
         cfg = config(
             tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": "qjj", "languages": [own]}
         )
-        run_stages(cfg, RunOptions(STAGES))
+        run_stages(cfg, RunOptions(named("all")))
     assert "Udo Korean (qjj)" in fake.requests[0].body["messages"][-1]["content"]
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and {(r["pair_id"], r["target_lang_code"]) for r in rows} == {("en->qjj", "qjj")}

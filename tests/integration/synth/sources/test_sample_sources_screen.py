@@ -17,7 +17,7 @@ from synth.context import Context
 from synth.folder.begin import begin
 from synth.folder.stats import count_stage
 from synth.folder.store import StageFolder
-from synth.stages.format_filter import FormatFilter
+from synth.stages.table import BY_NAME
 from tests.kits.synth.output import config as output_config
 from tests.kits.synth.output import make_run, run_filter
 from tests.kits.synth.sample_sources import config, counts, run, shards, tree
@@ -137,4 +137,4 @@ def test_translations_of_an_evaluation_set_are_left_out(tmp_path):
     assert lost["reason"] == "is wmt.txt line 1"
     evaluation.write_text("Something else.\n")
     with pytest.raises(UserError, match="decontaminate was"):
-        begin(FormatFilter(), [], Context(cfg, cfg.run.out_dir, resume=True))
+        begin(BY_NAME["format_filter"], [], Context(cfg, cfg.run.out_dir, resume=True))

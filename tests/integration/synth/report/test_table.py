@@ -1,0 +1,105 @@
+"""The table of stages: a stage that is added to it is found wherever stages are told of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rich.console import Console
+
+from scorekit.errors import UserError
+from synth.context import Context
+from synth.drive.driver import run_map_stage
+from synth.drive.kinds import MapStage
+from synth.folder.begin import begin
+from synth.folder.distributions import Drawn, Spread
+from synth.folder.totals import write_stats
+from synth.folder.views import write_views
+from synth.record import Kept, Rejected
+from synth.report.estimate import plan
+from synth.report.page import write_report
+from synth.report.tables import estimate, status
+from synth.stages.cost import Cost
+from synth.stages.table import BY_NAME, ORDER, in_order, named
+from tests.kits.synth.output import config, make_run
+
+
+class CountWords(MapStage):
+    """A toy: it counts the words of each source, and asks nobody."""
+
+    name = "count_words"
+    view = "counted.jsonl"
+    shows_rejected = True
+    drawn = (Drawn("Words of a toy", "words", "source", "words"),)
+
+    def settings(self, cfg):
+        return {}
+
+    def uses(self, cfg):
+        return frozenset()
+
+    async def process(self, record, clients):
+        words = len(record["source_text"].split())
+        if words < 3:
+            return Rejected(record, "too_short")
+        return Kept({**record, "words": words})
+
+    def cost(self, run):
+        return Cost(self.name, records=run.chosen, disk_bytes=12_000_000, driver_s=(3600.0, 0.0))
+
+    def figures(self, cfg, records):
+        words = Spread()
+        for record in records:
+            words.add(record["words"])
+        return {"words": words}
+
+
+def printed(shown):
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(shown)
+    return text.get()
+
+
+def rows(text, name):
+    return [line.split() for line in text.splitlines() if name in line]
+
+
+def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_path, monkeypatch):
+    stages = in_order(*map(type, ORDER[:5]), CountWords, *map(type, ORDER[5:]))
+    toy = stages[5]
+    monkeypatch.setitem(BY_NAME, toy.name, toy)
+    cfg = config(tmp_path)
+    make_run(tmp_path)
+    assert "–" in rows(printed(status(tmp_path, stages)), toy.name)[0]
+
+    ctx = Context(cfg, tmp_path)
+    asyncio.run(run_map_stage(toy, begin(toy, stages[6:], ctx), ctx))
+    stats = write_stats(ctx, toy.name)
+    assert stats["stages"][toy.name]["distributions"]["words"]["n"] == 10
+
+    assert write_views(ctx, toy.name)[0] == tmp_path / "counted.jsonl"
+    assert len((tmp_path / "counted.jsonl").read_text().splitlines()) == 10
+    assert "done" in rows(printed(status(tmp_path, stages)), toy.name)[0]
+    counts, hours = rows(printed(estimate(cfg, stages=stages)), toy.name)[:2]
+    assert counts == [toy.name, "12", "MB"]
+    assert hours == [toy.name, "10.0", "driver"]
+    page = write_report(tmp_path, order=stages).read_text(encoding="utf-8")
+    assert f"<td>{toy.name}</td>" in page
+    assert "Words of a toy" in page
+
+
+def test_each_stage_follows_the_one_before_it_in_the_table():
+    assert [stage.after for stage in ORDER] == [None, *ORDER[:-1]]
+    assert ORDER[-1].before == ORDER[:-1]
+    assert len({stage.name for stage in ORDER}) == len(ORDER)
+    assert named("all") == tuple(BY_NAME)
+    assert named("score_128_select_best") == ("score_select_best",)
+    with pytest.raises(UserError, match="--stage nothing: give all, or one of sample_sources, "):
+        named("nothing")
+
+
+def test_the_costs_are_of_the_stages_in_their_order(tmp_path):
+    made = plan(config(tmp_path))
+    assert [cost.stage for cost in made.costs] == list(BY_NAME)
+    assert all(cost.disk_bytes and sum(cost.driver_s) for cost in made.costs)
