@@ -2,7 +2,7 @@
 
 SQLite finds a row from page to page, so that one bad page hides those behind it, and a file that
 was cut off cannot be opened at all. Here no page leads to another: what looks like a row of ours
-is taken where the checksum of its value says that it is one (`answers.unpack`). The layout is that
+is taken where the checksum of its value says that it is one (`contract.unpack`). The layout is that
 of https://www.sqlite.org/fileformat2.html, sections 1.6, 2.1 and 4.
 """
 
