@@ -23,17 +23,14 @@ from scorekit.errors import RequestError
 from scorekit.schemas import (
     SCHEMA_VERSION,
     ErrorResponse,
-    Info,
-    score_request,
-    score_response,
 )
 from scorekit.server.backend import Backend
-from scorekit.server.http.answers import answer_bytes, body_parts, line_json
-from scorekit.server.http.body import read_request
+from scorekit.server.http.body import Shape, read_request
 from scorekit.server.http.gate import Gate
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.queue.work import Job
 from scorekit.server.service import LARGE, MANY, ScoringService
+from scorekit.server.verb import Line
 
 
 def create_app(
@@ -63,10 +60,10 @@ def create_app(
     app.add_middleware(Gate, keys=load_api_keys(settings, secrets), metrics=service.metrics)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    request_type = score_request(backend.sample_type, backend.options_type, settings.max_samples)
-    _add_score_routes(app, service, request_type)
+    shape = Shape(backend.verb, backend.verb.request_type(settings.max_samples))
+    _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
-    _describe_requests(app, request_type)
+    _describe_requests(app, shape)
     return app
 
 
@@ -89,45 +86,39 @@ _STREAM_ANSWER = {
 }
 
 
-def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[BaseModel]) -> None:
+def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> None:
     statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
 
-    response_type = score_response(service.backend.sample_type)
+    verb = shape.verb
     router = APIRouter(route_class=DirectRoute)
 
     async def open_job(request: Request, held: ExitStack) -> tuple[Any, Job]:
         service.refuse_if_unavailable()  # before the body is read
         share = held.enter_context(service.budget.share())
-        asked = await read_request(request, request_type, service.settings, share)
+        asked = await read_request(request, shape, service.settings, share)
         job = await service.open(asked, share.size)
         if (key := request.scope.get("key_id")) is not None:
-            service.metrics.key_samples.labels(key).inc(len(job.ids))
+            service.metrics.key_samples.labels(key).inc(len(job.answers))
         return asked, job
 
-    @router.post("/v1/score", responses={200: {"model": response_type}, **refusals})
-    async def score(request: Request) -> Response:
-        """Score samples; result k answers sample k. A bad sample fails beside its siblings."""
+    async def ask(request: Request) -> Response:
         with ExitStack() as held:
             asked, job = await open_job(request, held)
             watch = _Watch(request, job)
             try:
-                await service.finish(job, asked.timeout_s)
+                await service.finish(job)
             finally:
                 watch.end()
                 service.close_job(job)
-            parts = body_parts(job, service.model_json)
-            if len(job.ids) <= MANY and answer_bytes(job) <= LARGE:
+            parts = verb.answer(asked, job.answers, job.cached, service.model)
+            written = sum(len(one) for one in job.answers if isinstance(one, bytes))
+            if len(job.answers) <= MANY and written <= LARGE:
                 body = b"".join(parts)
                 return Response(body, media_type="application/json", headers=_times(job))
             return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
 
-    @router.post(
-        "/v1/score/stream",
-        responses={200: _STREAM_ANSWER, **refusals},
-        response_class=StreamingResponse,
-    )
-    async def score_stream(request: Request) -> Response:
+    async def ask_stream(request: Request) -> Response:
         """The same request; one result a line, in order of completion.
 
         A stream without its last line has failed: ask again for the missing indexes.
@@ -136,15 +127,32 @@ def _add_score_routes(app: FastAPI, service: ScoringService, request_type: type[
             asked, job = await open_job(request, held)
             held.callback(service.close_job, job)
             watch = _Watch(request, job)
-            indexes = service.stream(job, asked.timeout_s)
+            indexes = service.stream(job)
             try:
                 # The first result comes before the header: nothing in time is a 504.
                 first = await anext(indexes)
             finally:
                 watch.end()  # from here on the response itself notices
-            lines = _lines(job, first, indexes)
+            lines = _lines(verb.lines(asked), job, first, indexes)
             return _Parts(lines, held.pop_all(), "application/x-ndjson", _times(job))
 
+    router.add_api_route(
+        verb.path,
+        ask,
+        methods=["POST"],
+        name=verb.name,
+        description=verb.about,
+        responses={200: {"model": verb.response_type}, **refusals},
+    )
+    if verb.streams:
+        router.add_api_route(
+            f"{verb.path}/stream",
+            ask_stream,
+            methods=["POST"],
+            name=f"{verb.name}_stream",
+            responses={200: _STREAM_ANSWER, **refusals},
+            response_class=StreamingResponse,
+        )
     app.include_router(router)
 
 
@@ -175,12 +183,14 @@ async def _yielding(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-async def _lines(job: Job, first: int, rest: AsyncIterator[int]) -> AsyncIterator[bytes]:
-    yield line_json(job, first)
+async def _lines(
+    line: Line, job: Job, first: int, rest: AsyncIterator[int]
+) -> AsyncIterator[bytes]:
+    yield line(first, job.answers[first], first in job.cached)
     async for index in rest:
-        yield line_json(job, index)
+        yield line(index, job.answers[index], index in job.cached)
     good = sum(isinstance(answer, bytes) for answer in job.answers)
-    yield to_json({"done": True, "ok": good, "failed": len(job.ids) - good}) + b"\n"
+    yield to_json({"done": True, "ok": good, "failed": len(job.answers) - good}) + b"\n"
 
 
 def _times(job: Job) -> dict[str, str]:
@@ -221,8 +231,12 @@ class _Watch:
 
 def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/v1/info", include_in_schema=False)
-    @app.get("/v1/info", responses={503: {"model": ErrorResponse}})
-    async def info() -> Info:
+    @app.get(
+        "/v1/info",
+        response_model=service.verb.info_type,
+        responses={503: {"model": ErrorResponse}},
+    )
+    async def info() -> BaseModel:
         """What the model is, what it can take, and which code runs it."""
         if not service.loaded:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
@@ -249,25 +263,25 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _info(service: ScoringService) -> Info:
+def _info(service: ScoringService) -> BaseModel:
     told = service.description
     memory = service.backend.memory_bytes()
     own: dict[str, str | None] = {"scorekit": scorekit.__version__}
-    return Info(
-        service=service.backend.service,
-        model=told.model,
-        revision=told.revision,
-        tokenizer=told.tokenizer,
-        dtype=told.dtype,
-        device=told.device,
-        max_input_length=told.max_input_length,
-        max_samples=service.settings.max_samples,
-        max_body_bytes=service.settings.max_body_bytes,
-        score_range=told.score_range,
-        higher_is_better=told.higher_is_better,
-        versions=own | told.versions,
-        commit=_commit(),
-        device_memory_bytes=memory[0] if memory else None,
+    return service.verb.info(
+        {
+            "service": service.backend.service,
+            "model": told.model,
+            "revision": told.revision,
+            "tokenizer": told.tokenizer,
+            "dtype": told.dtype,
+            "device": told.device,
+            "max_input_length": told.max_input_length,
+            "max_samples": service.settings.max_samples,
+            "max_body_bytes": service.settings.max_body_bytes,
+            "versions": own | told.versions,
+            "commit": _commit(),
+            "device_memory_bytes": memory[0] if memory else None,
+        }
     )
 
 
@@ -296,21 +310,23 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _describe_requests(app: FastAPI, request_type: type[BaseModel]) -> None:
+def _describe_requests(app: FastAPI, shape: Shape) -> None:
     """Bodies are read by hand (limits come first), so their schema is added by hand too."""
-    schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs")
+    name, path = shape.request_type.__name__, shape.verb.path
+    schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = default()
-        document["components"]["schemas"] |= definitions | {"ScoreRequest": schema}
-        body = {"$ref": "#/components/schemas/ScoreRequest"}
-        for path in ("/v1/score", "/v1/score/stream"):
-            document["paths"][path]["post"]["requestBody"] = {
-                "required": True,
-                "content": {"application/json": {"schema": body}},
-            }
+        document["components"]["schemas"] |= definitions | {name: schema}
+        body = {"$ref": f"#/components/schemas/{name}"}
+        for route in (path, f"{path}/stream"):
+            if route in document["paths"]:
+                document["paths"][route]["post"]["requestBody"] = {
+                    "required": True,
+                    "content": {"application/json": {"schema": body}},
+                }
         _describe_keys(document)
         return document
 

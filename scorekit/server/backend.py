@@ -8,18 +8,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from scorekit.errors import SampleError
-from scorekit.schemas import Options, ScoreRange, TranslationSample, Wire
+from scorekit.schemas import TranslationSample
+from scorekit.server.scoring import Scoring
+from scorekit.server.verb import Outcome, Verb
 
 
 @dataclass(slots=True)
 class Encoded:
-    """A tokenised sample.
+    """A tokenised item.
 
     length: tokens of its longest sequence (what a batch is padded to); 1 where a batch is counted
-        in samples (a judge's LLM).
+        in items (a judge's LLM).
     rows: sequences it adds to a batch (xCOMET with a reference: 3).
-    fields: what the result tells about the input: for a translation `tokens`, `truncated`,
-        `mt_covered`.
+    fields: what the outcome tells about the input: for a translation `tokens`, `truncated`,
+        `mt_covered`. The figures count `tokens`, or `length` where there are none.
     payload: the backend's own (ids, options, ...).
     """
 
@@ -39,17 +41,10 @@ class Description:
     dtype: str
     device: str
     max_input_length: int
-    score_range: ScoreRange
-    higher_is_better: bool
     versions: dict[str, str | None] = field(default_factory=dict)
-    #: Whatever else changes a score (attention back end, layer transformation, tokenizer digest):
-    #: part of the cache key.
+    #: Whatever else changes an outcome (attention back end, layer transformation, tokenizer
+    #: digest): part of the cache key.
     engine: dict[str, str] = field(default_factory=dict)
-
-
-#: What `forward` gives for one sample: the result's fields (`score`; xCOMET's `error_spans`, the
-#: judge's `verdict`), or the reason why that sample has none.
-Outcome = dict[str, Any] | SampleError
 
 
 class Backend(Protocol):
@@ -58,13 +53,8 @@ class Backend(Protocol):
     service: str
 
     @property
-    def sample_type(self) -> type[Wire]:
-        """The type of one sample on the wire."""
-        ...
-
-    @property
-    def options_type(self) -> type[Options]:
-        """The type of a request's options."""
+    def verb(self) -> Verb:
+        """What it is asked, and how it answers."""
         ...
 
     def load(self) -> Description:
@@ -72,21 +62,30 @@ class Backend(Protocol):
         ...
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
-        """Tokenise. A sample that cannot be scored gives a SampleError in its place."""
+        """Tokenise. An item that the model cannot take gives a SampleError in its place."""
         ...
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Score a batch, in order. Raises only when the whole batch failed."""
+        """Outcomes of a batch, in order. Raises only when the whole batch failed."""
         ...
 
     def probe(self, words: int) -> Any:
-        """A valid sample of at least that many tokens (before it is cut), to warm up with and to
-        ask whether the model still answers."""
+        """A valid item of at least that many tokens (before it is cut), to warm up with and to ask
+        whether the model still answers."""
         ...
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
         """Bytes that the model holds on its device now, and held at most, and that the device has;
         None on a CPU."""
+        ...
+
+
+class ScoringBackend(Backend, Protocol):
+    """A model that scores."""
+
+    @property
+    def verb(self) -> Scoring:
+        """Of which samples, and in which range."""
         ...
 
 

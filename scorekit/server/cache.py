@@ -1,9 +1,9 @@
-"""Scores that were paid for once: an LRU in this process, then Redis/Valkey or a SQLite file.
+"""What was paid for once: an LRU in this process, then Redis/Valkey or a SQLite file.
 
-A cache may lose values and may be slow to reach; it never makes a request fail. A value is the
-JSON object of a good result's own fields, as bytes. In the second tier it stands behind its own
+A cache may lose values and may be slow to reach; it never makes a request fail. A value is a good
+outcome in the bytes that its verb writes. In the second tier it stands behind its own
 key and a tag, both checked on reading, so that a damaged value, a reply meant for another call,
-or (with a secret) a value that somebody else wrote is a miss and not a wrong score.
+or (with a secret) a value that somebody else wrote is a miss and not a wrong answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.stored import read_value
 from scorekit.server.tiers import Tier
 
 log = structlog.get_logger()
@@ -278,12 +277,12 @@ class Seal:
         return key + self._tag(key, value) + value
 
     def open(self, key: bytes, sealed: bytes) -> bytes | None:
-        """The value; None unless it is whole, belongs to `key` and holds a good result."""
+        """The value; None unless it is whole and belongs to `key`."""
         start = len(key)
         tag, value = sealed[start : start + self._TAG], sealed[start + self._TAG :]
         if sealed[:start] != key or not hmac.compare_digest(tag, self._tag(key, value)):
             return None
-        return value if read_value(value) is not None else None
+        return value
 
     def _tag(self, key: bytes, value: bytes) -> bytes:
         return hashlib.blake2b(key + value, digest_size=self._TAG, key=self._mac_key).digest()

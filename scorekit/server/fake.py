@@ -17,13 +17,14 @@ from pydantic_settings import SettingsConfigDict
 from scorekit.errors import SampleError
 from scorekit.schemas import (
     MetricXOptions,
-    ScoreOptions,
     ScoreRange,
     TranslationSample,
     XCometOptions,
 )
-from scorekit.server.backend import Description, Encoded, Outcome, translation_probe
+from scorekit.server.backend import Description, Encoded, translation_probe
 from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.scoring import Scoring
+from scorekit.server.verb import Outcome
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -59,8 +60,6 @@ class FakeBackend:
     poison: a text that, found in `mt`, makes the whole batch raise.
     """
 
-    sample_type = TranslationSample
-
     def __init__(
         self,
         service: Literal["metricx", "xcomet"] = "metricx",
@@ -74,13 +73,16 @@ class FakeBackend:
         self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        self.options_type: type[ScoreOptions] = (
-            MetricXOptions if service == "metricx" else XCometOptions
+        metricx = service == "metricx"
+        self.verb = Scoring(
+            TranslationSample,
+            MetricXOptions if metricx else XCometOptions,
+            ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
+            higher_is_better=not metricx,
         )
 
     def load(self) -> Description:
         """Nothing to load; says what it pretends to be."""
-        metricx = self.service == "metricx"
         return Description(
             model=f"fake-{self.service}",
             revision="fake",
@@ -88,8 +90,6 @@ class FakeBackend:
             dtype="float64",
             device="fake",
             max_input_length=MAX_INPUT_LENGTH,
-            score_range=ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
-            higher_is_better=not metricx,
         )
 
     def encode(

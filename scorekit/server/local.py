@@ -9,9 +9,11 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.http.checks import resolve_options, text_fault
+from scorekit.server.backend import Encoded, ScoringBackend
+from scorekit.server.http.checks import text_fault
 from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
+from scorekit.server.scoring import resolve_options
+from scorekit.server.verb import Outcome
 
 
 class LocalScorer:
@@ -20,7 +22,7 @@ class LocalScorer:
     max_batch_tokens: most tokens of one batch, padding included; default: by the device.
     """
 
-    def __init__(self, backend: Backend, *, max_batch_tokens: int | None = None) -> None:
+    def __init__(self, backend: ScoringBackend, *, max_batch_tokens: int | None = None) -> None:
         self.backend = backend
         self.description = backend.load()
         self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
@@ -31,8 +33,9 @@ class LocalScorer:
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place and its error in the metadata."""
         cfg = cfg or ScoringConfig()
+        verb = self.backend.verb
         options = resolve_options(
-            self.backend.options_type.model_validate(cfg.options()), self.description
+            verb.options_type.model_validate(cfg.options()), self.description.max_input_length
         )
         checked = [
             TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
@@ -56,7 +59,8 @@ class LocalScorer:
                     waiting.append((index, one))
             lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
-                scored = run_batch(self.backend.forward, [waiting[k][1] for k in batch])
+                in_hand = [waiting[k][1] for k in batch]
+                scored = run_batch(self.backend.forward, in_hand, verb.outcome_fault)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

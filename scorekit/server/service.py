@@ -8,25 +8,23 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.schemas import SCHEMA_VERSION, ModelRef, Wire
+from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend
 from scorekit.server.cache import Cache
-from scorekit.server.http.checks import resolve_options, text_fault
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.budget import Budget
 from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.stored import could_be_answer
 from scorekit.server.tiers import open_tier
+from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -43,8 +41,10 @@ class ScoringService:
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
         self.backend = backend
+        self.verb = backend.verb
         self.settings = settings
         self.metrics = Metrics()
+        self.metrics.begin_at_zero(self.verb.path)
         tier = open_tier(
             settings.cache,
             name=f"{backend.service}-{settings.port}",
@@ -54,7 +54,6 @@ class ScoringService:
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
         self.budget = Budget(settings.max_inflight_bytes, settings.max_body_bytes)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
-        self._texts_of = _texts_of(backend.sample_type)
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
@@ -79,9 +78,7 @@ class ScoringService:
                 told.engine,
             ]
         )
-        self.model_json = to_json(
-            ModelRef(service=self.backend.service, id=told.model, revision=told.revision)
-        )
+        self.model = ModelRef(service=self.backend.service, id=told.model, revision=told.revision)
         self.metrics.watch_device(self.backend.memory_bytes)
         self.batcher.start()
         self.loaded = True
@@ -116,24 +113,19 @@ class ScoringService:
         Raises RequestError where the request as a whole cannot be taken.
         """
         self.refuse_if_unavailable()
-        samples = request.samples
-        if len(samples) > self.settings.max_samples:
-            raise RequestError(
-                "too_large",
-                f"samples: {len(samples)} samples, at most {self.settings.max_samples} a request",
-            )
-        options = self._resolve(request.options)
-        job = Job([sample.id for sample in samples], time.monotonic())
-        if len(samples) > MANY or size > LARGE:
-            wanted, faults = await asyncio.to_thread(self._wanted, samples, options)
+        asked = self._read(request)
+        timeout_s = asked.timeout_s or self.settings.timeout_s
+        job = Job(len(asked.items), time.monotonic(), timeout_s)
+        if len(asked.items) > MANY or size > LARGE:
+            wanted, faults = await asyncio.to_thread(self._wanted, asked)
         else:
-            wanted, faults = self._wanted(samples, options)
+            wanted, faults = self._wanted(asked)
         for index, fault in faults:
             job.answers[index] = fault
-        if options.cache:
-            wanted = await self._take_known(job, wanted, options)
+        if asked.cache:
+            wanted = await self._take_known(job, wanted, asked.options)
         if wanted:
-            self.batcher.submit(job, wanted, options, request.priority)
+            self.batcher.submit(job, wanted, asked)
         else:
             job.finish()
         return job
@@ -156,30 +148,28 @@ class ScoringService:
             if count:
                 self.metrics.samples.labels(outcome).inc(count)
 
-    async def finish(self, job: Job, timeout_s: float | None) -> None:
+    async def finish(self, job: Job) -> None:
         """Return when every sample is answered, or the time is up.
 
         Nothing answered in time raises `timeout`; else what is late counts as failed.
         """
         if job.missing:
-            timeout = timeout_s or self.settings.timeout_s
-            timer = asyncio.get_running_loop().call_later(timeout, job.finish)
+            timer = asyncio.get_running_loop().call_later(job.timeout_s, job.finish)
             try:
                 await job.done
             finally:
                 timer.cancel()
             if job.missing == len(job.answers):
-                raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
+                raise self._too_late(job)
 
-    async def stream(self, job: Job, timeout_s: float | None) -> AsyncIterator[int]:
+    async def stream(self, job: Job) -> AsyncIterator[int]:
         """Indexes in order of completion; at the end those that are late. Nothing answered in
         time raises `timeout`."""
-        timeout = timeout_s or self.settings.timeout_s
         arrived: asyncio.Queue[int | None] = asyncio.Queue()
         job.on_answer = arrived.put_nowait
         ready = [index for index, answer in enumerate(job.answers) if answer is not None]
         job.done.add_done_callback(lambda _: arrived.put_nowait(None))
-        timer = asyncio.get_running_loop().call_later(timeout, job.finish)
+        timer = asyncio.get_running_loop().call_later(job.timeout_s, job.finish)
         try:
             for index in ready:
                 yield index
@@ -191,20 +181,23 @@ class ScoringService:
             timer.cancel()
         job.done.result()  # raises when the client has left
         if not sent:
-            raise RequestError("timeout", f"nothing was scored within {timeout:g} s")
-        for index in range(len(job.ids)):
+            raise self._too_late(job)
+        for index in range(len(job.answers)):
             if index not in sent:
                 yield index
+
+    def _too_late(self, job: Job) -> RequestError:
+        message = f"nothing was {self.verb.done} within {job.timeout_s:g} s"
+        return RequestError("timeout", message)
 
     async def _take_known(self, job: Job, wanted: list[Wanted], options: Any) -> list[Wanted]:
         """Answer what the cache knows; the others."""
         missing = self._answer_from(self.cache.recall([w.key for w in wanted]), job, wanted)
         if missing and self.cache.has_tier:
             samples = {w.key: w.sample for w in missing}
-            scores = self.description.score_range
 
             def fits(key: bytes, value: bytes) -> bool:
-                return could_be_answer(value, samples[key], options, scores)
+                return self.verb.fits(value, samples[key], options)
 
             known = await self.cache.fetch(list(samples), fits)
             missing = self._answer_from(known, job, missing)
@@ -223,29 +216,27 @@ class ScoringService:
                 job.cached.add(one.index)
         return [one for one in wanted if one.key not in known]
 
-    def _resolve(self, options: Any) -> Any:
+    def _read(self, request: Any) -> Asked:
         try:
-            return resolve_options(options, self.description)
+            return self.verb.read(request, self.description.max_input_length)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
-    def _wanted(
-        self, samples: Sequence[Any], options: Any
-    ) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
+    def _wanted(self, asked: Asked) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
         """The samples with their keys; by index, why no model should read the others."""
-        prefix = self._key_prefix + to_json(options.model_dump(exclude={"cache"}))
+        verb, max_chars = self.verb, self.settings.max_field_chars
+        prefix = self._key_prefix + to_json(asked.key)
         start = hashlib.blake2b(prefix, digest_size=16)
         wanted, faults = [], []
-        for index, sample in enumerate(samples):
-            fault = text_fault(sample, self.settings.max_field_chars)
+        for index, sample in enumerate(asked.items):
+            fault = verb.item_fault(sample, max_chars)
             if fault is not None:
                 faults.append((index, fault))
                 continue
-            # JSON of a fixed list of fields is unambiguous: no two samples give the same bytes.
-            texts = to_json(self._texts_of(sample))
+            content = to_json(verb.content(sample))
             digest = start.copy()
-            digest.update(texts)
-            wanted.append(Wanted(index, digest.digest(), sample, len(texts)))
+            digest.update(content)
+            wanted.append(Wanted(index, digest.digest(), sample, len(content)))
         return wanted, faults
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:
@@ -276,11 +267,3 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return await future
-
-
-def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
-    """What gives everything of a sample that its score may depend on."""
-    fields = attrgetter(*(name for name in sample_type.model_fields if name != "id"))
-    if sample_type.model_config.get("extra") != "allow":
-        return fields
-    return lambda sample: (fields(sample), sorted(sample.model_extra.items()))

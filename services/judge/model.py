@@ -21,7 +21,9 @@ from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
-from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
+from scorekit.server.backend import Description, Encoded, installed_versions
+from scorekit.server.scoring import Scoring
+from scorekit.server.verb import Outcome
 from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
@@ -51,8 +53,7 @@ class _Judge:
     """What both back ends do alike: check samples against their rubrics."""
 
     service = "judge"
-    sample_type = JudgeSample
-    options_type = JudgeOptions
+    verb = Scoring(JudgeSample, JudgeOptions, ScoreRange(min=0.0, max=1.0), higher_is_better=True)
 
     def __init__(self, rubrics: Mapping[str, Rubric], max_input_length: int) -> None:
         self.rubrics = rubrics
@@ -83,12 +84,7 @@ class _Judge:
         return rubric, texts
 
     def _describe(self, **told: Any) -> Description:
-        return Description(
-            max_input_length=self.max_input_length,
-            score_range=ScoreRange(min=0.0, max=1.0),
-            higher_is_better=True,
-            **told,
-        )
+        return Description(max_input_length=self.max_input_length, **told)
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
         """Nothing on a device."""

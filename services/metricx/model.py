@@ -25,13 +25,14 @@ from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
 from scorekit.server.backend import (
     Description,
     Encoded,
-    Outcome,
     installed_versions,
     translation_probe,
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Tokeniser
+from scorekit.server.scoring import Scoring
+from scorekit.server.verb import Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,9 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    sample_type = TranslationSample
-    options_type = MetricXOptions
+    verb = Scoring(
+        TranslationSample, MetricXOptions, ScoreRange(min=0.0, max=25.0), higher_is_better=False
+    )
 
     def __init__(
         self,
@@ -121,8 +123,6 @@ class MetricXBackend:
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=MAX_INPUT_LENGTH,
-            score_range=ScoreRange(min=0.0, max=25.0),
-            higher_is_better=False,
             versions=installed_versions("torch", "transformers", "tokenizers"),
             engine={"attention": "eager", "tokenizer_digest": _tokenizer_digest(tokenizer_folder)},
         )

@@ -31,13 +31,14 @@ from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import (
     Description,
     Encoded,
-    Outcome,
     installed_versions,
     translation_probe,
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Read, Tokeniser
+from scorekit.server.scoring import Scoring
+from scorekit.server.verb import Outcome
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans
@@ -72,8 +73,9 @@ class XCometBackend:
     """
 
     service = "xcomet"
-    sample_type = TranslationSample
-    options_type = XCometOptions
+    verb = Scoring(
+        TranslationSample, XCometOptions, ScoreRange(min=None, max=1.0), higher_is_better=True
+    )
 
     def __init__(
         self,
@@ -191,8 +193,6 @@ class XCometBackend:
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=self._limit,
-            score_range=ScoreRange(min=None, max=1.0),
-            higher_is_better=True,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
                 "comet": installed_versions("unbabel-comet")["unbabel-comet"],

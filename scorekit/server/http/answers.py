@@ -1,13 +1,15 @@
-"""What a request is answered with: JSON put together from answers that were written once."""
+"""What a request for scores is answered with: JSON put together from answers that were written
+once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
 from pydantic_core import to_json
 
 from scorekit.errors import SampleError
-from scorekit.server.queue.work import Job
+from scorekit.schemas import ModelRef
+from scorekit.server.verb import Answer
 
 #: Bytes of an answer that are written at once.
 PART = 256 * 1024
@@ -15,31 +17,27 @@ PART = 256 * 1024
 _LATE = SampleError("timeout", "not scored in time")
 
 
-def result_json(job: Job, index: int) -> bytes:
-    """The result of one sample. What is not done by now has failed with `timeout`."""
-    name = job.ids[index]
+def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
+    """The result of a sample of that id. What is not done by now has failed with `timeout`."""
     start = b'{"id":' + (b"null" if name is None else to_json(name))
-    answer = job.answers[index] or _LATE
+    answer = answer or _LATE
     if isinstance(answer, SampleError):
         return start + b',"ok":false,"error":' + to_json(answer.wire()) + b"}"
-    cached = b"true" if index in job.cached else b"false"
-    return start + b',"ok":true,"cached":' + cached + b"," + answer[1:]
+    return start + b',"ok":true,"cached":' + (b"true," if cached else b"false,") + answer[1:]
 
 
-def answer_bytes(job: Job) -> int:
-    """About how long the answer will be."""
-    return sum(len(answer) for answer in job.answers if isinstance(answer, bytes))
-
-
-def body_parts(job: Job, model: bytes) -> Iterator[bytes]:
-    """The answer to `POST /v1/score`, in parts of some size; `model` is the JSON of its ModelRef.
+def body_parts(
+    ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
+) -> Iterator[bytes]:
+    """The answer to `POST /v1/score`, in parts of some size. cached: indexes.
 
     Equal samples share their answer: written out, it may be a hundred times what the job holds.
     """
-    parts = [b'{"model":' + model + b',"results":[']
+    parts = [b'{"model":' + to_json(model) + b',"results":[']
     size = 0
-    for index in range(len(job.ids)):
-        parts += [b",", result_json(job, index)] if index else [result_json(job, index)]
+    for index, (name, answer) in enumerate(zip(ids, answers, strict=True)):
+        result = result_json(name, answer, index in cached)
+        parts += [b",", result] if index else [result]
         size += len(parts[-1])
         if size > PART:
             yield b"".join(parts)
@@ -47,6 +45,7 @@ def body_parts(job: Job, model: bytes) -> Iterator[bytes]:
     yield b"".join([*parts, b"]}"])
 
 
-def line_json(job: Job, index: int) -> bytes:
+def line_json(index: int, name: str | None, answer: Answer | None, cached: bool) -> bytes:
     """One line of a stream."""
-    return b'{"index":' + str(index).encode() + b"," + result_json(job, index)[1:] + b"\n"
+    result = result_json(name, answer, cached)
+    return b'{"index":' + str(index).encode() + b"," + result[1:] + b"\n"

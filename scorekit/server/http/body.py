@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from scorekit.errors import RequestError
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.budget import Share
 from scorekit.server.service import LARGE
+from scorekit.server.verb import Verb
 
 MOST_FAULTS = 10
 #: Values and names that a sample may have, itself included, where a body is large: several times
@@ -28,8 +30,16 @@ _VALUE = re.compile(
 )
 
 
+@dataclass(slots=True, frozen=True)
+class Shape:
+    """What a request has to look like."""
+
+    verb: Verb
+    request_type: type[BaseModel]
+
+
 async def read_request(
-    request: Request, request_type: type[BaseModel], settings: ServiceSettings, share: Share
+    request: Request, shape: Shape, settings: ServiceSettings, share: Share
 ) -> Any:
     """The checked request, whose bytes `share` then holds. Raises RequestError: too large, no room
     now, or not of the right shape."""
@@ -38,10 +48,10 @@ async def read_request(
     if len(body) > LARGE:
         # One at a time: what is parsed takes many times its size for a moment.
         async with share.budget.parsing:
-            asked = await asyncio.to_thread(_parse_large, body, request_type, settings.max_samples)
+            asked = await asyncio.to_thread(_parse_large, body, shape, settings.max_samples)
     else:
-        asked = _parse(body, request_type)
-    share.count(asked.samples)
+        asked = _parse(body, shape)
+    share.count(getattr(asked, shape.verb.field))
     return asked
 
 
@@ -60,28 +70,30 @@ async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearra
     return body
 
 
-def _parse_large(body: bytearray, request_type: type[BaseModel], max_samples: int) -> BaseModel:
+def _parse_large(body: bytearray, shape: Shape, max_samples: int) -> BaseModel:
     """A body of megabytes may hold millions of values, whose parsing takes a hundred times its
     bytes and holds the interpreter for seconds: they are counted first, which does neither."""
     most = VALUES_A_SAMPLE * max_samples + 1000
     if next(islice(_VALUE.finditer(body), most, None), None) is not None:
         raise RequestError("too_large", f"body: more than {most} values, names included")
-    return _parse(body, request_type)
+    return _parse(body, shape)
 
 
-def _parse(body: bytearray, request_type: type[BaseModel]) -> BaseModel:
+def _parse(body: bytearray, shape: Shape) -> BaseModel:
+    request_type, field = shape.request_type, shape.verb.field
     try:
         return request_type.model_validate_json(body)
     except ValidationError as error:
         faults = error.errors(include_input=False, include_url=False)
-    many = next((f for f in faults if f["type"] == "too_long" and f["loc"] == ("samples",)), None)
+    many = next((f for f in faults if f["type"] == "too_long" and f["loc"] == (field,)), None)
     if many is not None:
         most = many["ctx"]["max_length"]
-        raise RequestError("too_large", f"samples: more than {most} samples in a request")
-    in_samples = [f for f in faults if f["loc"][:1] == ("samples",) and len(f["loc"]) > 1]
-    if in_samples:
-        others = [f for f in faults if f not in in_samples]
-        faults = _all_sample_faults(body, request_type) + others
+        items = shape.verb.items
+        raise RequestError("too_large", f"{field}: more than {most} {items} in a request")
+    in_items = [f for f in faults if f["loc"][:1] == (field,) and len(f["loc"]) > 1]
+    if in_items:
+        others = [f for f in faults if f not in in_items]
+        faults = _all_item_faults(body, request_type, field) + others
     for fault in faults:
         _say_no_foreign_name(fault, request_type)
     raise RequestError("invalid_request", describe_errors(faults, "body", MOST_FAULTS))
@@ -112,17 +124,20 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _all_sample_faults(body: bytearray, request_type: type[BaseModel]) -> list[ErrorDetails]:
-    """Faults of the samples, one after another, until there are enough to name."""
-    (sample_type,) = request_type.model_fields["samples"].annotation.__args__  # type: ignore[union-attr]
-    adapter: TypeAdapter[Any] = TypeAdapter(sample_type)
+def _all_item_faults(
+    body: bytearray, request_type: type[BaseModel], field: str
+) -> list[ErrorDetails]:
+    """Faults of the items, one after another, until there are enough to name."""
+    (item_type,) = get_args(request_type.model_fields[field].annotation)
+    adapter: TypeAdapter[Any] = TypeAdapter(item_type)
     found: list[ErrorDetails] = []
-    for index, sample in enumerate(from_json(body)["samples"]):
+    given = from_json(body)[field]
+    for index, item in enumerate(given if isinstance(given, list) else [given]):
         try:
-            adapter.validate_python(sample)
+            adapter.validate_python(item)
         except ValidationError as error:
             for fault in error.errors(include_input=False, include_url=False):
-                fault["loc"] = ("samples", index, *fault["loc"])
+                fault["loc"] = (field, index, *fault["loc"])
                 found.append(fault)
         if len(found) > MOST_FAULTS:
             break

@@ -1,4 +1,4 @@
-"""What a sample and its options must pass before a model sees them, served or in process."""
+"""What texts must pass before a model sees them, served or in process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from scorekit.errors import SampleError, UserError
-from scorekit.schemas import ScoreOptions
-from scorekit.server.backend import Description
+from scorekit.errors import SampleError
 
 
 def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
@@ -27,19 +25,25 @@ def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
         if not value:
             continue
         name = field if field in type(sample).model_fields else "a text"  # its name is a text, too
-        if len(value) > max_chars:
-            message = f"{name}: {len(value):,} characters, at most {max_chars:,}"
-            return SampleError("invalid_input", message)
-        if "\0" in value:
-            where = value.index("\0")
-            return SampleError("invalid_input", f"{name}: NUL character at position {where}")
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                return SampleError(
-                    "invalid_input", f"{name}: lone surrogate at position {error.start}"
-                )
+        fault = fault_in(name, value, max_chars)
+        if fault is not None:
+            return fault
+    return None
+
+
+def fault_in(name: str, text: str, max_chars: int) -> SampleError | None:
+    """Why no model should read this text, which the fault calls `name`; None if all is well."""
+    if len(text) > max_chars:
+        message = f"{name}: {len(text):,} characters, at most {max_chars:,}"
+        return SampleError("invalid_input", message)
+    if "\0" in text:
+        where = text.index("\0")
+        return SampleError("invalid_input", f"{name}: NUL character at position {where}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return SampleError("invalid_input", f"{name}: lone surrogate at position {error.start}")
     return None
 
 
@@ -54,14 +58,3 @@ def _find_text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
         if name != "id" and field.annotation in (str, str | None)
     )
     return _TEXT_FIELDS.setdefault(sample_type, names)
-
-
-def resolve_options(options: Any, description: Description) -> Any:
-    """Options with the defaults that only the model knows. Raises UserError over its limit."""
-    if not isinstance(options, ScoreOptions):  # nothing is cut to a length
-        return options
-    own = description.max_input_length
-    asked = options.max_input_length
-    if asked is not None and asked > own:
-        raise UserError(f"options.max_input_length: {asked}, the model reads {own}")
-    return options.model_copy(update={"max_input_length": asked or own})

@@ -41,7 +41,8 @@ class Metrics:
         self.key_samples = counter(
             "key_samples", "Samples that were accepted with a configured key, by its id.", "key"
         )
-        self._begin_at_zero()
+        for outcome in ("ok", "cached", *SAMPLE_ERROR_TYPES):
+            self.samples.labels(outcome)
         # cache
         self.cache_hits = counter("cache_hits", "Samples found in the cache, by tier.", "tier")
         self.cache_seconds = histogram(
@@ -90,13 +91,11 @@ class Metrics:
         peak.set_function(lambda: (memory_bytes() or (0, 0, 0))[1])
         total.set_function(lambda: (memory_bytes() or (0, 0, 0))[2])
 
-    def _begin_at_zero(self) -> None:
+    def begin_at_zero(self, route: str) -> None:
         """Show what may be alerted on before it happens: Prometheus sees no increase in a series
         that begins with its first failure."""
-        for outcome in ("ok", "cached", *SAMPLE_ERROR_TYPES):
-            self.samples.labels(outcome)
         for status in ("200", "429", "500", "503", "504"):
-            self.requests.labels("/v1/score", status)
+            self.requests.labels(route, status)
 
     def _counter(self, name: str, told: str, *labels: str) -> Counter:
         return Counter(f"scorekit_{name}", told, labels, registry=self.registry)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
 from scorekit.errors import SampleError
-from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.backend import Encoded
+from scorekit.server.verb import Outcome
 
 log = structlog.get_logger()
 
 Forward = Callable[[Sequence[Encoded]], list[Outcome]]
+#: Why the fields of an outcome are no good one: `Verb.outcome_fault`.
+Check = Callable[[dict[str, Any]], SampleError | None]
 
 
 class DeviceLost(Exception):
@@ -90,18 +93,19 @@ def padded_tokens(batch: Sequence[Encoded]) -> int:
 def run_batch(
     forward: Forward,
     batch: Sequence[Encoded],
+    check: Check,
     on_out_of_memory: Callable[[int], None] | None = None,
 ) -> list[Outcome]:
-    """Score a batch; each outcome holds the result's fields, or why there is none.
+    """Outcomes of a batch, in order; each has what its input tells, too, or is why there is none.
 
     A batch that raises, or does not fit the memory, is halved until the culprit is alone, so that
-    a bad sample fails alone. A score that is not finite is a failure of its sample.
+    a bad sample fails alone. What `check` finds in an outcome is a failure of its sample.
 
     on_out_of_memory is told the padded tokens of a batch that did not fit. Raises DeviceLost.
     """
-    outcomes, fault = _try_forward(forward, batch)
+    outcomes, fault = _try_forward(forward, batch, check)
     if fault is None:
-        return [_finish(e, outcome) for e, outcome in zip(batch, outcomes, strict=True)]
+        return outcomes
     # The exception is gone by now, and with it the memory that its frames held.
     if fault == "out of memory":
         release_device_memory()
@@ -110,18 +114,19 @@ def run_batch(
     if len(batch) == 1:
         return [SampleError("model_failure", f"the model failed: {fault}")]
     half = len(batch) // 2
-    first, second = batch[:half], batch[half:]
-    return run_batch(forward, first, on_out_of_memory) + run_batch(
-        forward, second, on_out_of_memory
-    )
+    first = run_batch(forward, batch[:half], check, on_out_of_memory)
+    return first + run_batch(forward, batch[half:], check, on_out_of_memory)
 
 
-def _try_forward(forward: Forward, batch: Sequence[Encoded]) -> tuple[list[Outcome], str | None]:
+def _try_forward(
+    forward: Forward, batch: Sequence[Encoded], check: Check
+) -> tuple[list[Outcome], str | None]:
     """Outcomes, or what went wrong: "out of memory", else the name of what was raised."""
     try:
         outcomes = forward(batch)
         if len(outcomes) != len(batch):
             raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} samples")
+        return [_finish(*pair, check) for pair in zip(batch, outcomes, strict=True)], None
     except BaseException as error:
         if not is_of_samples(error):
             raise
@@ -131,15 +136,12 @@ def _try_forward(forward: Forward, batch: Sequence[Encoded]) -> tuple[list[Outco
         if len(batch) == 1:
             log.error("model_failure", exc_info=True)
         return [], "out of memory" if kind == "memory" else type(error).__name__
-    return outcomes, None
 
 
-def _finish(encoded: Encoded, outcome: Outcome) -> Outcome:
+def _finish(encoded: Encoded, outcome: Outcome, check: Check) -> Outcome:
     if isinstance(outcome, SampleError):
         return outcome
-    if not math.isfinite(outcome["score"]):
-        return SampleError("non_finite", f"the model's score is {outcome['score']}")
-    return {**outcome, **encoded.fields}
+    return check(outcome) or {**outcome, **encoded.fields}
 
 
 def is_of_samples(error: BaseException) -> bool:

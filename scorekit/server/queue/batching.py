@@ -18,8 +18,7 @@ import structlog
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Backend, Description, Encoded, Outcome, workers_of
-from scorekit.server.http.checks import resolve_options
+from scorekit.server.backend import Backend, Description, Encoded, workers_of
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batch import (
@@ -34,6 +33,7 @@ from scorekit.server.queue.lanes import WINDOW, Lanes
 from scorekit.server.queue.pace import Pace
 from scorekit.server.queue.pieces import Pieces, cut_pieces
 from scorekit.server.queue.work import Flight, Job, Wanted, answer_of
+from scorekit.server.verb import Asked, Outcome
 
 log = structlog.get_logger()
 
@@ -58,6 +58,7 @@ class Batcher:
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         self.backend = backend
+        self._verb = backend.verb
         self.metrics = metrics
         self.on_scored = on_scored  # called on the event loop with the answers worth storing
         self.pace = Pace(settings.stall_after, workers_of(backend))
@@ -83,7 +84,7 @@ class Batcher:
         as the last, and memory that does not suffice shows now. Raises UserError then, and where
         a plain text gets no score."""
         self._max_length = description.max_input_length
-        options = resolve_options(self.backend.options_type(), description)
+        options = self._verb.plain_options(description.max_input_length)
         budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
         self._lanes.max_tokens = self._first_budget = budget
         longest = self._probe(description.max_input_length, options)
@@ -107,9 +108,11 @@ class Batcher:
             self.backend.forward(batch)
             seconds = time.monotonic() - started
         self.pace.learn(tokens, len(batch), seconds)
-        (outcome,) = run_batch(self.backend.forward, [self._plain])
+        (outcome,) = run_batch(self.backend.forward, [self._plain], self._verb.outcome_fault)
         if isinstance(outcome, SampleError):
-            raise UserError(f"the model does not score a plain text ({outcome}): try another dtype")
+            raise UserError(
+                f"the model does not {self._verb.name} a plain text ({outcome}): try another dtype"
+            )
         log.info("warm", batch_tokens=tokens, samples=len(batch), seconds=round(seconds, 3))
 
     def start(self) -> None:
@@ -151,13 +154,14 @@ class Batcher:
         """Samples that wait for the model or are in it."""
         return len(self._flights)
 
-    def submit(self, job: Job, wanted: Sequence[Wanted], options: Any, priority: Priority) -> None:
-        """Put samples in flight for a job; equal keys share a flight.
+    def submit(self, job: Job, wanted: Sequence[Wanted], asked: Asked) -> None:
+        """Put samples in flight for a job, what is `wanted` of all that is asked; equal keys share
+        a flight.
 
         Raises RequestError: `too_large` if the new ones could never fit, `overloaded` if they do
         not fit now. Then nothing was put in flight.
         """
-        flights = self._flights
+        flights, options, priority = self._flights, asked.options, asked.priority
         now = time.monotonic()
         new: dict[bytes, Flight] = {}
         room = 0
@@ -174,7 +178,7 @@ class Batcher:
             if not flight.waiters or flight.waiters[-1][0] is not job:
                 job.flights.append(flight)
             flight.waiters.append((job, one.index))
-            flight.store |= options.cache
+            flight.store |= asked.cache
             if flight.priority == "bulk" and priority == "interactive":
                 self._lift(flight, job, options)
         job.missing += len(wanted)
@@ -231,7 +235,7 @@ class Batcher:
         """Hand each outcome to everybody who waits for it; on the event loop."""
         good: dict[bytes, bytes] = {}
         for flight, outcome in zip(flights, outcomes, strict=True):
-            answer = answer_of(outcome)
+            answer = answer_of(outcome, self._verb.write)
             if flight.store and isinstance(answer, bytes):
                 good[flight.key] = answer
             self._forget(flight)
@@ -328,7 +332,7 @@ class Batcher:
                 continue
             encoded = [flight.encoded for flight in batch if flight.encoded is not None]
             started = time.monotonic()
-            outcomes = run_batch(self._forward, encoded, self._shrink)
+            outcomes = run_batch(self._forward, encoded, self._verb.outcome_fault, self._shrink)
             seconds = time.monotonic() - started
             self._hand_over(self._deliver, batch, outcomes, started, seconds)
             if not any(map(has_failed, outcomes)):  # else it was run several times
@@ -369,7 +373,7 @@ class Batcher:
 
     def _answers(self) -> bool:
         """Whether the model scores a plain text."""
-        (outcome,) = run_batch(self._forward, [self._plain])
+        (outcome,) = run_batch(self._forward, [self._plain], self._verb.outcome_fault)
         return not isinstance(outcome, SampleError)
 
     def _probe(self, words: int, options: Any) -> Encoded:

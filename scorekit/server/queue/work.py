@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import PydanticSerializationError
 
 from scorekit.errors import SampleError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.backend import Encoded
+from scorekit.server.verb import Answer, Outcome
 
 log = structlog.get_logger()
-
-#: A good result's fields as JSON (`{"score": ...}`), or why there is none.
-Answer = bytes | SampleError
 
 
 class Job:
@@ -25,8 +23,8 @@ class Job:
 
     answers: by index, None while a sample is awaited. done: set when nothing is awaited any more,
     when the time is up, or when the client has left (then it holds an exception).
-    tokenise_s, queue_s, model_s: seconds in the tokeniser; until the model took the first sample;
-    of the batches that held any of its samples.
+    timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
+    tokeniser; until the model took the first sample; of the batches that held any of its samples.
     """
 
     __slots__ = (
@@ -35,19 +33,19 @@ class Job:
         "cached",
         "done",
         "flights",
-        "ids",
         "missing",
         "model_s",
         "on_answer",
         "queue_s",
         "started",
+        "timeout_s",
         "tokenise_s",
     )
 
-    def __init__(self, ids: list[str | None], started: float) -> None:
-        self.ids = ids
+    def __init__(self, items: int, started: float, timeout_s: float) -> None:
         self.started = started  # monotonic seconds
-        self.answers: list[Answer | None] = [None] * len(ids)
+        self.timeout_s = timeout_s
+        self.answers: list[Answer | None] = [None] * items
         self.cached: set[int] = set()
         self.missing = 0
         self.flights: list[Flight] = []
@@ -88,25 +86,22 @@ class Job:
                 self.done.set_exception(error)
 
 
-def answer_of(outcome: Outcome) -> Answer:
-    """An outcome as it is cached and answered: written once."""
+def answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Answer:
+    """An outcome as it is cached and answered: written once, by its verb's `write`."""
     if isinstance(outcome, SampleError):
         return outcome
     try:
-        answer = to_json(outcome)
-        if b"NaN" in answer or b"Infinity" in answer:  # in a text, or as a number
-            from_json(answer, allow_inf_nan=False)
-        return answer
-    except PydanticSerializationError:  # a backend's bug must not leave its waiters hanging
+        return write(outcome)
+    except Exception as error:  # a backend's bug must not leave its waiters hanging
+        if isinstance(error, ValueError) and not isinstance(error, PydanticSerializationError):
+            return SampleError("non_finite", "the model gave a number that is not finite")
         log.error("model_failure", exc_info=True)
-        return SampleError("model_failure", "the model's answer cannot be written as JSON")
-    except ValueError:
-        return SampleError("non_finite", "the model gave a number that is not finite")
+        return SampleError("model_failure", "the model's answer cannot be written")
 
 
 @dataclass(slots=True)
 class Wanted:
-    """A sample that a request wants scored. size: bytes of its texts."""
+    """An item that a request wants an outcome of. size: bytes of what it says."""
 
     index: int
     key: bytes

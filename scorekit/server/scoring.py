@@ -1,0 +1,129 @@
+"""The verb of MetricX, xCOMET and the judge: samples in, a finite score for each out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from operator import attrgetter
+from typing import Any
+
+from pydantic import BaseModel
+
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import (
+    Info,
+    ModelRef,
+    Options,
+    ScoreOptions,
+    ScoreRange,
+    Wire,
+    score_request,
+    score_response,
+)
+from scorekit.server.http.answers import body_parts, line_json
+from scorekit.server.http.checks import text_fault
+from scorekit.server.stored import could_be_answer
+from scorekit.server.verb import Answer, Asked, Line, Verb
+
+
+class Scoring(Verb):
+    """`POST /v1/score` and its stream, for samples and options of these types.
+
+    score_range, higher_is_better: of the backend's scores, for every checkpoint.
+    """
+
+    path = "/v1/score"
+    about = "Score samples; result k answers sample k. A bad sample fails beside its siblings."
+    name, done = "score", "scored"
+    field, items = "samples", "samples"
+    streams = True
+    info_type = Info
+
+    def __init__(
+        self,
+        sample_type: type[Wire],
+        options_type: type[Options],
+        score_range: ScoreRange,
+        *,
+        higher_is_better: bool,
+    ) -> None:
+        self.sample_type = sample_type
+        self.options_type = options_type
+        self.score_range = score_range
+        self.higher_is_better = higher_is_better
+        self.response_type = score_response(sample_type)
+        self._texts_of = _texts_of(sample_type)
+
+    def request_type(self, max_items: int) -> type[BaseModel]:
+        """Samples, options, priority and a time-out."""
+        return score_request(self.sample_type, self.options_type, max_items)
+
+    def read(self, request: Any, max_input_length: int) -> Asked:
+        """Raises UserError where more tokens are asked for than the model reads."""
+        options = resolve_options(request.options, max_input_length)
+        return Asked(
+            request.samples,
+            options,
+            options.model_dump(exclude={"cache"}),
+            cache=options.cache,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+        )
+
+    def plain_options(self, max_input_length: int) -> Any:
+        """The defaults."""
+        return resolve_options(self.options_type(), max_input_length)
+
+    def item_fault(self, item: Any, max_chars: int) -> SampleError | None:
+        """A text that is too long, or that no model should see."""
+        return text_fault(item, max_chars)
+
+    def content(self, item: Any) -> Any:
+        """Its texts."""
+        return self._texts_of(item)
+
+    def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
+        """A score that is not finite."""
+        score = fields["score"]
+        if math.isfinite(score):
+            return None
+        return SampleError("non_finite", f"the model's score is {score}")
+
+    def fits(self, value: bytes, item: Any, options: Any) -> bool:
+        """Types, fields, the range of the score, and spans that lie in `mt`."""
+        return could_be_answer(value, item, options, self.score_range)
+
+    def answer(
+        self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
+    ) -> Iterator[bytes]:
+        """Failed samples stand beside good ones."""
+        return body_parts([sample.id for sample in request.samples], answers, cached, model)
+
+    def lines(self, request: Any) -> Line:
+        """A result with its index."""
+        # No sample is held: a stream may be read slowly.
+        ids = [sample.id for sample in request.samples]
+        return lambda index, answer, cached: line_json(index, ids[index], answer, cached)
+
+    def info(self, told: dict[str, Any]) -> Info:
+        """The direction of the score, too."""
+        return Info(**told, score_range=self.score_range, higher_is_better=self.higher_is_better)
+
+
+def resolve_options(options: Any, max_input_length: int) -> Any:
+    """Options with the defaults that only the model knows. Raises UserError over its limit."""
+    if not isinstance(options, ScoreOptions):  # nothing is cut to a length
+        return options
+    asked = options.max_input_length
+    if asked is not None and asked > max_input_length:
+        raise UserError(f"options.max_input_length: {asked}, the model reads {max_input_length}")
+    return options.model_copy(update={"max_input_length": asked or max_input_length})
+
+
+def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
+    """What gives everything of a sample that its score may depend on."""
+    # A fixed list of fields: its JSON is unambiguous.
+    fields = attrgetter(*(name for name in sample_type.model_fields if name != "id"))
+    if sample_type.model_config.get("extra") != "allow":
+        return fields
+    return lambda sample: (fields(sample), sorted(sample.model_extra.items()))
