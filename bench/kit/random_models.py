@@ -19,7 +19,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.common import ROOT, WORK
-from scorekit.server.backend import Backend, Description
+from scorekit.server.backend import Description, ScoringBackend
 from scorekit.server.http.settings import ServiceSettings
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ XLMR: dict[str, dict[str, Any]] = {
 }
 
 
-def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None) -> Backend:
+def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None) -> ScoringBackend:
     """The service's own backend with a model of that size."""
     made = RandomMetricX if kind == "metricx" else RandomXComet
     return made(str(folder(kind, size)), device=device, dtype=dtype, threads=threads)
@@ -196,7 +196,7 @@ class RandomSettings(ServiceSettings):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Precision.")
 
 
-def make_backend(settings: RandomSettings) -> Backend:
+def make_backend(settings: RandomSettings) -> ScoringBackend:
     """The backend that the settings describe."""
     return backend(settings.kind, settings.size, settings.device, settings.dtype, settings.threads)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
 from scorekit.server.scoring import Scoring
-from scorekit.server.verb import Outcome, Verb
+from scorekit.server.verb import Verb
 
 
 @dataclass(slots=True)
@@ -45,6 +45,11 @@ class Description:
     #: Whatever else changes an outcome (attention back end, layer transformation, tokenizer
     #: digest): part of the cache key.
     engine: dict[str, str] = field(default_factory=dict)
+
+
+#: What `forward` gives for one item: the outcome's fields (a score and spans, a verdict, a vector),
+#: or the reason why that item has none.
+Outcome = dict[str, Any] | SampleError
 
 
 class Backend(Protocol):

@@ -21,10 +21,9 @@ from scorekit.schemas import (
     TranslationSample,
     XCometOptions,
 )
-from scorekit.server.backend import Description, Encoded, translation_probe
+from scorekit.server.backend import Description, Encoded, Outcome, translation_probe
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.scoring import Scoring
-from scorekit.server.verb import Outcome
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512

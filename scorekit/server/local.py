@@ -9,11 +9,10 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.server.backend import Encoded, ScoringBackend
+from scorekit.server.backend import Encoded, Outcome, ScoringBackend
 from scorekit.server.http.checks import text_fault
 from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
 from scorekit.server.scoring import resolve_options
-from scorekit.server.verb import Outcome
 
 
 class LocalScorer:

@@ -17,9 +17,6 @@ from pydantic_core import from_json, to_json
 from scorekit.errors import SampleError
 from scorekit.schemas import ModelRef, Priority
 
-#: What `forward` gives for one item: the outcome's fields (a score, spans, a vector), or the reason
-#: why that item has none.
-Outcome = dict[str, Any] | SampleError
 #: A good outcome as its verb writes it, or why there is none.
 Answer = bytes | SampleError
 #: One line of a stream: index of an item, its answer (None: late), whether the cache had it.

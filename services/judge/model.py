@@ -21,9 +21,8 @@ from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
-from scorekit.server.backend import Description, Encoded, installed_versions
+from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
 from scorekit.server.scoring import Scoring
-from scorekit.server.verb import Outcome
 from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of

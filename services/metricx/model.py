@@ -25,6 +25,7 @@ from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
 from scorekit.server.backend import (
     Description,
     Encoded,
+    Outcome,
     installed_versions,
     translation_probe,
 )
@@ -32,7 +33,6 @@ from scorekit.server.device import check_dtype, device_memory_bytes, prepare_dev
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Tokeniser
 from scorekit.server.scoring import Scoring
-from scorekit.server.verb import Outcome
 
 if TYPE_CHECKING:
     import torch

@@ -31,6 +31,7 @@ from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import (
     Description,
     Encoded,
+    Outcome,
     installed_versions,
     translation_probe,
 )
@@ -38,7 +39,6 @@ from scorekit.server.device import check_dtype, device_memory_bytes, prepare_dev
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Read, Tokeniser
 from scorekit.server.scoring import Scoring
-from scorekit.server.verb import Outcome
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans

@@ -15,6 +15,7 @@ from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.work import Job, Wanted
+from scorekit.server.verb import Asked
 
 
 class Gate(FakeBackend):
@@ -70,8 +71,9 @@ def _run(test, backend=None, **limits):
             wanted = [
                 Wanted(i, k, s, 4) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
-            job = Job([None] * len(mts), time.monotonic())
-            batcher.submit(job, wanted, MetricXOptions(cache=cache), priority)
+            job = Job(len(mts), time.monotonic(), PATIENCE_S)
+            asked = Asked(samples, MetricXOptions(), {}, cache=cache, priority=priority)
+            batcher.submit(job, wanted, asked)
             return Caller(batcher, job, keys)
 
         try:

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import structlog
 
 from scorekit.errors import SampleError
-from scorekit.server.backend import Encoded
-from scorekit.server.verb import Outcome
+from scorekit.server.backend import Encoded, Outcome
 
 log = structlog.get_logger()
 

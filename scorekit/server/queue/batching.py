@@ -18,7 +18,7 @@ import structlog
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Backend, Description, Encoded, workers_of
+from scorekit.server.backend import Backend, Description, Encoded, Outcome, workers_of
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batch import (
@@ -33,7 +33,7 @@ from scorekit.server.queue.lanes import WINDOW, Lanes
 from scorekit.server.queue.pace import Pace
 from scorekit.server.queue.pieces import Pieces, cut_pieces
 from scorekit.server.queue.work import Flight, Job, Wanted, answer_of
-from scorekit.server.verb import Asked, Outcome
+from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
 

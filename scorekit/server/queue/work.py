@@ -12,8 +12,8 @@ from pydantic_core import PydanticSerializationError
 
 from scorekit.errors import SampleError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Encoded
-from scorekit.server.verb import Answer, Outcome
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.verb import Answer
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from bench.kit.servers import running_app, running_service, wait_ready
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
-from scorekit.server.backend import Description, Encoded
+from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from tests.kits.trainer.runs import rollout
@@ -27,13 +27,8 @@ class Recorder(FakeBackend):
     def __init__(self, service: Any = "metricx", *, higher: bool | None = None) -> None:
         super().__init__(service)
         self.samples: list[TranslationSample] = []
-        self.higher = higher
-
-    def load(self) -> Description:
-        description = super().load()
-        if self.higher is not None:
-            description.higher_is_better = self.higher
-        return description
+        if higher is not None:
+            self.verb.higher_is_better = higher
 
     def encode(
         self, samples: Sequence[TranslationSample], options: Any

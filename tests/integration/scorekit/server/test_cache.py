@@ -20,6 +20,7 @@ from scorekit.server.cache import Cache, Seal
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
+from scorekit.server.stored import read_value
 from scorekit.server.tiers import SQLiteTier, open_tier
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
@@ -173,12 +174,15 @@ def test_a_damaged_value_is_a_miss(tmp_path, secret):
         b'{"score":1.0}{}',
     )
 
+    def fits(key, value):
+        return read_value(value) is not None
+
     async def run():
         tier = SQLiteTier(tmp_path / "c.sqlite", 2**20)
         metrics = Metrics()
         cache = _cache(tier, metrics, secret=secret)
         await cache.store({key: good})
-        assert await cache.fetch([key]) == {key: good}
+        assert await cache.fetch([key], fits) == {key: good}
         (stored,) = await tier.get([key])
         seal = Seal(SecretStr(secret) if secret else None)
         damaged = [
@@ -193,7 +197,7 @@ def test_a_damaged_value_is_a_miss(tmp_path, secret):
         ]
         for value in damaged:
             await tier.set({key: value})
-            assert await cache.fetch([key]) == {}, value
+            assert await cache.fetch([key], fits) == {}, value
         await cache.close()
         return _counted(metrics, "damaged_total"), len(damaged)
 

@@ -23,7 +23,7 @@ def _encode(backend, *mts):
 def test_a_poison_sample_fails_alone():
     backend = FakeBackend(poison="poison")
     samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
-    outcomes = run_batch(backend.forward, encoded)
+    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
     for sample, outcome in zip(samples, outcomes, strict=True):
         if sample.mt == "poison":
             assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
@@ -34,7 +34,7 @@ def test_a_poison_sample_fails_alone():
 def test_a_score_that_is_not_finite_is_a_typed_failure():
     backend = FakeBackend()
     _, encoded = _encode(backend, "fine", "nan")
-    good, bad = run_batch(backend.forward, encoded)
+    good, bad = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
     assert math.isfinite(good["score"])
     assert bad.type == "non_finite"
 
@@ -44,8 +44,10 @@ def test_a_backend_that_answers_too_few_fails_its_samples():
         def forward(self, batch):
             return super().forward(batch)[:-1]
 
-    _, encoded = _encode(FakeBackend(), "a", "b")
-    assert [o.type for o in run_batch(Short().forward, encoded)] == ["model_failure"] * 2
+    backend = Short()
+    _, encoded = _encode(backend, "a", "b")
+    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    assert [o.type for o in outcomes] == ["model_failure"] * 2
 
 
 def test_a_text_that_breaks_the_tokeniser_fails_alone_and_nobody_hangs():
@@ -139,7 +141,8 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     seen = []
     backend = Hungry()
     _, encoded = _encode(backend, *"abcdefgh")
-    assert all("score" in o for o in run_batch(backend.forward, encoded))
+    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    assert all("score" in outcome for outcome in outcomes)
     assert set(alive) == {0}
 
 

@@ -1,0 +1,242 @@
+"""The house round a model is the same for another verb: a toy embedder, asked as OpenAI's is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from pydantic import SecretStr
+
+from bench.kit.servers import (
+    PATIENCE_S,
+    free_port,
+    running_app,
+    running_service,
+    wait_ready,
+    wait_until,
+)
+from scorekit.server.app import create_app
+from scorekit.server.http.settings import Secrets, ServiceSettings
+from tests.kits.embedder import LENGTH, MAX_TOKENS, ToyEmbedder, vector_of
+from tests.kits.life import ROOT
+
+
+@pytest.fixture
+def toy():
+    return ToyEmbedder()
+
+
+@pytest.fixture
+def url(toy):
+    with running_service(toy, max_samples=100, max_body_bytes=2**20, max_field_chars=1000) as url:
+        toy.batches.clear()  # those of the warm-up
+        yield url
+
+
+def ask(url, given, **more):
+    body = {"input": given, "model": "toy"} | more
+    return httpx.post(f"{url}/v1/embeddings", json=body, timeout=PATIENCE_S)
+
+
+def vectors(url, given, **more):
+    answer = ask(url, given, **more)
+    assert answer.status_code == 200, answer.text
+    return [row["embedding"] for row in answer.json()["data"]]
+
+
+def figure(url, name):
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"scorekit_{name} "))
+
+
+def test_the_answer_is_openais(url):
+    answer = ask(url, ["a b", "c"]).json()
+    assert answer == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": vector_of("a b")},
+            {"object": "embedding", "index": 1, "embedding": vector_of("c")},
+        ],
+        "model": "toy",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+    assert vectors(url, "c") == [vector_of("c")]
+
+
+def test_openais_own_client_reads_it(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        texts = ["a", "b c"]
+        answer = client.embeddings.create(model="toy", input=texts)  # it asks for base64
+        assert [row.embedding for row in answer.data] == [vector_of(text) for text in texts]
+        plain = client.embeddings.create(model="toy", input="a", encoding_format="float")
+        assert plain.data[0].embedding == vector_of("a") and plain.usage.total_tokens == 1
+        with pytest.raises(openai.UnprocessableEntityError, match="overlong"):
+            client.embeddings.create(model="toy", input="w " * 99)
+
+
+def test_callers_share_batches_and_equal_texts_their_flight(url, toy):
+    with ThreadPoolExecutor(8) as callers:
+        first = callers.submit(vectors, url, "slow")
+        assert toy.entered.wait(PATIENCE_S)
+        others = [callers.submit(vectors, url, [f"caller {k}", "all ask it"]) for k in range(5)]
+        wait_until(lambda: figure(url, "queue_items") == 7)
+        wait_until(lambda: figure(url, "tokenise_seconds_count") == 6)
+        toy.go.set()
+        assert first.result() == [vector_of("slow")]
+        for k, other in enumerate(others):
+            assert other.result() == [vector_of(f"caller {k}"), vector_of("all ask it")]
+    assert toy.batches[0] == ["slow"]
+    assert sorted(toy.batches[1]) == ["all ask it", *(f"caller {k}" for k in range(5))]
+    assert figure(url, "joined_total") == 4
+
+
+def test_a_known_text_is_not_embedded_again_in_either_form(url, toy):
+    assert vectors(url, "known") == vectors(url, ["known"])
+    assert isinstance(vectors(url, "known", encoding_format="base64")[0], str)
+    assert toy.batches == [["known"]]
+    vectors(url, "known", truncate=True)  # another question
+    assert toy.batches == [["known"]] * 2
+
+
+def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
+    cache = f"sqlite:///{tmp_path}/vectors.sqlite"
+    seen = []
+    for _ in range(2):
+        toy = ToyEmbedder()
+        with running_service(toy, cache=cache) as url:
+            assert vectors(url, ["kept", "kept too"]) == [vector_of("kept"), vector_of("kept too")]
+            seen.append([text for batch in toy.batches for text in batch if "kept" in text])
+    assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
+    verb = ToyEmbedder.verb
+    good = verb.write({"tokens": 1, "embedding": vector_of("kept")})
+    assert verb.fits(good, "kept", False)
+    for damaged in (b"", good[:-4], good + b"1234", good[:-4] + b"\0\0\xc0\x7f"):  # a NaN
+        assert not verb.fits(damaged, "kept", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nan", "input.1: non_finite: a number of the vector is not finite"),
+        ("short", f"input.1: model_failure: a vector of 1, not {LENGTH}"),
+        ("poison", "input.1: model_failure: the model failed: RuntimeError"),
+    ],
+)
+def test_what_is_no_vector_is_an_error_and_never_kept(url, toy, text, message):
+    for _ in range(2):
+        toy.batches.clear()
+        answer = ask(url, ["fine", text])
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert (error["type"], error["message"]) == ("internal", message)
+    assert {seen for batch in toy.batches for seen in batch} - {"w w w w"} == {text}
+    assert vectors(url, "fine") == [vector_of("fine")]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({"input": []}, 422, "input: List should have at least 1 item"),
+        ({"input": ""}, 422, "input.0: String should have at least 1 character"),
+        ({"input": ["a", ""]}, 422, "input.1: String should have at least 1 character"),
+        ({"input": ["a", 5]}, 422, "input.1: Input should be a valid string"),
+        ({"input": "a", "dimensions": 3}, 422, "body: a field that is not known; there are input,"),
+        ({"model": "toy"}, 422, "input: Field required"),
+        ({"input": ["a"] * 101}, 413, "input: more than 100 inputs in a request"),
+        ({"input": "a" * 2**20}, 413, f"body: more than {2**20} bytes"),
+        ({"input": "a" * 1001}, 422, "input.0: invalid_input: a text: 1,001 characters, at most"),
+        ({"input": "w " * 17}, 422, f"input.0: overlong: 17 tokens, at most {MAX_TOKENS}"),
+    ],
+)
+def test_limits_and_shapes_are_told(url, body, status, told):
+    answer = httpx.post(f"{url}/v1/embeddings", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == status and told in error["message"]
+    assert error["type"] == ("too_large" if status == 413 else "invalid_request")
+
+
+def test_what_is_cut_on_request_is_the_vector_of_the_start(url):
+    start = " ".join("w" * MAX_TOKENS)
+    assert vectors(url, f"{start} and more", truncate=True) == [vector_of(start)]
+
+
+def test_without_an_answer_in_time_it_is_504():
+    toy = ToyEmbedder()
+    with running_service(toy, timeout_s=0.2) as url:
+        answer = ask(url, "slow")
+        toy.go.set()
+    assert answer.status_code == 504
+    assert answer.json()["error"]["message"] == "nothing was embedded within 0.2 s"
+
+
+def test_keys_info_figures_and_routes_are_the_houses():
+    with running_service(ToyEmbedder(), Secrets(api_keys=SecretStr("k3y"))) as url:
+        assert ask(url, "a").status_code == 401
+        with httpx.Client(base_url=url, headers={"Authorization": "Bearer k3y"}) as client:
+            assert client.post("/v1/embeddings", json={"input": ["a", "b c"]}).status_code == 200
+            assert client.get("/v1/info").json() == {
+                "service": "embedder",
+                "model": "toy",
+                "max_input_length": MAX_TOKENS,
+                "dimensions": LENGTH,
+            }
+            assert client.post("/v1/score", json={}).status_code == 404
+            assert client.post("/v1/embeddings/stream", json={}).status_code == 404
+            figures = client.get("/metrics").text
+            document = client.get("/openapi.json").json()
+    for line in (
+        'scorekit_samples_total{outcome="ok"} 2.0',
+        'scorekit_requests_total{route="/v1/embeddings",status="200"} 1.0',
+        'scorekit_requests_total{route="/v1/embeddings",status="504"} 0.0',
+        "scorekit_batch_samples_count",
+    ):
+        assert line in figures
+    asked = document["paths"]["/v1/embeddings"]["post"]
+    assert asked["operationId"] == "embed_v1_embeddings_post"
+    assert asked["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/EmbeddingsRequest"
+    }
+
+
+def test_a_model_that_embeds_no_plain_text_takes_no_work():
+    class Broken(ToyEmbedder):
+        def forward(self, batch):
+            return [{"embedding": [float("nan")] * LENGTH} for _ in batch]
+
+    app = create_app(Broken(), ServiceSettings(cache="memory"))
+    with running_app(app) as url:
+        wait_until(lambda: hasattr(app.state, "loading") and app.state.loading.done())
+        assert "does not embed a plain text" in str(app.state.loading.exception())
+        assert ask(url, "a").status_code == 503
+
+
+def test_told_to_end_it_answers_what_it_owes(tmp_path):
+    (tmp_path / "slow").touch()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.kits.embedder", "--port", str(port), "--cache", "memory"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        wait_ready(url)
+        with ThreadPoolExecutor(1) as callers:
+            owed = callers.submit(vectors, url, "slow")
+            wait_until(lambda: figure(url, "queue_items") == 1)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+            refused = ask(url, "new")
+            assert refused.status_code == 503 and refused.json()["error"]["type"] == "unavailable"
+            (tmp_path / "slow").unlink()
+            assert owed.result() == [vector_of("slow")]
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
