@@ -19,8 +19,9 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.common import ROOT, WORK
-from scorekit.server.backend import Description, ScoringBackend
+from scorekit.server.backend import ScoringBackend
 from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.scoring import ScoreDescription
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
 from services.xcomet.model import XCometBackend
@@ -67,7 +68,7 @@ def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None
 class RandomMetricX(MetricXBackend):
     """MetricXBackend whose weights are not read."""
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """As the service loads, but for the weights."""
         with mock.patch("services.metricx.regression.load_regression", _random_regression):
             return super().load()
@@ -80,7 +81,7 @@ class RandomXComet(XCometBackend):
         path = Path(self._model_name)
         return Checkpoint(path.name, "random", path, path, str(path), "softmax", frozenset())
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """As the service loads, but for the weights."""
 
         def make(checkpoint: Checkpoint, *_: Any) -> Any:

@@ -67,6 +67,7 @@ def create_app(
     return app
 
 
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 #: Seconds of a request after which its client is watched.
 WATCH_AFTER_S = 0.02
 
@@ -75,7 +76,7 @@ class DirectRoute(APIRoute):
     """A route whose endpoint takes the request and gives the response itself: FastAPI documents
     it, but its dependencies and serialisation would only cost time."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Endpoint:
         """The endpoint."""
         return self.endpoint
 
@@ -89,56 +90,11 @@ _STREAM_ANSWER = {
 def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> None:
     statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
-
     verb = shape.verb
     router = APIRouter(route_class=DirectRoute)
-
-    async def open_job(request: Request, held: ExitStack) -> tuple[Any, Job]:
-        service.refuse_if_unavailable()  # before the body is read
-        share = held.enter_context(service.budget.share())
-        asked = await read_request(request, shape, service.settings, share)
-        job = await service.open(asked, share.size)
-        if (key := request.scope.get("key_id")) is not None:
-            service.metrics.key_samples.labels(key).inc(len(job.answers))
-        return asked, job
-
-    async def ask(request: Request) -> Response:
-        with ExitStack() as held:
-            asked, job = await open_job(request, held)
-            watch = _Watch(request, job)
-            try:
-                await service.finish(job)
-            finally:
-                watch.end()
-                service.close_job(job)
-            parts = verb.answer(asked, job.answers, job.cached, service.model)
-            written = sum(len(one) for one in job.answers if isinstance(one, bytes))
-            if len(job.answers) <= MANY and written <= LARGE:
-                body = b"".join(parts)
-                return Response(body, media_type="application/json", headers=_times(job))
-            return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
-
-    async def ask_stream(request: Request) -> Response:
-        """The same request; one result a line, in order of completion.
-
-        A stream without its last line has failed: ask again for the missing indexes.
-        """
-        with ExitStack() as held:
-            asked, job = await open_job(request, held)
-            held.callback(service.close_job, job)
-            watch = _Watch(request, job)
-            indexes = service.stream(job)
-            try:
-                # The first result comes before the header: nothing in time is a 504.
-                first = await anext(indexes)
-            finally:
-                watch.end()  # from here on the response itself notices
-            lines = _lines(verb.lines(asked), job, first, indexes)
-            return _Parts(lines, held.pop_all(), "application/x-ndjson", _times(job))
-
     router.add_api_route(
         verb.path,
-        ask,
+        _answering(service, shape),
         methods=["POST"],
         name=verb.name,
         description=verb.about,
@@ -147,13 +103,67 @@ def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> Non
     if verb.streams:
         router.add_api_route(
             f"{verb.path}/stream",
-            ask_stream,
+            _streaming(service, shape),
             methods=["POST"],
             name=f"{verb.name}_stream",
             responses={200: _STREAM_ANSWER, **refusals},
             response_class=StreamingResponse,
         )
     app.include_router(router)
+
+
+def _answering(service: ScoringService, shape: Shape) -> Endpoint:
+    async def ask(request: Request) -> Response:
+        with ExitStack() as held:
+            asked, job = await _open_job(service, shape, request, held)
+            watch = _Watch(request, job)
+            try:
+                await service.finish(job)
+            finally:
+                watch.end()
+                service.close_job(job)
+            parts = shape.verb.answer(asked, job.answers, job.cached, service.model)
+            written = sum(len(one) for one in job.answers if isinstance(one, bytes))
+            if len(job.answers) <= MANY and written <= LARGE:
+                body = b"".join(parts)
+                return Response(body, media_type="application/json", headers=_times(job))
+            return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
+
+    return ask
+
+
+def _streaming(service: ScoringService, shape: Shape) -> Endpoint:
+    async def ask_stream(request: Request) -> Response:
+        """The same request; one result a line, in order of completion.
+
+        A stream without its last line has failed: ask again for the missing indexes.
+        """
+        with ExitStack() as held:
+            asked, job = await _open_job(service, shape, request, held)
+            held.callback(service.close_job, job)
+            watch = _Watch(request, job)
+            indexes = service.stream(job)
+            try:
+                # The first result comes before the header: nothing in time is a 504.
+                first = await anext(indexes)
+            finally:
+                watch.end()  # from here on the response itself notices
+            lines = _lines(shape.verb.lines(asked), job, first, indexes)
+            return _Parts(lines, held.pop_all(), "application/x-ndjson", _times(job))
+
+    return ask_stream
+
+
+async def _open_job(
+    service: ScoringService, shape: Shape, request: Request, held: ExitStack
+) -> tuple[Any, Job]:
+    service.refuse_if_unavailable()  # before the body is read
+    share = held.enter_context(service.budget.share())
+    asked = await read_request(request, shape, service.settings, share)
+    job = await service.open(asked, share.size)
+    if (key := request.scope.get("key_id")) is not None:
+        service.metrics.key_samples.labels(key).inc(len(job.answers))
+    return asked, job
 
 
 class _Parts(StreamingResponse):
@@ -281,7 +291,8 @@ def _info(service: ScoringService) -> BaseModel:
             "versions": own | told.versions,
             "commit": _commit(),
             "device_memory_bytes": memory[0] if memory else None,
-        }
+        },
+        told,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
-from scorekit.server.scoring import Scoring
+from scorekit.server.description import Description
+from scorekit.server.scoring import ScoreDescription, Scoring
 from scorekit.server.verb import Verb
 
 
@@ -29,22 +30,6 @@ class Encoded:
     fields: dict[str, Any]
     payload: Any
     rows: int = 1
-
-
-@dataclass(slots=True)
-class Description:
-    """What a loaded backend says of itself; the static part of `GET /v1/info`."""
-
-    model: str
-    revision: str
-    tokenizer: str
-    dtype: str
-    device: str
-    max_input_length: int
-    versions: dict[str, str | None] = field(default_factory=dict)
-    #: Whatever else changes an outcome (attention back end, layer transformation, tokenizer
-    #: digest): part of the cache key.
-    engine: dict[str, str] = field(default_factory=dict)
 
 
 #: What `forward` gives for one item: the outcome's fields (a score and spans, a verdict, a vector),
@@ -90,7 +75,11 @@ class ScoringBackend(Backend, Protocol):
 
     @property
     def verb(self) -> Scoring:
-        """Of which samples, and in which range."""
+        """Of which samples, with which options."""
+        ...
+
+    def load(self) -> ScoreDescription:
+        """As every backend's; it says what its scores are."""
         ...
 
 

@@ -21,9 +21,9 @@ from scorekit.schemas import (
     TranslationSample,
     XCometOptions,
 )
-from scorekit.server.backend import Description, Encoded, Outcome, translation_probe
+from scorekit.server.backend import Encoded, Outcome, translation_probe
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import Scoring
+from scorekit.server.scoring import ScoreDescription, Scoring
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -72,23 +72,22 @@ class FakeBackend:
         self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        metricx = service == "metricx"
         self.verb = Scoring(
-            TranslationSample,
-            MetricXOptions if metricx else XCometOptions,
-            ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
-            higher_is_better=not metricx,
+            TranslationSample, MetricXOptions if service == "metricx" else XCometOptions
         )
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """Nothing to load; says what it pretends to be."""
-        return Description(
+        metricx = self.service == "metricx"
+        return ScoreDescription(
             model=f"fake-{self.service}",
             revision="fake",
             tokenizer="words",
             dtype="float64",
             device="fake",
             max_input_length=MAX_INPUT_LENGTH,
+            score_range=ScoreRange(min=0.0, max=25.0 if metricx else 1.0),
+            higher_is_better=not metricx,
         )
 
     def encode(

@@ -33,9 +33,7 @@ class LocalScorer:
         """Score in order; a failed sample has None in its place and its error in the metadata."""
         cfg = cfg or ScoringConfig()
         verb = self.backend.verb
-        options = resolve_options(
-            verb.options_type.model_validate(cfg.options()), self.description.max_input_length
-        )
+        options = resolve_options(verb.options_type.model_validate(cfg.options()), self.description)
         checked = [
             TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
             for s in samples

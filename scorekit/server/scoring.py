@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -20,17 +21,24 @@ from scorekit.schemas import (
     score_request,
     score_response,
 )
+from scorekit.server.description import Description
 from scorekit.server.http.answers import body_parts, line_json
 from scorekit.server.http.checks import text_fault
 from scorekit.server.stored import could_be_answer
 from scorekit.server.verb import Answer, Asked, Line, Verb
 
 
-class Scoring(Verb):
-    """`POST /v1/score` and its stream, for samples and options of these types.
+@dataclass(slots=True, kw_only=True)
+class ScoreDescription(Description):
+    """What a backend that scores says of itself."""
 
-    score_range, higher_is_better: of the backend's scores, for every checkpoint.
-    """
+    score_range: ScoreRange
+    higher_is_better: bool
+
+
+class Scoring(Verb):
+    """`POST /v1/score` and its stream, for samples and options of these types. The backend's
+    description is a `ScoreDescription`."""
 
     path = "/v1/score"
     about = "Score samples; result k answers sample k. A bad sample fails beside its siblings."
@@ -39,18 +47,9 @@ class Scoring(Verb):
     streams = True
     info_type = Info
 
-    def __init__(
-        self,
-        sample_type: type[Wire],
-        options_type: type[Options],
-        score_range: ScoreRange,
-        *,
-        higher_is_better: bool,
-    ) -> None:
+    def __init__(self, sample_type: type[Wire], options_type: type[Options]) -> None:
         self.sample_type = sample_type
         self.options_type = options_type
-        self.score_range = score_range
-        self.higher_is_better = higher_is_better
         self.response_type = score_response(sample_type)
         self._texts_of = _texts_of(sample_type)
 
@@ -58,9 +57,9 @@ class Scoring(Verb):
         """Samples, options, priority and a time-out."""
         return score_request(self.sample_type, self.options_type, max_items)
 
-    def read(self, request: Any, max_input_length: int) -> Asked:
+    def read(self, request: Any, told: Description) -> Asked:
         """Raises UserError where more tokens are asked for than the model reads."""
-        options = resolve_options(request.options, max_input_length)
+        options = resolve_options(request.options, told)
         return Asked(
             request.samples,
             options,
@@ -70,9 +69,9 @@ class Scoring(Verb):
             timeout_s=request.timeout_s,
         )
 
-    def plain_options(self, max_input_length: int) -> Any:
+    def plain_options(self, told: Description) -> Any:
         """The defaults."""
-        return resolve_options(self.options_type(), max_input_length)
+        return resolve_options(self.options_type(), told)
 
     def item_fault(self, item: Any, max_chars: int) -> SampleError | None:
         """A text that is too long, or that no model should see."""
@@ -89,9 +88,10 @@ class Scoring(Verb):
             return None
         return SampleError("non_finite", f"the model's score is {score}")
 
-    def fits(self, value: bytes, item: Any, options: Any) -> bool:
+    def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
         """Types, fields, the range of the score, and spans that lie in `mt`."""
-        return could_be_answer(value, item, options, self.score_range)
+        assert isinstance(told, ScoreDescription)
+        return could_be_answer(value, item, options, told.score_range)
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
@@ -105,19 +105,21 @@ class Scoring(Verb):
         ids = [sample.id for sample in request.samples]
         return lambda index, answer, cached: line_json(index, ids[index], answer, cached)
 
-    def info(self, told: dict[str, Any]) -> Info:
-        """The direction of the score, too."""
-        return Info(**told, score_range=self.score_range, higher_is_better=self.higher_is_better)
+    def info(self, common: dict[str, Any], told: Description) -> Info:
+        """The range of the score and its direction, too."""
+        assert isinstance(told, ScoreDescription)
+        return Info(**common, score_range=told.score_range, higher_is_better=told.higher_is_better)
 
 
-def resolve_options(options: Any, max_input_length: int) -> Any:
+def resolve_options(options: Any, told: Description) -> Any:
     """Options with the defaults that only the model knows. Raises UserError over its limit."""
     if not isinstance(options, ScoreOptions):  # nothing is cut to a length
         return options
+    own = told.max_input_length
     asked = options.max_input_length
-    if asked is not None and asked > max_input_length:
-        raise UserError(f"options.max_input_length: {asked}, the model reads {max_input_length}")
-    return options.model_copy(update={"max_input_length": asked or max_input_length})
+    if asked is not None and asked > own:
+        raise UserError(f"options.max_input_length: {asked}, the model reads {own}")
+    return options.model_copy(update={"max_input_length": asked or own})
 
 
 def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:

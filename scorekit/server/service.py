@@ -197,7 +197,7 @@ class ScoringService:
             samples = {w.key: w.sample for w in missing}
 
             def fits(key: bytes, value: bytes) -> bool:
-                return self.verb.fits(value, samples[key], options)
+                return self.verb.fits(value, samples[key], options, self.description)
 
             known = await self.cache.fetch(list(samples), fits)
             missing = self._answer_from(known, job, missing)
@@ -218,7 +218,7 @@ class ScoringService:
 
     def _read(self, request: Any) -> Asked:
         try:
-            return self.verb.read(request, self.description.max_input_length)
+            return self.verb.read(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 

@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ModelRef, Priority
+from scorekit.server.description import Description
 
 #: A good outcome as its verb writes it, or why there is none.
 Answer = bytes | SampleError
@@ -65,12 +66,12 @@ class Verb(ABC):
         """The shape of a request with at most so many items in `field`."""
 
     @abstractmethod
-    def read(self, request: Any, max_input_length: int) -> Asked:
-        """What a request asks for. max_input_length: the model's own, in tokens. Raises UserError
-        where the model cannot do as it says."""
+    def read(self, request: Any, told: Description) -> Asked:
+        """What a request asks for. told: what the backend said when it was loaded, here and below.
+        Raises UserError where the model cannot do as the request says."""
 
     @abstractmethod
-    def plain_options(self, max_input_length: int) -> Any:
+    def plain_options(self, told: Description) -> Any:
         """Options of a request that names none: for warming up and for health checks."""
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Verb(ABC):
         return written
 
     @abstractmethod
-    def fits(self, value: bytes, item: Any, options: Any) -> bool:
+    def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
         """Whether this service could have written that value for this item: others may write to
         the second cache tier, too."""
 
@@ -111,5 +112,5 @@ class Verb(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def info(self, told: dict[str, Any]) -> BaseModel:
-        """The answer to `GET /v1/info`. told: what stands there for every verb."""
+    def info(self, common: dict[str, Any], told: Description) -> BaseModel:
+        """The answer to `GET /v1/info`. common: what stands there for every verb."""

@@ -21,8 +21,8 @@ from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
-from scorekit.server.backend import Description, Encoded, Outcome, installed_versions
-from scorekit.server.scoring import Scoring
+from scorekit.server.backend import Encoded, Outcome, installed_versions
+from scorekit.server.scoring import ScoreDescription, Scoring
 from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
@@ -52,7 +52,7 @@ class _Judge:
     """What both back ends do alike: check samples against their rubrics."""
 
     service = "judge"
-    verb = Scoring(JudgeSample, JudgeOptions, ScoreRange(min=0.0, max=1.0), higher_is_better=True)
+    verb = Scoring(JudgeSample, JudgeOptions)
 
     def __init__(self, rubrics: Mapping[str, Rubric], max_input_length: int) -> None:
         self.rubrics = rubrics
@@ -82,8 +82,13 @@ class _Judge:
             raise SampleError("overlong", f"about {tokens} tokens, limit {self.max_input_length}")
         return rubric, texts
 
-    def _describe(self, **told: Any) -> Description:
-        return Description(max_input_length=self.max_input_length, **told)
+    def _describe(self, **told: Any) -> ScoreDescription:
+        return ScoreDescription(
+            max_input_length=self.max_input_length,
+            score_range=ScoreRange(min=0.0, max=1.0),
+            higher_is_better=True,
+            **told,
+        )
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
         """Nothing on a device."""
@@ -93,7 +98,7 @@ class _Judge:
 class RulesBackend(_Judge):
     """Rules over the two texts: the same verdict everywhere, without any model."""
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """Load the language identifier. Raises UserError where it is not installed."""
         try:
             checks.language_id("안녕하세요", ["ko", "en"])
@@ -157,7 +162,7 @@ class OpenAIBackend(_Judge):
         self._asking: Counter[str] = Counter()  # questions in hand, by model
         self._loop = asyncio.new_event_loop()
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """Nothing to load: the upstream server need not be there yet."""
         threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
         return self._describe(

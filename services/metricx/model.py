@@ -23,7 +23,6 @@ from scorekit.hub import (
 )
 from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
 from scorekit.server.backend import (
-    Description,
     Encoded,
     Outcome,
     installed_versions,
@@ -32,7 +31,7 @@ from scorekit.server.backend import (
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Tokeniser
-from scorekit.server.scoring import Scoring
+from scorekit.server.scoring import ScoreDescription, Scoring
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +60,7 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    verb = Scoring(
-        TranslationSample, MetricXOptions, ScoreRange(min=0.0, max=25.0), higher_is_better=False
-    )
+    verb = Scoring(TranslationSample, MetricXOptions)
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class MetricXBackend:
         if self._tokenizer_name and looks_local(self._tokenizer_name):
             fetch_model(self._tokenizer_name, None, [], "--tokenizer")
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """Load tokenizer and weights. Raises UserError where the files are not MetricX's."""
         self.check()
         import torch
@@ -116,13 +113,15 @@ class MetricXBackend:
             raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
         self._tokeniser = Tokeniser(tokenizer.backend_tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
-        return Description(
+        return ScoreDescription(
             model=_shown(self._model_name),
             revision=_revision(folder, self._model_name),
             tokenizer=_shown(tokenizer_name),
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=MAX_INPUT_LENGTH,
+            score_range=ScoreRange(min=0.0, max=25.0),
+            higher_is_better=False,
             versions=installed_versions("torch", "transformers", "tokenizers"),
             engine={"attention": "eager", "tokenizer_digest": _tokenizer_digest(tokenizer_folder)},
         )

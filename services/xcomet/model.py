@@ -29,7 +29,6 @@ from scorekit.errors import SampleError, UserError
 from scorekit.hub import XCOMET_FILES, fetch_model, looks_local
 from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import (
-    Description,
     Encoded,
     Outcome,
     installed_versions,
@@ -38,7 +37,7 @@ from scorekit.server.backend import (
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Read, Tokeniser
-from scorekit.server.scoring import Scoring
+from scorekit.server.scoring import ScoreDescription, Scoring
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect, read_checkpoint
 from services.xcomet.layers import LayerTaps, layer_weights
 from services.xcomet.spans import exact_spans, mqm_score, upstream_spans
@@ -73,9 +72,7 @@ class XCometBackend:
     """
 
     service = "xcomet"
-    verb = Scoring(
-        TranslationSample, XCometOptions, ScoreRange(min=None, max=1.0), higher_is_better=True
-    )
+    verb = Scoring(TranslationSample, XCometOptions)
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class XCometBackend:
         if looks_local(self._model_name):
             self._find()
 
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         """Load tokenizer and weights. Raises UserError where the files are not xCOMET's."""
         import torch
 
@@ -183,16 +180,18 @@ class XCometBackend:
         # The hub's cache names a snapshot's folder after its commit.
         return inspect(file, self._encoder_name, name=self._model_name, revision=folder.name)
 
-    def _describe(self, checkpoint: Checkpoint) -> Description:
+    def _describe(self, checkpoint: Checkpoint) -> ScoreDescription:
         tokenizer = self._tokenizer.backend_tokenizer.to_str().encode()
         local = checkpoint.encoder_is_local
-        return Description(
+        return ScoreDescription(
             model=checkpoint.name,
             revision=checkpoint.revision or digest_files(checkpoint.scoring_files()),
             tokenizer=checkpoint.encoder.rsplit("/", 1)[-1] if local else checkpoint.encoder,
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=self._limit,
+            score_range=ScoreRange(min=None, max=1.0),
+            higher_is_better=True,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
                 "comet": installed_versions("unbabel-comet")["unbabel-comet"],

@@ -18,7 +18,7 @@ from bench.kit.xcomet_checkpoints import (
     score,
 )
 from scorekit.errors import SampleError, UserError
-from scorekit.schemas import ScoreRange, TranslationSample, XCometOptions
+from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import Encoded
 from services.xcomet.model import XCometBackend, XCometXLScorer
@@ -132,9 +132,8 @@ def test_description(folder):
     backend = XCometBackend(str(folder), device="cpu")
     described = backend.load()
     assert described.model == folder.name and described.tokenizer == "encoder"
-    assert described.max_input_length == 512
-    verb = XCometBackend.verb
-    assert verb.score_range == ScoreRange(min=None, max=1.0) and verb.higher_is_better
+    assert described.max_input_length == 512 and described.score_range.max == 1.0
+    assert described.score_range.min is None and described.higher_is_better
     assert described.versions["comet"]
     assert set(described.engine) == {"attention", "layer_transformation", "tokenizer_digest"}
     assert described.revision == XCometBackend(str(folder), device="cpu").load().revision

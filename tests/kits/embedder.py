@@ -23,7 +23,8 @@ from bench.kit.servers import PATIENCE_S
 from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import Answer as AnswerModel
 from scorekit.schemas import ModelRef, Wire
-from scorekit.server.backend import Description, Encoded, Outcome
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.description import Description
 from scorekit.server.http.checks import fault_in
 from scorekit.server.verb import Answer, Asked, Verb
 
@@ -92,10 +93,10 @@ class Embedding(Verb):
 
         return EmbeddingsRequest
 
-    def read(self, request: Any, max_input_length: int) -> Asked:
+    def read(self, request: Any, told: Description) -> Asked:
         return Asked(request.input, request.truncate, request.truncate)
 
-    def plain_options(self, max_input_length: int) -> bool:
+    def plain_options(self, told: Description) -> bool:
         return True
 
     def item_fault(self, item: str, max_chars: int) -> SampleError | None:
@@ -115,7 +116,7 @@ class Embedding(Verb):
     def write(self, fields: dict[str, Any]) -> bytes:
         return self._form.pack(fields["tokens"], *fields["embedding"])
 
-    def fits(self, value: bytes, item: Any, options: Any) -> bool:
+    def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
         return len(value) == self._form.size and all(map(math.isfinite, self._form.unpack(value)))
 
     def answer(
@@ -136,8 +137,8 @@ class Embedding(Verb):
         usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
         return iter([to_json(EmbeddingsResponse(data=vectors, model=model.id, usage=usage))])
 
-    def info(self, told: dict[str, Any]) -> EmbedderInfo:
-        return EmbedderInfo.model_validate(told | {"dimensions": self.length})
+    def info(self, common: dict[str, Any], told: Description) -> EmbedderInfo:
+        return EmbedderInfo.model_validate(common | {"dimensions": self.length})
 
 
 # -- the backend -----------------------------------------------------------------------------------
@@ -161,7 +162,14 @@ class ToyEmbedder:
         self.entered, self.go = threading.Event(), threading.Event()
 
     def load(self) -> Description:
-        return Description("toy", "1", "words", "float32", "cpu", MAX_TOKENS)
+        return Description(
+            model="toy",
+            revision="1",
+            tokenizer="words",
+            dtype="float32",
+            device="cpu",
+            max_input_length=MAX_TOKENS,
+        )
 
     def encode(self, samples: Sequence[str], options: bool) -> list[Encoded | SampleError]:
         encoded: list[Encoded | SampleError] = []

@@ -18,7 +18,8 @@ import structlog
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import Priority
-from scorekit.server.backend import Backend, Description, Encoded, Outcome, workers_of
+from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
+from scorekit.server.description import Description
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batch import (
@@ -84,7 +85,7 @@ class Batcher:
         as the last, and memory that does not suffice shows now. Raises UserError then, and where
         a plain text gets no score."""
         self._max_length = description.max_input_length
-        options = self._verb.plain_options(description.max_input_length)
+        options = self._verb.plain_options(description)
         budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
         self._lanes.max_tokens = self._first_budget = budget
         longest = self._probe(description.max_input_length, options)

@@ -13,6 +13,7 @@ from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.scoring import ScoreDescription
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import sample_rewards
@@ -27,8 +28,13 @@ class Recorder(FakeBackend):
     def __init__(self, service: Any = "metricx", *, higher: bool | None = None) -> None:
         super().__init__(service)
         self.samples: list[TranslationSample] = []
-        if higher is not None:
-            self.verb.higher_is_better = higher
+        self.higher = higher
+
+    def load(self) -> ScoreDescription:
+        description = super().load()
+        if self.higher is not None:
+            description.higher_is_better = self.higher
+        return description
 
     def encode(
         self, samples: Sequence[TranslationSample], options: Any

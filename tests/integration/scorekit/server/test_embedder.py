@@ -113,11 +113,11 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
             assert vectors(url, ["kept", "kept too"]) == [vector_of("kept"), vector_of("kept too")]
             seen.append([text for batch in toy.batches for text in batch if "kept" in text])
     assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
-    verb = ToyEmbedder.verb
+    verb, told = ToyEmbedder.verb, ToyEmbedder().load()
     good = verb.write({"tokens": 1, "embedding": vector_of("kept")})
-    assert verb.fits(good, "kept", False)
+    assert verb.fits(good, "kept", False, told)
     for damaged in (b"", good[:-4], good + b"1234", good[:-4] + b"\0\0\xc0\x7f"):  # a NaN
-        assert not verb.fits(damaged, "kept", False)
+        assert not verb.fits(damaged, "kept", False, told)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from bench.kit.servers import running_service
 from scorekit.errors import RequestError, UserError
 from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from scorekit.server.backend import Description
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
+from scorekit.server.scoring import ScoreDescription
 from tests.kits.trainer.rewards import TEXTS, Recorder, Services, reward_services, rewards_of
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
@@ -73,7 +73,7 @@ def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
 
 
 class OtherRevision(Recorder):
-    def load(self) -> Description:
+    def load(self) -> ScoreDescription:
         return replace(super().load(), revision="other")
 
 
