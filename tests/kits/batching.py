@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from pydantic_core import from_json
 
 from bench.kit.servers import PATIENCE_S
-from scorekit.schemas import MetricXOptions, TranslationSample
+from scorekit.schemas import MetricXOptions, Priority, TranslationSample
+from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
@@ -21,16 +24,16 @@ from scorekit.server.verb import Asked
 class Gate(FakeBackend):
     """Scores when told to, and remembers which texts came in one batch."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.go = threading.Semaphore(0)
-        self.texts = []
+        self.texts: list[list[str]] = []
 
-    def open(self, batches):
+    def open(self, batches: int) -> None:
         for _ in range(batches):
             self.go.release()
 
-    def forward(self, batch):
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         self.go.acquire()
         self.texts.append([e.payload.mt for e in batch])
         return super().forward(batch)
@@ -39,33 +42,37 @@ class Gate(FakeBackend):
 class Caller:
     """What a test holds of one request: its job, and each text's flight."""
 
-    def __init__(self, batcher, job, keys):
+    def __init__(self, batcher: Batcher, job: Job, keys: Sequence[bytes]) -> None:
         self.job = job
         self.flights = [batcher._flights[key] for key in keys]
 
-    async def answers(self):
+    async def answers(self) -> list[Any]:
         await self.job.done
         return [from_json(a) if isinstance(a, bytes) else a for a in self.job.answers]
 
 
-def _run(test, backend=None, **limits):
+def _run(
+    test: Callable[[Batcher, Callable[..., Caller]], Awaitable[None]],
+    backend: FakeBackend | None = None,
+    **limits: Any,
+) -> list[Any]:
     """Run `test(batcher, submit)` on an event loop with a started batcher."""
     backend = backend or FakeBackend()
-    stored = []
+    stored: list[Any] = []
 
-    async def body():
+    async def body() -> None:
         settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
         batcher = Batcher(backend, settings, Metrics(), stored.append)
-        release = getattr(backend, "open", None)
-        if release:
-            release(3)
+        gate = backend if isinstance(backend, Gate) else None
+        if gate:
+            gate.open(3)
         batcher.warm_up(backend.load())
         backend.batches.clear()
-        if release:
-            backend.texts.clear()
+        if gate:
+            gate.texts.clear()
         batcher.start()
 
-        def submit(*mts, priority="interactive", cache=True):
+        def submit(*mts: str, priority: Priority = "interactive", cache: bool = True) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
             wanted = [
@@ -79,14 +86,14 @@ def _run(test, backend=None, **limits):
         try:
             await test(batcher, submit)
         finally:
-            if release:
-                release(1000)
+            if gate:
+                gate.open(1000)
             batcher.stop()
 
     asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
     return stored
 
 
-async def _until(condition):
+async def _until(condition: Callable[[], object]) -> None:
     while not condition():
         await asyncio.sleep(0.001)

@@ -8,7 +8,9 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -51,8 +53,13 @@ main(ServiceSettings, lambda s: Slow(poison='poison'))
 
 @contextlib.contextmanager
 def fake_service(
-    *flags, loads_when="/", answers_when="/", batch_s=0.0, load_extra="pass", then="pass"
-):
+    *flags: str,
+    loads_when: str | Path = "/",
+    answers_when: str | Path = "/",
+    batch_s: float = 0.0,
+    load_extra: str = "pass",
+    then: str = "pass",
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process of `FAKE`, and its URL; killed when the block ends."""
     port = free_port()
     code = FAKE.format(
@@ -75,19 +82,19 @@ def fake_service(
         process.communicate()
 
 
-def post(url, i, **kwargs):
+def post(url: str, i: object, **kwargs: Any) -> httpx.Response:
     """Ask for one sample."""
     return httpx.post(f"{url}/v1/score", json={"samples": [{"src": str(i), "mt": "m"}]}, **kwargs)
 
 
-def is_up(url):
+def is_up(url: str) -> bool:
     """Whether it lives."""
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/health/live").status_code == 200
     return False
 
 
-def connect(url):
+def connect(url: str) -> socket.socket:
     """A socket that keeps little of what it is sent."""
     connection = socket.socket()
     connection.settimeout(PATIENCE_S)
@@ -96,7 +103,7 @@ def connect(url):
     return connection
 
 
-def leave_work_behind(url, count=1):
+def leave_work_behind(url: str, count: int = 1) -> None:
     """A client asks for so many long samples, and leaves while the model has some of them."""
     samples = [{"src": f"{i} and a house on the hill", "mt": "집 " * 40} for i in range(count)]
     body = json.dumps({"samples": samples}).encode()
@@ -111,5 +118,5 @@ def leave_work_behind(url, count=1):
     wait_until(lambda: 'status="499"' in _metrics(url))
 
 
-def _metrics(url):
+def _metrics(url: str) -> str:
     return httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text

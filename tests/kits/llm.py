@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import PATIENCE_S
 from scorekit.llm import LLMClient, LLMError, Sampling
 
@@ -34,15 +37,22 @@ VERDICT = {
 }
 
 
-def client(url, fake, **settings):
+def client(url: str, fake: FakeOpenAI, **settings: Any) -> LLMClient:
     settings.setdefault("backoff_s", AT_ONCE)
     return LLMClient(url, fake.model, **settings)
 
 
-def ask(url, fake, sampling=SAMPLED, n=1, json_schema=None, **settings):
-    """The choices and the client that asked for them, both after the end."""
+def ask(
+    url: str,
+    fake: FakeOpenAI,
+    sampling: Sampling = SAMPLED,
+    n: int = 1,
+    json_schema: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[LLMClient, Any]:
+    """The client that asked, and the choices or the LLMError that it got, both after the end."""
 
-    async def work():
+    async def work() -> tuple[LLMClient, Any]:
         async with client(url, fake, **settings) as llm:
             try:
                 return llm, await llm.chat(
@@ -54,7 +64,7 @@ def ask(url, fake, sampling=SAMPLED, n=1, json_schema=None, **settings):
     return asyncio.run(work())
 
 
-async def until(condition):
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)

@@ -3,9 +3,13 @@
 It dies as by the kernel's hand. Each death is a line of its output.
 """
 
+from __future__ import annotations
+
 import os
 import signal
+from collections.abc import Sequence
 
+from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, FakeSettings
 from scorekit.server.http.run import main
 
@@ -16,7 +20,7 @@ DEADLY, HEAVY = "deadly", "heavy"
 class Mortal(FakeBackend):
     """Dies of a deadly sample, and of two heavy ones in a batch."""
 
-    def forward(self, batch):
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         texts = [encoded.payload.mt for encoded in batch]
         if any(DEADLY in mt for mt in texts) or sum(HEAVY in mt for mt in texts) > 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ class Recorder:
         self.refuse = refuse
         self.requests: list[dict] = []
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self.app(scope, receive, send)
         raw, more = b"", True
@@ -42,7 +42,7 @@ class Recorder:
             return
         given = [{"type": "http.request", "body": raw, "more_body": False}]
 
-        async def replay():
+        async def replay() -> Any:
             return given.pop() if given else await receive()
 
         await self.app(scope, replay, send)

@@ -119,7 +119,8 @@ class VLLMStub:
     def _choice(self, model: nn.Module, body: dict[str, Any], index: int) -> dict[str, Any]:
         """One completion; a function of weights, prompt, settings, seed and index."""
         generator = torch.Generator().manual_seed(body["seed"] + index)
-        ids, logprobs = [], []
+        ids: list[int] = []
+        logprobs: list[float] = []
         while len(ids) < body["max_tokens"]:
             logits = model(torch.tensor([[*body["prompt"], *ids]])).logits[0, -1].double()
             scaled = logits / (body["temperature"] or 1e-9)

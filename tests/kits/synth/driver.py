@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
 from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
-from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.folder.store import Record, ShardWriter, StageFolder, digest_of
 from synth.record import source_id
 from synth.stages.table import ORDER
 
@@ -18,16 +21,16 @@ STAGES = ORDER[1:5]
 NAMES = [stage.name for stage in STAGES]
 
 
-def korean(body, seed):
+def korean(body: dict[str, Any], seed: int | None) -> str:
     """A made-up translation: a function of the request."""
     asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
     digest = hashlib.blake2b(asked.encode(), digest_size=6).digest()
     return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
 
 
-def config(out_dir, teacher, metricx, **more):
+def config(out_dir: Path, teacher: Any, metricx: Any, **more: Any) -> SynthConfig:
     teacher.well()
-    data = {
+    data: dict[str, dict[str, Any]] = {
         "run": {"out_dir": str(out_dir), "shard_records": 8},
         "data": {"src_lang": "eng", "tgt_lang": "kor", "target_examples_total": 10},
         "teacher": {
@@ -46,7 +49,7 @@ def config(out_dir, teacher, metricx, **more):
     return SynthConfig.model_validate(data)
 
 
-def write_sources(out_dir, texts, per_shard=8):
+def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> None:
     """What sample_sources leaves behind."""
     folder = StageFolder(out_dir, "sample_sources")
     folder.set_manifest(
@@ -72,7 +75,7 @@ def write_sources(out_dir, texts, per_shard=8):
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
 
 
-def run(cfg, *, stages=STAGES, **options):
+def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[Context]:
     contexts = []
     for stage in stages:
         ctx = Context(cfg, cfg.run.out_dir, **options)
@@ -85,7 +88,7 @@ def run(cfg, *, stages=STAGES, **options):
     return contexts
 
 
-def output(out_dir):
+def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
     """The digests of all shards, which are those of their files: the candidates of a run that is
     done are gone."""
     found = {}
@@ -94,9 +97,10 @@ def output(out_dir):
         for index in range(folder.shards() or 0):
             folder.verify(index)
             mark = folder.mark(index)
+            assert mark is not None
             found[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
     return found
 
 
-def records(out, stage):
+def records(out: Path, stage: str) -> list[Record]:
     return list(StageFolder(out, stage).records())

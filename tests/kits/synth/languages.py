@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from synth.config import SynthConfig
 
@@ -12,10 +15,10 @@ from synth.config import SynthConfig
 OFF = ["too_short", "too_long", "length_ratio", "numbers_missing", "placeholders", "truncated"]
 
 
-def answer(good, bad, share):
+def answer(good: str, bad: str | None, share: float) -> Callable[[dict[str, Any], int | None], str]:
     """The good text or, for so large a share of the seeds, the bad one; a number at its end."""
 
-    def respond(body, seed):
+    def respond(body: dict[str, Any], seed: int | None) -> str:
         digest = hashlib.blake2b(f"{body['messages']}{seed}".encode()).digest()
         text = bad if bad and seed is not None and digest[0] < 256 * share else good
         return f"{text} {digest[1]}"
@@ -23,8 +26,10 @@ def answer(good, bad, share):
     return respond
 
 
-def config(out_dir, corpus, teacher, metricx, **sections):
-    base = {
+def config(
+    out_dir: Path, corpus: str, teacher: str, metricx: str, **sections: dict[str, Any]
+) -> SynthConfig:
+    base: dict[str, dict[str, Any]] = {
         "run": {"out_dir": str(out_dir), "shard_records": 4},
         "data": {
             "files": [corpus],

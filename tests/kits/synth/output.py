@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
 from synth.folder.begin import begin
-from synth.folder.store import ShardWriter, StageFolder, digest_of, read_records
+from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
 from synth.record import source_id
 from synth.stages.table import ORDER
 
@@ -33,8 +36,8 @@ INFO = {
 }
 
 
-def config(out_dir, **sections):
-    base = {
+def config(out_dir: Path, **sections: dict[str, Any]) -> SynthConfig:
+    base: dict[str, dict[str, Any]] = {
         "run": {"out_dir": str(out_dir), "shard_records": 4},
         "data": {
             "src_lang": "eng",
@@ -56,14 +59,16 @@ def config(out_dir, **sections):
     return SynthConfig.model_validate(base)
 
 
-def gold(count):
+def gold(count: int) -> list[tuple[str, str]]:
     """True pairs, and a translation with chatter in every fifth place."""
     with (ROOT / "demo" / "data" / "pydocs.jsonl").open(encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if 40 < len(row["src_text"]) < 300]
     return [(row["src_text"], row["ref_text"]) for row in rows[:count]]
 
 
-def write_stage(folder, shards, rejected=()):
+def write_stage(
+    folder: StageFolder, shards: Sequence[Sequence[Record]], rejected: Iterable[Record] = ()
+) -> None:
     """shards: lists of records; rejected: those of the first shard."""
     folder.set_manifest(
         {
@@ -77,9 +82,7 @@ def write_stage(folder, shards, rejected=()):
     )
     for index, records in enumerate(shards):
         lost = [{**r, "stage": folder.name} for r in (rejected if index == 0 else ())]
-        codes = {}
-        for record in lost:
-            codes[record["reason_code"]] = codes.get(record["reason_code"], 0) + 1
+        codes = Counter(record["reason_code"] for record in lost)
         with ShardWriter(folder.shard(index)) as kept, ShardWriter(folder.rejected(index)) as out:
             for record in records:
                 kept.write(record)
@@ -97,9 +100,9 @@ def write_stage(folder, shards, rejected=()):
             )
 
 
-def make_run(out_dir, count=10, chatter=5):
+def make_run(out_dir: Path, count: int = 10, chatter: int = 5) -> list[Record]:
     """A run up to score_select_best: of 12 sources 10 were selected, in three shards."""
-    records = []
+    records: list[Record] = []
     for place, (src, mt) in enumerate(gold(count + 2)):
         madlad = {
             "lang": "en",
@@ -159,29 +162,29 @@ def make_run(out_dir, count=10, chatter=5):
     return records
 
 
-def _cut(records, size=4):
+def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
     return [records[i : i + size] for i in range(0, len(records), size)]
 
 
-def run_filter(cfg, **more):
+def run_filter(cfg: SynthConfig, **more: Any) -> Context:
     ctx = Context(cfg, cfg.run.out_dir, **more)
     *_, stage, export = ORDER
     asyncio.run(run_map_stage(stage, begin(stage, [export], ctx), ctx))
     return ctx
 
 
-def run_export(cfg, **more):
+def run_export(cfg: SynthConfig, **more: Any) -> Context:
     ctx = Context(cfg, cfg.run.out_dir, **more)
     stage = ORDER[-1]
     stage.run(ctx, begin(stage, [], ctx))
     return ctx
 
 
-def train(cfg):
+def train(cfg: SynthConfig) -> list[Record]:
     return list(read_records(cfg.run.out_dir / "export" / "train.jsonl"))
 
 
-def exported_run(folder):
+def exported_run(folder: Path) -> SynthConfig:
     """A run with its export; its config."""
     cfg = config(folder, export={"preference_pairs": True})
     folder.mkdir()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.folder.begin import begin
-from synth.folder.store import digest_file
+from synth.folder.store import Record, StageFolder, digest_file
 from synth.stages.sample_sources import SampleSources
 
 MADLAD = Path(__file__).parents[2] / "data/madlad"
@@ -19,7 +21,7 @@ MADLAD = Path(__file__).parents[2] / "data/madlad"
 V1, V15 = str(MADLAD / "data/*/*.jsonl.gz"), str(MADLAD / "data-v1p5/*/*.jsonl.gz")
 
 
-def config(out_dir, files=(V1,), **sections):
+def config(out_dir: Path, files: Iterable[str] = (V1,), **sections: Any) -> SynthConfig:
     data = {
         "src_lang": "kor",
         "tgt_lang": "eng",
@@ -37,7 +39,7 @@ def config(out_dir, files=(V1,), **sections):
     return SynthConfig.model_validate(content)
 
 
-def run(cfg, **more):
+def run(cfg: SynthConfig, **more: Any) -> StageFolder:
     """Run the stage as the driver does; its folder."""
     ctx = Context(cfg, Path(cfg.run.out_dir), **more)
     stage = SampleSources()
@@ -45,28 +47,28 @@ def run(cfg, **more):
     return ctx.folder(stage.name)
 
 
-def records(cfg, **more):
+def records(cfg: SynthConfig, **more: Any) -> list[Record]:
     return list(run(cfg, **more).records())
 
 
-def counts(folder):
+def counts(folder: StageFolder) -> dict[str, Any]:
     return json.loads((folder.path / "counts.json").read_bytes())
 
 
-def tree(out_dir):
+def tree(out_dir: Path) -> dict[str, str]:
     """Every file of the stage, by its bytes."""
     paths = [p for p in Path(out_dir).rglob("*") if p.is_file() and p.name != "merge.lock"]
     return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
 
 
-def stored(place, newlines="real"):
+def stored(place: Mapping[str, Any], newlines: str = "real") -> str:
     """The document that provenance names."""
     folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
     lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
     return json.loads(lines[place["line"] - 1])["text"]
 
 
-def shards(tmp_path, number=4, lang="ko"):
+def shards(tmp_path: Path, number: int = 4, lang: Literal["en", "ko"] = "ko") -> list[str]:
     for i in range(number):
         write_shard(tmp_path / "corpus", documents(lang, 8 * i, 8), lang=lang, index=i)
     return [str(tmp_path / "corpus/data/*/*.gz")]

@@ -47,9 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
 def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
     """Two passes of two steps, with every term of the loss."""
     return RLConfig(
-        algorithm=algorithm,  # type: ignore[arg-type]
+        algorithm=algorithm,
         clip_eps=0.2,
-        loss_mean=loss_mean,  # type: ignore[arg-type]
+        loss_mean=loss_mean,
         micro_batch_tokens=16,
         minibatches=2,
         entropy_coef=0.01,
@@ -68,7 +68,7 @@ def batch(prompts: int) -> tuple[list[Rollout], TokenAdvantages]:
     def ids(n: int) -> list[int]:
         return torch.randint(3, 11, (n,), generator=generator).tolist()
 
-    rollouts = [
+    rollouts: list[Rollout] = [
         rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t))
         for p, t in lengths
     ]
@@ -92,6 +92,7 @@ def update(
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if dtype == "float32":
         plain = doubled(plain)  # autocast knows nothing of float64
+    assert plain.generation_config is not None
     plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -74,7 +74,7 @@ class Switch:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.down = lambda body: False
+        self.down: Callable[[str], bool] = lambda body: False
         self.away = False
         self.refused = 0
 

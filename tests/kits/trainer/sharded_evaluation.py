@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import trainer.translation.evaluation.run
 from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.__main__ import app
 
 if __name__ == "__main__":
-    trainer.translation.evaluation.run.World = ShardedWorld  # type: ignore[misc]
-    app()
+    with patch.object(trainer.translation.evaluation.run, "World", ShardedWorld):
+        app()

@@ -10,8 +10,10 @@ For each list of overrides a run in `run_dir`-NUMBER of the config.
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -65,9 +67,15 @@ class WatchedReference(Reference):
 
 def main(path: str, weights: str, *runs: str) -> None:
     """A run for each list of overrides."""
-    if weights == "sharded":
-        trainer.translation.train.World = ShardedWorld  # type: ignore[misc]
-        trainer.translation.loading.Reference = WatchedReference  # type: ignore[misc]
+    with ExitStack() as patches:
+        if weights == "sharded":
+            train, loading = trainer.translation.train, trainer.translation.loading
+            patches.enter_context(patch.object(train, "World", ShardedWorld))
+            patches.enter_context(patch.object(loading, "Reference", WatchedReference))
+        _run_each(path, runs)
+
+
+def _run_each(path: str, runs: tuple[str, ...]) -> None:
     for number, overrides in enumerate(runs):
         cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
