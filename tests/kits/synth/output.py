@@ -12,10 +12,11 @@ from typing import Any
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
+from synth.drive.kinds import WholeStage
 from synth.folder.begin import begin
 from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
 from synth.record import source_id
-from synth.stages.table import ORDER
+from synth.stages.table import ORDER, map_stage
 
 ROOT = Path(__file__).parents[3]
 
@@ -168,14 +169,15 @@ def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
 
 def run_filter(cfg: SynthConfig, **more: Any) -> Context:
     ctx = Context(cfg, cfg.run.out_dir, **more)
-    *_, stage, export = ORDER
-    asyncio.run(run_map_stage(stage, begin(stage, [export], ctx), ctx))
+    stage = map_stage("format_filter")
+    asyncio.run(run_map_stage(stage, begin(stage, [ORDER[-1]], ctx), ctx))
     return ctx
 
 
 def run_export(cfg: SynthConfig, **more: Any) -> Context:
     ctx = Context(cfg, cfg.run.out_dir, **more)
     stage = ORDER[-1]
+    assert isinstance(stage, WholeStage)
     stage.run(ctx, begin(stage, [], ctx))
     return ctx
 

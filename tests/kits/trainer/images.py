@@ -113,6 +113,7 @@ def tiny(kind: str) -> nn.Module:
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
+    of: tuple[Any, Any]
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
         of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
@@ -134,4 +135,5 @@ def tiny(kind: str) -> nn.Module:
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 0.2)
-    return doubled(model).eval()
+    doubled(model)
+    return model.eval()
