@@ -84,7 +84,7 @@ class Embedding(Verb):
 
         class EmbeddingsRequest(Wire):
             input: Annotated[
-                list[text],  # type: ignore[valid-type]
+                list[text],
                 BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
             ] = Field(min_length=1, max_length=min(max_items, MAX_INPUTS))
             model: str = ""
