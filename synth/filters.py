@@ -1,4 +1,5 @@
-"""The rules that keep a translation out: each gives a reason code, and says what it saw.
+"""The rules that keep a translation out: each gives a reason code, and says what it saw. Those
+that judge and guards have, too, stand in scorekit/text/rules.py.
 
 At its default thresholds each rejects fewer than 1 in 100 true translations of demo/data and of
 tests/data/prose, which tests/unit/synth/test_filters.py and test_synth_true_pairs.py hold.
@@ -15,10 +16,10 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.text import chatmarks, chatter, checks
-from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text import chatmarks, chatter, checks, rules
+from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import asked_numbers, missing_numbers
-from scorekit.text.variants import other_variant
+from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 
 Code = Literal[
     "empty",
@@ -49,55 +50,60 @@ class RuleConfig(Config):
     min_chars: int = Field(2, ge=1, description="too_short: fewer characters.")
     max_chars: int = Field(10_000, ge=1, description="too_long: more characters.")
     length_slack: float = Field(
-        3.0,
+        SYNTHESIS.length_slack,
         gt=1,
         description="length_ratio: UTF-8 bytes of the translation for each of the source's, so "
         "many times over or under what is usual for the two languages.",
     )
     length_floor: int = Field(
-        40, ge=0, description="length_ratio: sources of fewer characters get a wider band."
+        SYNTHESIS.length_floor,
+        ge=0,
+        description="length_ratio: sources of fewer characters get a wider band.",
     )
     min_letters: int = Field(
-        30,
+        SYNTHESIS.copy_letters,
         ge=0,
         description="copied_source, wrong_script, wrong_language: translations of fewer letters "
         "are left alone; a name is the same everywhere.",
     )
     max_copied_share: float = Field(
-        0.85,
+        SYNTHESIS.max_copied,
         gt=0,
         le=1,
         description="copied_source: more of the translation's letters are the source's own, or "
         "more of the source's stand in the translation; links, code and numbers aside.",
     )
     min_script_share: float = Field(
-        0.4,
+        SYNTHESIS.min_script_share,
         ge=0,
         le=1,
         description="wrong_script: fewer letters in the target language's script, names that the "
         "source has too left out.",
     )
     max_other_variant: float = Field(
-        0.2,
+        SYNTHESIS.max_other_variant,
         ge=0,
         le=1,
         description="wrong_variant: of the characters that only Traditional or only Simplified "
         "Chinese has, a larger share is not the target's.",
     )
     language_confidence: float = Field(
-        0.9,
+        SYNTHESIS.language_confidence,
         ge=0,
         le=1,
         description="wrong_language: the identifier is so sure that it is the source's language.",
     )
     language_margin: float | None = Field(
-        20.0,
+        SYNTHESIS.language_margin,
         gt=0,
         description="wrong_language: natural logarithm of how much likelier a language that is "
         "neither the source's nor the target's must be. Null: it is not asked for.",
     )
     max_repetition: float = Field(
-        0.3, ge=0, le=1, description="repetition: a larger share in loops than in the source."
+        SYNTHESIS.max_repetition,
+        ge=0,
+        le=1,
+        description="repetition: a larger share in loops than in the source.",
     )
     max_missing_numbers: float = Field(
         0.2,
@@ -115,15 +121,23 @@ class RuleConfig(Config):
         "true translations into Korean and Thai.",
     )
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A source with a translation, and their languages (any code of scorekit/languages.py)."""
-
-    src: str
-    mt: str
-    source_lang: str
-    target_lang: str
+    def thresholds(self) -> Thresholds:
+        """Those of the rules that judge and guards have, too."""
+        return Thresholds(
+            copy_letters=self.min_letters,
+            max_copied=self.max_copied_share,
+            max_source_kept=self.max_copied_share,
+            some_script_letters=self.min_letters,
+            script_letters=self.min_letters,
+            min_script_share=self.min_script_share,
+            max_other_variant=self.max_other_variant,
+            language_letters=self.min_letters,
+            language_confidence=self.language_confidence,
+            language_margin=math.inf if self.language_margin is None else self.language_margin,
+            max_repetition=self.max_repetition,
+            length_slack=self.length_slack,
+            length_floor=self.length_floor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,68 +214,46 @@ def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
-    if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
-        return None
-    theirs = checks.copied_share(pair.src, pair.mt)
-    if theirs > cfg.max_copied_share:
+    at = cfg.thresholds()
+    if (theirs := rules.copied(pair, at)) is not None:
         return f"{theirs:.2f} of it is the source's"
-    if _letters(pair.src) < cfg.min_letters:
-        return None
-    whole = checks.copied_share(pair.mt, pair.src)
-    if whole > cfg.max_copied_share:
-        return f"holds {whole:.2f} of the source"
-    return None
+    whole = rules.source_kept(pair, at)
+    return None if whole is None else f"holds {whole:.2f} of the source"
 
 
 def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
-    if _letters(pair.mt) < cfg.min_letters:
-        return None
-    share = checks.script_share(pair.mt, pair.target_lang, pair.src)
-    if share is None or share >= cfg.min_script_share:
+    share = rules.wrong_script(pair, cfg.thresholds())
+    if share is None:
         return None
     return f"{share:.2f} of the letters in the script of {pair.target_lang}"
 
 
 def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
-    found = other_variant(pair.mt, pair.target_lang)
-    if found is None or found[0] <= cfg.max_other_variant:
+    found = rules.wrong_variant(pair, cfg.thresholds())
+    if found is None:
         return None
     return f"{found[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {found[1]}"
 
 
 def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
-    if _same_language(pair) or _letters(pair.mt) < cfg.min_letters:
-        return None
-    found = checks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
-    if found and found[0] != pair.target_lang and found[1] > cfg.language_confidence:
+    at = cfg.thresholds()
+    if (found := rules.source_language(pair, at)) is not None:
         return f"{found[0]} ({found[1]:.2f})"
-    if cfg.language_margin is None:
-        return None
-    bare = checks.without_names(pair.mt, pair.src)
-    if sum(char.isalpha() for char in bare) < cfg.min_letters:
-        return None
-    others = checks.likely_others(pair.target_lang)
-    probability = checks.language_probability(bare, pair.target_lang, others)
-    if probability is None or probability >= math.exp(-cfg.language_margin):
-        return None
-    return f"not {pair.target_lang} ({probability:.0e})"
+    probability = rules.third_language(pair, at)
+    return None if probability is None else f"not {pair.target_lang} ({probability:.0e})"
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:
-    ratio = checks.length_ratio(pair.src, pair.mt)
-    least, most = checks.length_band(
-        pair.src,
-        pair.source_lang,
-        pair.target_lang,
-        slack=cfg.length_slack,
-        floor=cfg.length_floor,
-    )
-    return None if least <= ratio <= most else f"{ratio:.2f}, not in {least:.2f} to {most:.2f}"
+    found = rules.length_ratio(pair, cfg.thresholds())
+    if found is None:
+        return None
+    ratio, least, most = found
+    return f"{ratio:.2f}, not in {least:.2f} to {most:.2f}"
 
 
 def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
-    more = checks.repetition(pair.src, pair.mt)
-    return f"{more:.2f} of it loops" if more > cfg.max_repetition else None
+    more = rules.repetition(pair, cfg.thresholds())
+    return None if more is None else f"{more:.2f} of it loops"
 
 
 def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -288,14 +280,6 @@ def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
 
 #: ICU's "{count, plural, one {item} other {items}}".
 _PLURAL = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
-
-
-def _letters(text: str) -> int:
-    return sum(char.isalpha() for char in mask(text))
-
-
-def _same_language(pair: Pair) -> bool:
-    return pair.source_lang.split("-")[0] == pair.target_lang.split("-")[0]
 
 
 #: Code -> rule, in the order in which the first failure names the rejection: the surest first.

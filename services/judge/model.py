@@ -24,6 +24,7 @@ from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.scoring import ScoreDescription, Scoring
 from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
+from scorekit.text import rules as shared_rules
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
@@ -104,7 +105,8 @@ class RulesBackend(_Judge):
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        modules = (rules, checks, chatmarks, chatter, markup, scripts, languages, variants)
+        texts = (shared_rules, checks, chatmarks, chatter, markup, scripts, variants)
+        modules = (rules, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(
             model="rules",

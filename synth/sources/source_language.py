@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from scorekit.languages import find_language
 from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
+from scorekit.text.rules import SOURCES
 from scorekit.text.scripts import LETTERS, scripts_of
 from scorekit.text.variants import other_variant
 from synth.sources.measure import category_weights, char_sums
@@ -20,14 +21,8 @@ from synth.sources.measure import category_weights, char_sums
 if TYPE_CHECKING:
     import numpy as np
 
-#: Letters from which on a text is looked at; of Han, Kana and Hangul half as many.
-LEAST_LETTERS = 40
+#: Letters of these count twice.
 _DENSE = ("Han", "Kana", "Hangul")
-#: Least share of the letters in the source language's scripts. Texts about software have many
-#: names in another.
-_LEAST_SHARE = 0.2
-#: Share of the other standard's, among the characters that only one standard of Chinese has.
-_MOST_OTHER_VARIANT = 0.2
 #: Bytes of a text that are looked at.
 _MOST_BYTES = 480
 _FIELD = 1 << 20  # two counts in one sum; a segment has fewer letters
@@ -55,11 +50,11 @@ class SourceLanguage:
         if self._weights is None:
             return [False] * len(texts)
         sums = char_sums(texts, self._weights)
-        long = [i for i, total in enumerate(sums) if total % _FIELD >= LEAST_LETTERS]
+        long = [i for i, total in enumerate(sums) if total % _FIELD >= SOURCES.script_letters]
         told = [False] * len(texts)
         asked = []
         for i in long:
-            told[i] = sums[i] // _FIELD < _LEAST_SHARE * (sums[i] % _FIELD)
+            told[i] = sums[i] // _FIELD < SOURCES.min_script_share * (sums[i] % _FIELD)
             if not told[i]:
                 asked.append(i)
         if self._odds is not None and asked:
@@ -70,7 +65,7 @@ class SourceLanguage:
 
     def _is_other_variant(self, text: str) -> bool:
         found = other_variant(text, self._language)
-        return found is not None and found[0] > _MOST_OTHER_VARIANT
+        return found is not None and found[0] > SOURCES.max_other_variant
 
 
 def _letter_weights(scripts: Sequence[str]) -> np.ndarray:

@@ -13,12 +13,13 @@ from scorekit.errors import UserError
 from scorekit.text.checks import (
     copied_share,
     language_probability,
-    length_band,
     length_ratio,
     repetition,
     script_share,
     without_names,
 )
+from scorekit.text.rules import GUARDS as THRESHOLDS
+from scorekit.text.rules import Pair, length_band
 from scorekit.text.scripts import scripts_of
 from trainer.translation.rewards.config import GuardConfig
 
@@ -43,8 +44,6 @@ _OTHER_LANGUAGES = (
     "tr",
     "pl",
 )
-#: Letters from which the identifier is believed; of a shorter text in proportion.
-_SURE_LETTERS = 40
 
 Guard = Callable[[str, str, str, str], float]
 
@@ -102,7 +101,7 @@ def language_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     if probability is None:
         return 0.0
     letters = sum(char.isalpha() for char in bare)
-    return (1.0 - probability) * min(1.0, letters / _SURE_LETTERS)
+    return (1.0 - probability) * min(1.0, letters / THRESHOLDS.language_letters)
 
 
 def script_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
@@ -121,7 +120,7 @@ def length_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """How far the length ratio in UTF-8 bytes leaves the usual band: 0 inside, 1 at twice its upper
     or half its lower end and beyond, on the scale of log2 between."""
     ratio = length_ratio(src, mt)
-    least, most = length_band(src, src_lang, tgt_lang)
+    least, most = length_band(Pair(src, mt, src_lang, tgt_lang), THRESHOLDS)
     if least <= ratio <= most or (not src.strip() and not mt.strip()):
         return 0.0
     if ratio == 0 or math.isinf(ratio):

@@ -1,0 +1,202 @@
+"""The rules that judge, synthesis and guards share: what a translation is told by, from which
+thresholds on.
+
+A rule gives what it measured where a translation breaks it, else None: code and wording are the
+caller's. Each caller has a profile of thresholds; they stand here one under the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scorekit.languages import find_language
+from scorekit.text import checks
+from scorekit.text.markup import mask
+from scorekit.text.variants import other_variant
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A source with a translation, and their languages (any code of scorekit/languages.py)."""
+
+    src: str
+    mt: str
+    source_lang: str
+    target_lang: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """From where on a rule is broken; what is left out is never broken. Shares are of 1.
+
+    copy_letters: translations of fewer are left alone; max_copied: share of the translation's
+      letters that are the source's; max_source_kept: share of the source's in the translation.
+    some_script_letters: from so many on at least one is in the target's script;
+      script_letters: from so many on at least min_script_share of them.
+    max_other_variant: share of the characters that only one standard of Chinese has.
+    language_letters: translations of fewer are left alone, or believed in proportion;
+      language_confidence: probability of the source's language; language_margin: natural logarithm
+      of how much likelier a third language is than the target's.
+    max_repetition: how much more of the translation than of the source stands in loops.
+    length_slack, length_floor: as `checks.length_band` takes them.
+    """
+
+    copy_letters: int = 0
+    max_copied: float = 1.0
+    max_source_kept: float = 1.0
+    some_script_letters: int = 0
+    script_letters: int = 0
+    min_script_share: float = 0.0
+    max_other_variant: float = 1.0
+    language_letters: int = 0
+    language_confidence: float = 1.0
+    language_margin: float = math.inf
+    max_repetition: float = 1.0
+    length_slack: float = math.inf
+    length_floor: int = 0
+
+
+#: Nine tenths themselves are too much, too.
+_UNDER_NINE_TENTHS = math.nextafter(0.9, 0.0)
+
+#: services/judge: alone on its verdict, so it lets more pass. Its README has the measured rates.
+JUDGE = Thresholds(
+    copy_letters=20,
+    max_copied=_UNDER_NINE_TENTHS,
+    some_script_letters=4,
+    script_letters=20,
+    min_script_share=0.3,
+    max_other_variant=0.2,
+    language_letters=40,
+    language_confidence=_UNDER_NINE_TENTHS,
+    max_repetition=0.3,
+    length_slack=3.0,
+    length_floor=40,
+)
+#: synth: the defaults of `filters.rules`; another candidate stands by where one is rejected.
+SYNTHESIS = Thresholds(
+    copy_letters=30,
+    max_copied=0.85,
+    max_source_kept=0.85,
+    some_script_letters=30,
+    script_letters=30,
+    min_script_share=0.4,
+    max_other_variant=0.2,
+    language_letters=30,
+    language_confidence=0.9,
+    language_margin=20.0,
+    max_repetition=0.3,
+    length_slack=3.0,
+    length_floor=40,
+)
+#: trainer, guards: a fault is the measure itself, so only what shapes it stands here.
+GUARDS = Thresholds(
+    language_letters=40,
+    length_slack=3.0,
+    length_floor=40,
+)
+#: synth, lines of a corpus before they become sources: texts about software have many names in
+#: another script.
+SOURCES = Thresholds(
+    script_letters=40,
+    min_script_share=0.2,
+    max_other_variant=0.2,
+)
+
+
+def letters(text: str) -> int:
+    """How many letters a text has, markup, code and links left out."""
+    return sum(char.isalpha() for char in mask(text))
+
+
+def same_language(pair: Pair) -> bool:
+    """Whether source and target are variants of one language: there much may be copied."""
+    if pair.source_lang.split("-")[0] == pair.target_lang.split("-")[0]:
+        return True
+    source, target = find_language(pair.source_lang), find_language(pair.target_lang)
+    return bool(source and target and source.iso639_3 == target.iso639_3)
+
+
+def copied(pair: Pair, at: Thresholds) -> float | None:
+    """Share of the translation that is the source's own, if too much is."""
+    if same_language(pair) or letters(pair.mt) < at.copy_letters:
+        return None
+    share = checks.copied_share(pair.src, pair.mt)
+    return share if share > at.max_copied else None
+
+
+def source_kept(pair: Pair, at: Thresholds) -> float | None:
+    """Share of the source that stands in the translation, if too much does: copied, and something
+    added to it."""
+    if at.max_source_kept >= 1 or same_language(pair):
+        return None
+    if min(letters(pair.mt), letters(pair.src)) < at.copy_letters:
+        return None
+    share = checks.copied_share(pair.mt, pair.src)
+    return share if share > at.max_source_kept else None
+
+
+def wrong_script(pair: Pair, at: Thresholds) -> float | None:
+    """Share of the letters in the target's scripts, the source's names aside, if too few are."""
+    count = letters(pair.mt)
+    if count < at.some_script_letters:
+        return None
+    share = checks.script_share(pair.mt, pair.target_lang, pair.src)
+    if share is None or share >= at.min_script_share:
+        return None
+    return share if share == 0.0 or count >= at.script_letters else None
+
+
+def wrong_variant(pair: Pair, at: Thresholds) -> tuple[float, str] | None:
+    """`variants.other_variant` of the translation, if too many characters are the other's."""
+    found = other_variant(pair.mt, pair.target_lang)
+    return found if found is not None and found[0] > at.max_other_variant else None
+
+
+def source_language(pair: Pair, at: Thresholds) -> tuple[str, float] | None:
+    """(tag, probability) of the source's language, if the translation reads as that."""
+    if same_language(pair) or letters(pair.mt) < at.language_letters:
+        return None
+    found = checks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
+    if found is None or found[0] == pair.target_lang or found[1] <= at.language_confidence:
+        return None
+    return found
+
+
+def third_language(pair: Pair, at: Thresholds) -> float | None:
+    """Probability of the target's language, if another than the source's is so much likelier."""
+    if math.isinf(at.language_margin) or same_language(pair):
+        return None
+    bare = checks.without_names(pair.mt, pair.src)
+    if sum(char.isalpha() for char in bare) < at.language_letters:
+        return None
+    others = checks.likely_others(pair.target_lang)
+    probability = checks.language_probability(bare, pair.target_lang, others)
+    if probability is None or probability >= math.exp(-at.language_margin):
+        return None
+    return probability
+
+
+def repetition(pair: Pair, at: Thresholds) -> float | None:
+    """How much more of the translation stands in loops than of the source, if too much does."""
+    more = checks.repetition(pair.src, pair.mt)
+    return more if more > at.max_repetition else None
+
+
+def length_ratio(pair: Pair, at: Thresholds) -> tuple[float, float, float] | None:
+    """(bytes of the translation for each of the source's, least, most), if it is not between."""
+    ratio = checks.length_ratio(pair.src, pair.mt)
+    least, most = length_band(pair, at)
+    return None if least <= ratio <= most else (ratio, least, most)
+
+
+def length_band(pair: Pair, at: Thresholds) -> tuple[float, float]:
+    """(least, most) length ratio that a pair may have."""
+    return checks.length_band(
+        pair.src,
+        pair.source_lang,
+        pair.target_lang,
+        slack=at.length_slack,
+        floor=at.length_floor,
+    )
