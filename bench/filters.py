@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
 from scorekit.text.numbers import asked_numbers
+from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
-from synth.filters import RULES, Pair, RuleConfig, check_rules
+from synth.filters import RULES, RuleConfig, check_rules
 
 MIN_SOURCE_CHARS = 20  # shorter sources are seldom taken by the pipeline
 MOST = 1.0  # per cent of a set that a rule may reject

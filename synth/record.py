@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scorekit.errors import ScorekitError
+from scorekit.seeds import stream_seed
 from scorekit.text.markup import normalised
 from synth.folder.store import Record
 
@@ -52,12 +53,8 @@ def source_id(text: str) -> str:
 
 
 def teacher_seed(run_seed: int, source: str, purpose: str) -> int:
-    """The first seed of a source's requests: candidate i of n has this plus i.
-
-    Below 2**31 - 2**16, so that n may be large in any server's integer.
-    """
-    digest = hashlib.blake2b(f"{run_seed}|{source}|{purpose}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % (2**31 - 2**16)
+    """The first seed of a source's requests: candidate i of n has this plus i."""
+    return stream_seed("teacher", run_seed, source, purpose)
 
 
 class SourceFailed(ScorekitError):

@@ -68,7 +68,7 @@ def same_log() -> Iterator[None]:
 def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of this process waits so long before it asks again that no deadline allows it: what
     a test shows of failures needs no deadline that a machine at a standstill might miss."""
-    monkeypatch.setattr("scorekit.client.transport._backoff", lambda state: math.inf)
+    monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: math.inf)
 
 
 @pytest.fixture(scope="session", autouse=True)

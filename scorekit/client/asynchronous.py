@@ -17,8 +17,9 @@ from scorekit.client.cache import ClientCache, score_keys
 from scorekit.client.distinct import Distinct, Placed, Sample, cut, room
 from scorekit.client.endpoints import Endpoints
 from scorekit.client.exchange import Call, Exchange
-from scorekit.client.transport import Deadline, attempts, understood
+from scorekit.client.transport import attempts, understood
 from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.net.retry import Deadline
 from scorekit.schemas import Info, Priority, Result, Scored
 
 #: Seconds between two looks at a service that is not ready.

@@ -25,7 +25,6 @@ from scorekit.client.distinct import Distinct, Placed, failure
 from scorekit.client.endpoints import Endpoint, Endpoints
 from scorekit.client.suspects import Suspects
 from scorekit.client.transport import (
-    Deadline,
     attempts,
     is_retryable,
     lines_of,
@@ -37,6 +36,7 @@ from scorekit.client.transport import (
     understood,
 )
 from scorekit.errors import AnswerLost, RequestError, ServiceUnreachable
+from scorekit.net.retry import Deadline
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
 log = logging.getLogger(__name__)

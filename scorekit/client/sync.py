@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.distinct import Sample
 from scorekit.client.frames import samples_of_frame, with_results
-from scorekit.loop_thread import LoopThread
+from scorekit.net.loop_thread import LoopThread
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Info, Result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic_core import from_json, to_json
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.wait import wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState
 
 from scorekit.errors import (
     REQUEST_ERRORS,
@@ -22,6 +20,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.net.retry import Deadline, failure_of, growing, retry_after_s, tries
 from scorekit.schemas import Priority
 
 log = logging.getLogger(__name__)
@@ -42,28 +41,6 @@ def checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UserError(f"{url!r} is no URL of a service: write it as http://host:port")
     return url.rstrip("/")
-
-
-class Deadline:
-    """A moment in the future, `seconds` from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._at = time.monotonic() + seconds
-
-    def extend(self, seconds: float) -> None:
-        """Later by so much: a wait that does not count."""
-        self._at += seconds
-
-    def left(self) -> float:
-        """Seconds that are left; never negative."""
-        return max(0.0, self._at - time.monotonic())
-
-    def for_service(self, most: float) -> float:
-        """Seconds to grant the service, at most `most`: a little less than what is left, so that
-        its answer, with all that was scored in time, still arrives."""
-        left = self.left()
-        return min(most, max(0.001, left - min(1.0, left / 10)))
 
 
 @contextmanager
@@ -107,14 +84,10 @@ def raise_refusal(url: str, response: httpx.Response) -> None:
         had_key = "authorization" in response.request.headers
         what = "the key was refused: check" if had_key else "no key was sent: set"
         message = f"{message}; {what} SCOREKIT_API_KEY (or api_key= in Python)"
-    try:
-        retry_after = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        retry_after = None
     raise RequestError(
         type,
         f"{url}: {message}",
-        retry_after=retry_after,
+        retry_after=retry_after_s(response.headers),
         status=response.status_code,
         request_id=response.headers.get("x-request-id"),
     )
@@ -164,9 +137,6 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-_backoff = wait_random_exponential(multiplier=0.2, max=10.0)
-
-
 def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
     """Tries of one request: jittered pauses of `pause()` seconds at least. A try that could only
     begin after the deadline is not waited for: the last error is raised at once. AnswerLost is: the
@@ -175,24 +145,17 @@ def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
     def may_help(error: BaseException) -> bool:
         return is_retryable(error) and not isinstance(error, AnswerLost)
 
-    def wait(state: RetryCallState) -> float:
-        return max(pause(), _backoff(state))
-
-    def stop(state: RetryCallState) -> bool:
-        return state.upcoming_sleep >= deadline.left()
-
-    return AsyncRetrying(
-        retry=retry_if_exception(may_help),
-        stop=stop,
-        wait=wait,
-        before_sleep=_note_retry,
-        reraise=True,
+    return tries(
+        may_help,
+        wait=lambda state: max(pause(), growing(state)),
+        stop=deadline.is_too_near,
+        note=_note_retry,
     )
 
 
 def _note_retry(state: RetryCallState) -> None:
     """No word of the service's: it may hold what it was sent."""
-    error = state.outcome.exception() if state.outcome else None
+    error = failure_of(state)
     what = f"{error.type}, HTTP {error.status}" if isinstance(error, RequestError) else "no answer"
     log.info(
         "scoring service: %s; attempt %d, again in %.1f s",

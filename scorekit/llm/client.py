@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import SecretStr
 from pydantic_core import from_json
+from tenacity import RetryCallState
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
@@ -24,6 +25,7 @@ from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.pacing import Budget, Pace, Patience, SeveralChoices, log, read_timeout_s
 from scorekit.llm.wire import Choice, Prompt, Sampling, read_answer
+from scorekit.net.retry import failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
 #: Choices of one request, at most: what a time-out or a broken connection loses.
@@ -65,7 +67,7 @@ class LLMClient:
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
     default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
-    `llm_pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
+    `llm.pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
     for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
     for one, for a minute (`llm_pacing.SeveralChoices`).
 
@@ -120,18 +122,15 @@ class LLMClient:
         `wait_for_server_s` before.
         """
         patience = Patience(1, *self._patience[1:])
-        while True:
-            try:
-                served = await self._served_models()
-                break
-            except LLMError as error:
-                pause = patience.pause_after(error)
-                if pause is None:
-                    raise UserError(
-                        f"no LLM server answers at {self.base_url}: start it, "
-                        f"or mend base_url ({error})"
-                    ) from None
-                await asyncio.sleep(pause)
+        served: list[str] = []
+        try:
+            async for attempt in patience.tries(_may_pass, lambda state: None):
+                with attempt:
+                    served = await self._served_models()
+        except LLMError as error:
+            raise UserError(
+                f"no LLM server answers at {self.base_url}: start it, or mend base_url ({error})"
+            ) from None
         if self.model not in served:
             names = ", ".join(map(repr, served)) or "nothing"
             raise wrong_model(self.base_url, self.model, f"it serves {names}")
@@ -239,19 +238,37 @@ class LLMClient:
             return found
 
     async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
-        patience = Patience(*self._patience)
-        while True:
-            try:
-                return await self._attempt(call.prompt, part, patience.attempts)
-            except LLMError as fault:
-                error = fault
-                pause = patience.pause_after(error)
-                _log_failure(call.prompt.part_id(part), error, patience.attempts, pause)
-                if pause is None or call.failed:
-                    raise
-            await asyncio.sleep(pause)
-            if call.failed:
-                raise error
+        part_id, attempts = call.prompt.part_id(part), 0
+        last: LLMError | None = None
+
+        def again(state: RetryCallState) -> None:
+            told = _told(failure_of(state))
+            log.info(
+                "request %s: %s; attempt %d, again in %.1f s",
+                part_id,
+                told,
+                attempts,
+                state.upcoming_sleep,
+            )
+
+        def may_help(error: BaseException) -> bool:
+            return _may_pass(error) and not call.failed
+
+        try:
+            async for attempt in Patience(*self._patience).tries(may_help, again):
+                with attempt:
+                    if last is not None and call.failed:  # meanwhile
+                        raise last
+                    attempts += 1
+                    try:
+                        return await self._attempt(call.prompt, part, attempts - 1)
+                    except LLMError as error:
+                        last = error
+                        raise
+        except LLMError as error:
+            log.warning("request %s: %s; attempt %d was the last", part_id, _told(error), attempts)
+            raise
+        raise AssertionError  # it goes on until an attempt ends
 
     async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
         await self._pace.turn()
@@ -315,10 +332,11 @@ class LLMClient:
             )
 
 
-def _log_failure(request_id: str, error: LLMError, attempt: int, pause: float | None) -> None:
-    """No word of the server's: it may hold what it was sent."""
-    what = error.type if error.status is None else f"{error.type}, HTTP {error.status}"
-    if pause is None:
-        log.warning("request %s: %s; attempt %d was the last", request_id, what, attempt)
-    else:
-        log.info("request %s: %s; attempt %d, again in %.1f s", request_id, what, attempt, pause)
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, LLMError) and error.retryable
+
+
+def _told(error: BaseException | None) -> str:
+    """For a log; no word of the server's: it may hold what it was sent."""
+    assert isinstance(error, LLMError)
+    return error.type if error.status is None else f"{error.type}, HTTP {error.status}"

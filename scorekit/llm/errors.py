@@ -7,12 +7,12 @@ A mistake of the operator is a `UserError` that says what to do; every other fai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from pydantic_core import from_json
 
 from scorekit.errors import ScorekitError, UserError
+from scorekit.net.retry import retry_after_s
 
 #: `LLMError.type` -> what happened.
 LLM_ERROR_TYPES = {
@@ -153,7 +153,7 @@ def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: 
         message,
         retryable=kind not in ("overlong", "refused"),
         request_id=request_id,
-        retry_after=_retry_after(headers),
+        retry_after=retry_after_s(headers),
         status=status,
     )
 
@@ -170,18 +170,3 @@ def _server_message(body: bytes, key: str | None) -> str:
         told = told.get("message") or told.get("error") or told.get("detail") or told
     line = " ".join(str(told).split())
     return (line.replace(key, "***") if key else line)[:300]
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date."""
-    value = headers.get("retry-after", "")
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        when = parsedate_to_datetime(value).timestamp()
-        sent = parsedate_to_datetime(headers["date"]).timestamp()  # the server's own clock
-    except (ValueError, TypeError, KeyError):
-        return None
-    return max(0.0, when - sent)

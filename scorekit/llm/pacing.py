@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from tenacity import AsyncRetrying, RetryCallState
+
 from scorekit.llm.errors import LLMError
+from scorekit.net.retry import Deadline, failure_of, stepped, tries
 
 log = logging.getLogger("scorekit.llm")
 
@@ -23,10 +25,6 @@ _DECODED_AT_ONCE = 256
 SHORT_IN_A_ROW = 3
 #: Seconds until n is tried again: the server may be another one by then.
 TRY_N_AGAIN_S = 60.0
-#: A longer Retry-After is taken for a mistake.
-_LONGEST_RETRY_AFTER_S = 600.0
-#: Of our own: a caller who seeded `random` gets the same numbers whether or not a request failed.
-_jitter = random.Random()
 
 
 def read_timeout_s(floor_s: float, max_tokens: int, sequences_in_flight: int) -> float:
@@ -100,41 +98,41 @@ class Pace:
 
 
 class Patience:
-    """How often one request is sent again.
-
-    `max_attempts` times after the pauses of `backoff_s` (the last one repeats; +-25 % so that
-    requests which failed together do not come back together), never sooner than Retry-After.
-    A server that is away is waited for `wait_for_server_s` longer.
-    """
+    """When one request is not sent again: after `max_attempts` tries; where the server is away,
+    `wait_for_server_s` later."""
 
     def __init__(
         self, max_attempts: int, backoff_s: Sequence[float], wait_for_server_s: float
     ) -> None:
         self._max_attempts = max_attempts
-        self._backoff_s = backoff_s
+        self._step = stepped(backoff_s)
         self._wait_for_server_s = wait_for_server_s
-        self._gives_up_at: float | None = None
-        self.attempts = 0
+        self._over: Deadline | None = None
 
-    def pause_after(self, error: LLMError) -> float | None:
-        """Seconds to the next attempt, None where there is none. Call once an attempt."""
-        self.attempts += 1
-        if not error.retryable:
-            return None
-        step = self._backoff_s[min(self.attempts, len(self._backoff_s)) - 1]
-        pause = step * _jitter.uniform(0.75, 1.25)
-        if error.retry_after is not None:
-            asked = min(error.retry_after, _LONGEST_RETRY_AFTER_S)
-            pause = max(pause, asked * _jitter.uniform(1.0, 1.1))
-        if self.attempts < self._max_attempts:
+    def tries(
+        self,
+        may_help: Callable[[BaseException], bool],
+        note: Callable[[RetryCallState], None],
+    ) -> AsyncRetrying:
+        """Of one request."""
+        return tries(may_help, wait=self.wait, stop=self.stop, note=note)
+
+    def wait(self, state: RetryCallState) -> float:
+        """Seconds to the next try; the last one comes when the waiting ends."""
+        pause = self._step(state)
+        if state.attempt_number < self._max_attempts:
             return pause
-        if not error.server_is_away:
-            return None
-        now = time.monotonic()
-        if self._gives_up_at is None:
-            self._gives_up_at = now + self._wait_for_server_s
-        left = self._gives_up_at - now
-        return min(pause, left) if left > 0 else None
+        if self._over is None:
+            self._over = Deadline(self._wait_for_server_s)
+        return min(pause, self._over.left())
+
+    def stop(self, state: RetryCallState) -> bool:
+        """Asked after `wait`."""
+        if self._over is None:
+            return False
+        error = failure_of(state)
+        is_away = isinstance(error, LLMError) and error.server_is_away
+        return not is_away or self._over.left() <= 0
 
 
 class SeveralChoices:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from scorekit.text.rules import Pair
 from synth.config import SynthConfig
 from synth.drive.kinds import MapStage
-from synth.filters import Pair, as_metadata, check_rules
+from synth.filters import as_metadata, check_rules
 from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.store import Record
 from synth.record import Kept, Rejected

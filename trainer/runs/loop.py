@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
@@ -265,7 +266,7 @@ class Loop:
             temperature=self.cfg.generation.temperature,
             pad_id=learner.pad_id,
             dtype=self.cfg.misc.dtype,
-            seed=self.cfg.misc.seed * 1_000_003 + update,
+            seed=stream_seed("minibatches", self.cfg.misc.seed, update),
             world=self.world,
             never=learner.never,
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from scorekit.seeds import stream_seed
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.sampler import Sampler
@@ -125,7 +126,7 @@ class Collector:
                 learner.model,
                 learner.tokenizer,
                 cfg.generation,
-                seed=self._seed(update),
+                seed=stream_seed("sampling", cfg.misc.seed, update, self.world.rank),
                 groups=[place for place, _ in mine],
             ):
                 groups.append(group)
@@ -162,11 +163,6 @@ class Collector:
         if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
             for rollout, row in zip(rollouts, rows(learner.model), strict=True):
                 rollout.old_logprobs = row
-
-    def _seed(self, update: int) -> int:
-        """Of this process's sampling: a function of the update, so that a run can start again
-        anywhere."""
-        return self.cfg.misc.seed * 1_000_003 + update + self.world.rank * 999_999_937
 
 
 def unanswered(rewards: Sequence[SampleReward]) -> str | None:

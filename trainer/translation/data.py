@@ -16,6 +16,7 @@ from scorekit.errors import UserError
 from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
+from scorekit.seeds import stream_seed
 from trainer.translation.config import TrainerConfig
 from trainer.translation.readers import read_rows
 
@@ -97,7 +98,7 @@ def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> lis
     for position in range((update - 1) * batch_size, update * batch_size):
         epoch, place = divmod(position, examples)
         if place == 0 or not indices:
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
             order = torch.randperm(examples, generator=generator).tolist()
         indices.append(order[place])
     return indices

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from scorekit.schemas import Info
+from scorekit.seeds import stream_seed
 from trainer.rl.forward import check_head
 from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.world import World
@@ -29,7 +30,7 @@ def load_learner(
     world: World,
 ) -> Learner:
     """infos: of the services, by URL. Raises UserError on whatever the user can mend."""
-    torch.manual_seed(cfg.misc.seed)  # of fresh adapters
+    torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
     # Weights that are shared go to their device in parts, so that none has to hold them all.
     in_parts = world.is_sharded and not cfg.policy.load_in_4bit
     place = torch.device("cpu") if in_parts else world.device

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from scorekit.text.rules import Pair
 from synth.config import SynthConfig
-from synth.filters import RULES, Code, Pair, RuleConfig, check_rules
+from synth.filters import RULES, Code, RuleConfig, check_rules
 from synth.record import Kept, Rejected
 from synth.stages.format_filter import FormatFilter
 

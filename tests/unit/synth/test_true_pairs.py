@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.filters import PROSE, caught_numbers, rejections
-from synth.filters import RULES, Pair, RuleConfig, check_rules
+from scorekit.text.rules import Pair
+from synth.filters import RULES, RuleConfig, check_rules
 
 #: Ten for each two languages, dense in numbers, dates, counters and names.
 KO_EN = [

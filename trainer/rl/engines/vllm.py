@@ -39,7 +39,8 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
-from scorekit.loop_thread import LoopThread
+from scorekit.net.loop_thread import LoopThread
+from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.engines.vllm_bodies import Request, completions, request
 from trainer.rl.engines.vllm_http import (
@@ -146,7 +147,7 @@ class VLLMSampler:
                 gen_cfg,
                 model=self.weights.model,
                 salt=self.weights.version,
-                seed=prompt_seed(base, i),
+                seed=stream_seed("prompt", base, i),
                 stops=self.stops,
                 never=self.never,
                 image_id=self.image_id,
@@ -307,9 +308,3 @@ def clean(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
     with suppress(OSError):  # not there, or something else is in it
         folder.rmdir()
-
-
-def prompt_seed(seed: int, index: int) -> int:
-    """Of prompt `index`; samples of a prompt count on from it, so prompts lie far apart."""
-    digest = blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 2  # room for that within 63 bits

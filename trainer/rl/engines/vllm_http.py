@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.wait import wait_random_exponential
+from tenacity import RetryCallState
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
+from scorekit.net.retry import failure_of, tries
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
 
@@ -46,14 +46,9 @@ async def patiently(
     """What it gives, after as many attempts as it takes; whoever calls sets a limit."""
 
     def tell(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log.warning("vLLM fails (attempt %d): %s", state.attempt_number, error)
+        log.warning("vLLM fails (attempt %d): %s", state.attempt_number, failure_of(state))
 
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception(may_pass),
-        wait=wait_random_exponential(0.2, max=10),
-        before_sleep=tell,
-    ):
+    async for attempt in tries(may_pass, note=tell):
         with attempt:
             return await call()
     raise AssertionError  # it goes on until an attempt ends

@@ -15,8 +15,8 @@ from tenacity import wait_random
 
 from bench.kit.servers import free_port, running_app, wait_ready, wait_until
 from scorekit.client import ScoringClient, SyncScoringClient
-from scorekit.client.transport import Deadline
 from scorekit.errors import ServiceUnreachable
+from scorekit.net.retry import Deadline
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
@@ -30,7 +30,7 @@ FLAGS = ("--cache", "memory")
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch):
     """What is tested is how often a client asks, not how long it waits in between."""
-    monkeypatch.setattr("scorekit.client.transport._backoff", wait_random(0.01, 0.1))
+    monkeypatch.setattr("scorekit.net.retry._backoff", wait_random(0.01, 0.1))
 
 
 class Replica:

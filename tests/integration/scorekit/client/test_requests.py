@@ -178,7 +178,7 @@ def test_a_sample_that_failed_for_the_moment_is_asked_again_alone(stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(stream, monkeypatch):
     pauses = itertools.chain([0.0, 0.0], itertools.repeat(math.inf))  # which no deadline allows
-    monkeypatch.setattr("scorekit.client.transport._backoff", lambda state: next(pauses))
+    monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: next(pauses))
     recorder = _recorder(Hesitant(times=10**6))
     with running_app(recorder) as url:
         if stream:

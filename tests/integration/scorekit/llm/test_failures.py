@@ -14,8 +14,7 @@ from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
-from scorekit.llm.errors import _retry_after
-from scorekit.llm.pacing import Patience, read_timeout_s
+from scorekit.llm.pacing import read_timeout_s
 from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
 
 
@@ -90,28 +89,6 @@ def test_retry_after_is_honoured(url, fake):
     ask(url, fake)
     first, second = fake.requests
     assert second.time - first.time >= 1
-
-
-def test_retry_after_may_be_a_date_by_the_server_s_clock():
-    headers = {
-        "date": "Fri, 20 Nov 2026 10:00:00 GMT",
-        "retry-after": "Fri, 20 Nov 2026 10:00:30 GMT",
-    }
-    assert _retry_after(headers) == 30
-    assert _retry_after(headers | {"retry-after": "soon"}) is None
-
-
-def test_pauses_follow_the_schedule_with_jitter_and_never_undercut_retry_after():
-    away = LLMError("unreachable", "", retryable=True)
-    patience = Patience(9, (1, 2, 4), 0.0)
-    pauses = [patience.pause_after(away) for _ in range(9)]
-    assert pauses[8] is None
-    for pause, step in zip(pauses[:8], [1, 2, 4, 4, 4, 4, 4, 4], strict=True):
-        assert 0.75 * step <= pause <= 1.25 * step
-    assert len(set(pauses)) == 9
-    told = LLMError("overloaded", "", retryable=True, retry_after=30.0)
-    assert Patience(2, (1,), 0.0).pause_after(told) >= 30
-    assert Patience(2, (1,), 0.0).pause_after(LLMError("refused", "")) is None
 
 
 def test_parts_have_ids_of_their_own(url, fake):

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.chaos.synth import write_corpus
-from scorekit.client.transport import Deadline, attempts
+from scorekit.client.transport import attempts
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.files import write_atomic
+from scorekit.net.retry import Deadline
 from synth.__main__ import app
 from synth.context import Context
 from synth.folder.locks import held, holder

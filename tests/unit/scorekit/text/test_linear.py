@@ -17,6 +17,7 @@ from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, markup, numbers
 from scorekit.text.chatmarks import neutral, restored
+from scorekit.text.rules import Pair
 from tests.kits.hostile_texts import (
     LONG,
     ROOT,
@@ -100,7 +101,7 @@ def run_functions() -> None:
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
     from synth.config import SegmentationConfig
-    from synth.filters import Pair, RuleConfig, check_rules
+    from synth.filters import RuleConfig, check_rules
     from synth.sources.segment import find_blobs, find_segments, split_sentences
     from trainer.translation.rewards.guards import GUARDS
 

@@ -1,0 +1,1 @@
+"""What every client of a service is built on: an event loop in a thread, second tries."""

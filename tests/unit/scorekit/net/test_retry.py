@@ -1,0 +1,103 @@
+"""Second tries: pauses, jitter, Retry-After and the end, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from tenacity import RetryCallState
+
+from scorekit.errors import RequestError
+from scorekit.llm import LLMError
+from scorekit.llm.pacing import Patience
+from scorekit.net.retry import Deadline, growing, retry_after_s, stepped, tries
+
+AWAY = LLMError("unreachable", "", retryable=True)
+HEADERS = {
+    "date": "Fri, 20 Nov 2026 10:00:00 GMT",
+    "retry-after": "Fri, 20 Nov 2026 10:00:30 GMT",
+}
+
+
+def state(number: int, error: BaseException = AWAY) -> RetryCallState:
+    """After so many tries, of which the last one ended so."""
+    made = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
+    made.attempt_number = number
+    made.set_exception((type(error), error, None))
+    return made
+
+
+def test_retry_after_is_in_seconds_or_a_date_by_the_server_s_clock() -> None:
+    assert retry_after_s({"retry-after": "7.5"}) == 7.5
+    assert retry_after_s(HEADERS) == 30
+    assert retry_after_s(HEADERS | {"retry-after": "soon"}) is None
+    assert retry_after_s({"retry-after": "-3"}) == 0
+    assert retry_after_s({}) is None
+
+
+def test_stepped_pauses_have_jitter_and_never_undercut_retry_after() -> None:
+    wait = stepped((1, 2, 4))
+    pauses = [wait(state(number)) for number in range(1, 9)]
+    for pause, step in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True):
+        assert 0.75 * step <= pause <= 1.25 * step
+    assert len(set(pauses)) == 8
+    told = LLMError("overloaded", "", retryable=True, retry_after=30.0)
+    assert stepped((1,))(state(1, told)) >= 30
+    mistaken = LLMError("overloaded", "", retryable=True, retry_after=1e9)
+    assert stepped((1,))(state(1, mistaken)) <= 660
+
+
+def test_growing_pauses_end_at_ten_seconds() -> None:
+    for number in (1, 2, 50):
+        assert 0 <= growing(state(number)) <= min(10.0, 0.2 * 2 ** (number - 1))
+
+
+def test_patience_ends_after_its_attempts_and_waits_longer_for_a_server_that_is_away() -> None:
+    def over(patience: Patience, number: int, error: BaseException) -> bool:
+        patience.wait(state(number, error))
+        return patience.stop(state(number, error))
+
+    away = LLMError("unreachable", "", retryable=True, status=503)
+    busy = LLMError("overloaded", "", retryable=True, status=429)
+    assert away.server_is_away and not busy.server_is_away
+    patience = Patience(3, (1.0,), 3600.0)
+    assert [over(patience, number, busy) for number in (1, 2, 3)] == [False, False, True]
+    patience = Patience(3, (0.0,), 3600.0)  # no pause is a pause
+    assert not any(over(patience, number, away) for number in range(1, 50))
+    assert over(patience, 50, busy)
+    assert over(Patience(1, (1.0,), 0.0), 1, away)
+
+
+def test_the_last_pause_ends_with_the_waiting() -> None:
+    patience = Patience(1, (1000.0,), 5.0)
+    assert 0 < patience.wait(state(1)) <= 5.0
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_a_try_is_repeated_only_where_the_caller_says_so(worth: bool) -> None:
+    """And the last error is raised as it is, when the next try would be too late."""
+    waits = iter([0.0, 0.0, math.inf])
+    asked: list[int] = []
+    deadline = Deadline(3600)
+
+    async def ask() -> None:
+        async for attempt in tries(
+            lambda error: worth,
+            wait=lambda state: next(waits),
+            stop=deadline.is_too_near,
+            note=lambda state: None,
+        ):
+            with attempt:
+                asked.append(attempt.retry_state.attempt_number)
+                raise RequestError("unavailable", "away")
+
+    with pytest.raises(RequestError):
+        asyncio.run(ask())
+    assert asked == ([1, 2, 3] if worth else [1])
+
+
+def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:
+    monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: 42.0)
+    assert growing(state(1)) == 42.0

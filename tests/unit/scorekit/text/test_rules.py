@@ -1,0 +1,89 @@
+"""Shared rules: one measure, a profile of thresholds for each who asks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from scorekit.text import rules
+from scorekit.text.rules import GUARDS, JUDGE, SOURCES, SYNTHESIS, Pair, Thresholds
+from services.judge.rules import judge_translation
+from synth.filters import RuleConfig, check_rules
+
+SRC = "Please save all of your changes before you close the window, or they will be lost."
+MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
+RULES = (
+    rules.copied,
+    rules.source_kept,
+    rules.wrong_script,
+    rules.wrong_variant,
+    rules.source_language,
+    rules.third_language,
+    rules.repetition,
+    rules.length_ratio,
+)
+
+
+def test_the_defaults_of_synthesis_are_its_profile() -> None:
+    assert RuleConfig().thresholds() == SYNTHESIS
+
+
+def test_each_key_of_synthesis_reaches_a_threshold() -> None:
+    changed = {
+        "min_letters": 7,
+        "max_copied_share": 0.11,
+        "min_script_share": 0.12,
+        "max_other_variant": 0.13,
+        "language_confidence": 0.14,
+        "language_margin": 15.0,
+        "max_repetition": 0.16,
+        "length_slack": 17.0,
+        "length_floor": 18,
+    }
+    told = RuleConfig.model_validate(changed).thresholds()
+    assert set(dataclasses.asdict(told).values()) == set(changed.values())
+
+
+@pytest.mark.parametrize("at", [JUDGE, SYNTHESIS, GUARDS, SOURCES])
+def test_a_good_translation_breaks_no_rule_of_any_profile(at: Thresholds) -> None:
+    assert [rule(Pair(SRC, MT, "en", "ko"), at) for rule in RULES] == [None] * len(RULES)
+
+
+def test_what_a_profile_leaves_out_is_never_broken() -> None:
+    worst = [Pair(SRC, SRC, "en", "ko"), Pair(SRC, MT * 20, "ko", "en"), Pair("", MT, "en", "zh")]
+    silent = Thresholds()
+    assert [rule(pair, silent) for pair in worst for rule in RULES if rule(pair, silent)] == []
+
+
+def test_judge_and_synthesis_measure_alike_and_part_at_their_thresholds() -> None:
+    """A third of the letters are Korean: the judge lets that pass, synthesis does not."""
+    mixed = Pair(
+        "Alles muss gespeichert sein.", "모두저장해야합 " + "xyzwqrvb" + " abcde", "de", "ko"
+    )
+    share = rules.wrong_script(mixed, SYNTHESIS)
+    assert share is None  # too few letters to say
+    long = dataclasses.replace(mixed, mt=" ".join([mixed.mt] * 2))
+    share = rules.wrong_script(long, SYNTHESIS)
+    assert share is not None and JUDGE.min_script_share < share < SYNTHESIS.min_script_share
+    assert rules.wrong_script(long, JUDGE) is None
+    assert "wrong_script" in check_rules(long, RuleConfig()).failed
+
+
+def test_the_judge_takes_nine_tenths_for_copied() -> None:
+    own = "abcdefghijklmnopqr"  # 18 of 20 letters
+    told = judge_translation(
+        {
+            "source_lang": "en",
+            "target_lang": "de",
+            "source_text": own,
+            "candidate": f"{own}yz",
+        }
+    )
+    assert isinstance(told, dict) and told["verdict"]["reason_code"] == "copied"
+
+
+def test_variants_of_a_language_are_one_language() -> None:
+    for pair in (("en-US", "en-GB"), ("ko", "kor"), ("zh-TW", "cmn"), ("x-own", "x-own-b")):
+        assert rules.same_language(Pair("", "", *pair))
+    assert not rules.same_language(Pair("", "", "en", "de"))
