@@ -63,13 +63,13 @@ class LLMClient:
 
     base_url: as the OpenAI SDK takes it, with /v1; the attribute is without user name and password.
     api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the least time that an
-    answer may take; more where the work needs it (`llm_pacing.read_timeout_s`).
+    answer may take; more where the work needs it (`llm.pacing.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
     default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
     `llm.pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
     for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
-    for one, for a minute (`llm_pacing.SeveralChoices`).
+    for one, for a minute (`llm.pacing.SeveralChoices`).
 
     Use it in one event loop. Raises UserError for what is no http URL.
     """

@@ -1,5 +1,5 @@
 """The way to an OpenAI-compatible server: connections, headers, time-outs, proxies. What its answer
-means stands in `llm_errors` and `llm_wire`.
+means stands in `errors` and `wire`.
 
 On aiohttp, whose parser is C: a request costs a tenth of what it costs through the OpenAI SDK.
 """

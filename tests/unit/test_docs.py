@@ -8,27 +8,66 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: All but the changelog, which tells of files that were.
 DOCUMENTS = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "AGENTS.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "AGENTS.md",
-    *sorted((ROOT / "services").glob("*/README.md")),
-    ROOT / "demo/README.md",
-    ROOT / "examples/README.md",
+    *(
+        path
+        for room in ("services", "trainer", "synth", "demo", "examples", "bench", "tests", "deploy")
+        for path in sorted((ROOT / room).rglob("*.md"))
+        if path.parent != ROOT / "synth/export"  # templates of what a run writes
+    ),
 ]
-_PATH = re.compile(
-    r"(?<![\w/.-])((?:scorekit|services|trainer|demo|configs|docs|tests|tools|bench|examples)/[\w./-]*[\w/])"
+_ROOMS = (
+    "scorekit|services|trainer|synth|synth_parallel|demo|configs|docs|tests|tools|bench|examples"
+    "|deploy"
 )
+_PATH = re.compile(rf"(?<![\w/.:-])((?:{_ROOMS})/[\w./*-]*[\w/*])")
+_MODULE = re.compile(rf"(?<![\w/.@-])((?:{_ROOMS})(?:\.(?!py\b)\w+)+)")
+_SOURCE = re.compile(r"`([\w./-]+\.py)`")
+_LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 _TARGET = re.compile(r"`?make ([a-z-]+)`?")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_files_that_a_document_names_exist(path):
-    for name in _PATH.findall(path.read_text(encoding="utf-8")):
-        assert (ROOT / name).exists(), f"{path.name} names {name}"
+    text = path.read_text(encoding="utf-8")
+    for name in _PATH.findall(text):
+        assert list(ROOT.glob(name)) or list(path.parent.glob(name)), f"it names {name}"
+    for name in _LINK.findall(text):
+        assert "://" in name or (path.parent / name).exists(), f"it links to {name}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_source_files_that_a_document_names_without_their_folder_exist(path):
+    sources = [p for room in _ROOMS.split("|") for p in (ROOT / room).rglob("*.py")]
+    for name in _SOURCE.findall(path.read_text(encoding="utf-8")):
+        assert any(str(source).endswith(f"/{name}") for source in sources), f"it names {name}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_modules_that_a_document_names_exist(path):
+    for name in _MODULE.findall(path.read_text(encoding="utf-8")):
+        top, *rest = name.split(".")
+        folder = ROOT / top
+        while rest and (folder / rest[0]).is_dir():
+            folder /= rest.pop(0)
+        if rest and (folder / f"{rest[0]}.py").exists():
+            folder, rest = folder / f"{rest[0]}.py", rest[1:]
+        assert not rest or rest[0] in _words(folder), f"it names {name}"
+
+
+def _words(module: Path) -> set[str]:
+    file = module / "__init__.py" if module.is_dir() else module
+    return set(re.findall(r"\w+", file.read_text(encoding="utf-8"))) if file.exists() else set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_make_targets_that_a_document_names_exist(path):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -36,7 +75,7 @@ def test_make_targets_that_a_document_names_exist(path):
             assert f"\n{target}:" in makefile, f"{path.name} names make {target}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_a_document_says_where_its_commands_are_found(path):
     """Who pastes them has no `python` of ours on the path."""
     text = path.read_text(encoding="utf-8")
