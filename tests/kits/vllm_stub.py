@@ -1,10 +1,14 @@
-"""A server that speaks vLLM's HTTP and samples from a tiny Llama with code of its own."""
+"""A server that speaks vLLM's HTTP and samples from a tiny Llama, or a model that sees, with code
+of its own."""
 
 from __future__ import annotations
 
+import base64
+import io
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from peft import PeftModel
+from PIL import Image
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, LlamaForCausalLM, Qwen2_5_VLForConditionalGeneration
 
 from bench.kit.servers import PATIENCE_S
 
@@ -21,8 +26,8 @@ NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
 class VLLMStub:
-    """policy: the folder it serves. mode: of its log-probabilities. routes: those that take
-    weights.
+    """policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
+    ("lora", "dev") or images ("images"). processor: what makes patches of images.
 
     failures: statuses of the next completions in turn; 0 cuts the answer. held: first ids of
     prompts that wait for `release`. bodies: the requests for completions.
@@ -34,8 +39,9 @@ class VLLMStub:
         *,
         mode: str = "processed_logprobs",
         routes: Sequence[str] = ("lora", "dev"),
+        processor: Any = None,
     ) -> None:
-        self.policy, self.mode = policy, mode
+        self.policy, self.mode, self.processor = policy, mode, processor
         self.failures: list[int] = []
         self.held: set[int] = set()
         self.release = threading.Event()
@@ -47,6 +53,8 @@ class VLLMStub:
         self.app.middleware("http")(self._guard)
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/completions")(self.completions)
+        if "images" in routes:
+            self.app.post("/inference/v1/generate")(self.generate)
         if "lora" in routes:
             self.app.post("/v1/load_lora_adapter")(self.load_adapter)
             self.app.post("/v1/unload_lora_adapter")(self.unload_adapter)
@@ -115,14 +123,43 @@ class VLLMStub:
         choices = [self._choice(model, body, index) for index in range(body.get("n", 1))]
         return JSONResponse({"choices": choices})
 
+    def generate(self, body: dict[str, Any]) -> Response:
+        """Ids with one for each image, which is as many as it has in the model."""
+        if not {"token_ids", "sampling_params"} <= body.keys():
+            return _refusal(422, "a field is missing")
+        self.bodies.append(body)
+        with self._changing:
+            model: Any = self.model
+        pictures = [_picture(part["url"]) for part in body["content_parts"]]
+        shown = dict(self.processor(images=pictures, return_tensors="pt"))
+        left = [int(grid.prod()) // 4 for grid in shown["image_grid_thw"]]
+        image = model.config.image_token_id
+        ids: list[int] = []
+        for token_id in body["token_ids"]:
+            ids += [image] * left.pop(0) if token_id == image else [token_id]
+        asked = {**body["sampling_params"], "prompt": ids}
+        choices = [self._choice(model, asked, index, shown) for index in range(asked["n"])]
+        for choice in choices:
+            if told := choice["logprobs"]:
+                choice["logprobs"] = {"content": [{"logprob": x} for x in told["token_logprobs"]]}
+        return JSONResponse({"prompt_token_ids": ids, "choices": choices})
+
     @torch.no_grad()
-    def _choice(self, model: nn.Module, body: dict[str, Any], index: int) -> dict[str, Any]:
-        """One completion; a function of weights, prompt, settings, seed and index."""
+    def _choice(
+        self, model: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """One completion; a function of weights, prompt, images, settings, seed and index."""
         generator = torch.Generator().manual_seed(body["seed"] + index)
         ids: list[int] = []
         logprobs: list[float] = []
         while len(ids) < body["max_tokens"]:
-            logits = model(torch.tensor([[*body["prompt"], *ids]])).logits[0, -1].double()
+            so_far = torch.tensor([[*body["prompt"], *ids]])
+            inputs = dict(images or {})
+            if images and "mm_token_type_ids" in signature(type(model).forward).parameters:
+                inputs["mm_token_type_ids"] = (so_far == model.config.image_token_id).long()
+            logits = model(so_far, **inputs).logits[0, -1].double()
+            for token_id, bias in body.get("logit_bias", {}).items():
+                logits[int(token_id)] += bias
             scaled = logits / (body["temperature"] or 1e-9)
             if body["top_k"] > 0:
                 scaled[scaled < scaled.topk(body["top_k"]).values[-1]] = -torch.inf
@@ -136,7 +173,16 @@ class VLLMStub:
 
 
 def _load(folder: Path) -> nn.Module:
-    return LlamaForCausalLM.from_pretrained(folder).eval()
+    sees = AutoConfig.from_pretrained(folder).model_type == "qwen2_5_vl"
+    kind: Any = Qwen2_5_VLForConditionalGeneration if sees else LlamaForCausalLM
+    model: nn.Module = kind.from_pretrained(folder).eval()
+    return model
+
+
+def _picture(url: str) -> Image.Image:
+    kind, _, data = url.partition(",")
+    assert kind == "data:image/png;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
 def _refusal(status: int, message: str) -> JSONResponse:
