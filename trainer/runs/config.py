@@ -54,8 +54,8 @@ class EvalConfig(Config):
     )
 
 
-class MiscConfig(Config):
-    """Seed, device, files."""
+class MachineConfig(Config):
+    """What a run computes on, and from which seed."""
 
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
     device: str = may_change(
@@ -74,7 +74,11 @@ class MiscConfig(Config):
         "sampling, waiting for rewards, or writing a checkpoint; then the run ends and says for "
         "which it waited, and where that was.",
     )
-    caching: bool = may_change(True, description="Let the services answer from their score caches.")
+
+
+class FolderConfig(Config):
+    """The folder of a run, and what is written there."""
+
     run_dir: str = may_change("runs/trainer", description="Folder of logs and checkpoints.")
     overwrite: bool = may_change(False, description="Replace the run that stands in run_dir.")
     save_every_n_updates: int = may_change(
@@ -96,6 +100,10 @@ class MiscConfig(Config):
         "one line; the command's --verbose.",
     )
     dump_every_n_updates: int = may_change(1, ge=0, description="Training completions; 0: none.")
+
+
+class MiscConfig(FolderConfig, MachineConfig):
+    """The section `misc`; a task may have more keys there."""
 
 
 class RunConfig(Protocol):

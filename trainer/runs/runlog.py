@@ -38,7 +38,7 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.schemas import Info
-from trainer.runs.config import THE_SET, RunConfig
+from trainer.runs.config import THE_SET, FolderConfig, RunConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _OWN = (
@@ -153,10 +153,10 @@ class Clock:
         self._last = now
 
 
-def open_run_dir(cfg: RunConfig) -> Path:
+def open_run_dir(misc: FolderConfig) -> Path:
     """Make run_dir and write to it once, so that a folder that cannot be written to is told before
     anything is computed. Raises UserError."""
-    folder = Path(cfg.misc.run_dir)
+    folder = Path(misc.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

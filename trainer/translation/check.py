@@ -263,7 +263,7 @@ def _trackers(cfg: TrainerConfig) -> tuple[None, str]:
 def _run_dir(cfg: TrainerConfig) -> tuple[None, str]:
     """Fit for a new run, or to go on with the one that stands there."""
     folder = Path(cfg.misc.run_dir)
-    open_run_dir(cfg)
+    open_run_dir(cfg.misc)
     if any(folder.glob("checkpoints/step-*")) and not cfg.misc.overwrite:
         checkpoint = checkpoint_to_resume(cfg)
         done = read_state(checkpoint).update if checkpoint else 0

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
-from trainer.runs.config import THE_SET, EvalConfig, MiscConfig, StopConfig
+from trainer.runs import config as runs
+from trainer.runs.config import THE_SET, EvalConfig, StopConfig
 from trainer.translation.config_data import DataConfig, set_key
 from trainer.translation.rewards.config import RewardConfig
 
@@ -27,6 +28,12 @@ class GenerationConfig(SamplingConfig):
         description="What becomes of a decoded completion before it is scored: strip (white space "
         "at its ends goes), none, or module:function, a text to a text.",
     )
+
+
+class MiscConfig(runs.MiscConfig):
+    """Seed, device, files."""
+
+    caching: bool = may_change(True, description="Let the services answer from their score caches.")
 
 
 class TrainerConfig(Config):

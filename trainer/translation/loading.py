@@ -12,7 +12,7 @@ from scorekit.seeds import stream_seed
 from trainer.rl.forward import check_head
 from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.world import World
-from trainer.runs.checkpoints.resume import prompt_origin, service_origin, weight_origin
+from trainer.runs.checkpoints.resume import Origin, prompt_origin, weight_origin
 from trainer.runs.learner import Learner
 from trainer.translation.config import TrainerConfig
 from trainer.translation.config_data import set_key
@@ -54,6 +54,14 @@ def load_learner(
     )
     _make_prompts(learner, cfg, train, sets, world)
     return learner
+
+
+def service_origin(infos: Mapping[str, Info]) -> Origin:
+    """The models behind the services."""
+    return {
+        f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
+        for url, info in infos.items()
+    }
 
 
 def _make_prompts(

@@ -95,7 +95,7 @@ def _run(
             return replace(ended, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
-    world.on_main(lambda: open_run_dir(cfg))
+    world.on_main(lambda: open_run_dir(cfg.misc))
     rewarder = held.enter_context(
         closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
     )

@@ -2,7 +2,7 @@
 
 What the mathematics depends on has to be the same: the config's keys but those that are declared by
 `may_change` (among them learning rate, KL and stop rules; a change is said in the log), and what
-stands behind the paths and URLs (weights, prompts, services), which may have moved.
+stands behind the paths and URLs (weights, prompts, what a task asks), which may have moved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.schemas import Info
 from trainer.config_base import changeable
 from trainer.rl.config import PolicyConfig
 from trainer.runs.checkpoints.checkpoint import (
@@ -106,14 +105,6 @@ def prompt_origin(
     for text, ids in prompts:
         digest.update(json.dumps([text, list(ids)]).encode())
     return {key: {"path": path, "digest": digest.hexdigest()}}
-
-
-def service_origin(infos: Mapping[str, Info]) -> Origin:
-    """The models behind the services."""
-    return {
-        f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
-        for url, info in infos.items()
-    }
 
 
 _MEND = {

@@ -133,7 +133,7 @@ def _file(name: str, ending: str, kind: str = "evaluation") -> str:
 
 def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
     """Raise UserError where run_dir cannot be written to, or an evaluation would be replaced."""
-    folder = open_run_dir(cfg)
+    folder = open_run_dir(cfg.misc)
     folders = [folder, folder / "against"] if compares else [folder]
     names = [_file(name, ending) for name in sets for ending in ("json", "jsonl", "html")]
     places = (place / name for place in folders for name in names)

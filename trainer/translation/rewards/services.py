@@ -13,7 +13,7 @@ from scorekit.client import RemoteScorer
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
-from trainer.runs.config import MiscConfig
+from trainer.runs.config import MachineConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import LocalScorer, load_scorer
 from trainer.translation.rewards.score_batch import Asked, Scores, ServiceName, is_truncated
@@ -46,7 +46,7 @@ class Rewarder:
         caching: bool = True,
         offer_unneeded: bool = True,
         only: ServiceName | None = None,
-        misc: MiscConfig | None = None,
+        misc: MachineConfig | None = None,
     ) -> None:
         """only: leave the others alone. misc: where scorers of this process compute: device and
         threads, unless they are told."""
@@ -273,7 +273,7 @@ class Rewarder:
         return faults
 
 
-def _threads(misc: MiscConfig) -> int:
+def _threads(misc: MachineConfig) -> int:
     """Those of torch, which a scorer that is told none would set anew, for the policy, too."""
     import torch
 

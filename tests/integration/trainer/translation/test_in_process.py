@@ -14,7 +14,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from tests.kits.metricx_checkpoints import FLOAT32
-from trainer.runs.config import MiscConfig
+from trainer.translation.config import MiscConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import Rewarder
 

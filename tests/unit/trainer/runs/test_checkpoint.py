@@ -31,9 +31,8 @@ from trainer.runs.checkpoints.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from trainer.runs.config import MiscConfig
 from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import MiscConfig, TrainerConfig
 from trainer.translation.data import batch_indices
 from trainer.translation.train import run_toy_rl
 
