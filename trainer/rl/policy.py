@@ -118,16 +118,38 @@ def freeze_unread(model: nn.Module) -> None:
     """Of a model that also sees, let only the part that reads text learn: the rest gets no gradient
     from texts, and processes that share an update would wait for it."""
     bare = without_wrappers(model)
-    if bare.config.get_text_config() is bare.config:
-        return
-    reads = {
-        id(p)
-        for part in (bare.get_decoder(), bare.get_output_embeddings())
-        for p in part.parameters()
-    }
-    for parameter in model.parameters():
-        if id(parameter) not in reads:
-            parameter.requires_grad_(False)
+    if takes_images(bare):
+        reads = _reading(bare)
+        for parameter in model.parameters():
+            if id(parameter) not in reads:
+                parameter.requires_grad_(False)
+
+
+def unread_parts(model: nn.Module) -> list[nn.Module]:
+    """Of a model that also sees, the parts that no text passes; each as large as may be."""
+    bare = without_wrappers(model)
+    if not takes_images(bare):
+        return []
+    reads, found, left = _reading(bare), [], [bare]
+    while left:
+        for part in left.pop().children():
+            known = [id(parameter) in reads for parameter in part.parameters()]
+            if any(known):
+                left.append(part)
+            elif known:
+                found.append(part)
+    return found
+
+
+def takes_images(bare: Any) -> bool:
+    """Whether a transformers model reads more than text."""
+    return bare.config.get_text_config() is not bare.config
+
+
+def _reading(bare: Any) -> set[int]:
+    """Ids of the parameters that read text."""
+    parts = (bare.get_decoder(), bare.get_output_embeddings())
+    return {id(parameter) for part in parts for parameter in part.parameters()}
 
 
 def checkpoint_layers(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -40,7 +40,7 @@ class Rollout:
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
     sampler_logprobs: list[float] | None = None
-    images: list[Image] = field(default_factory=list)
+    images: Sequence[Image] = ()
     trajectory_id: str = ""
 
     def __post_init__(self) -> None:
@@ -86,13 +86,6 @@ def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
     return pad_rows([getattr(rollout, name) for rollout in rollouts], torch.float32)
 
 
-def check_images(rollouts: Sequence[Rollout], world: World | None) -> None:
-    """Raise ValueError where images are to be read by weights that are shared: a process whose
-    micro-batch has one would wait for ever for another whose has none."""
-    if world is not None and world.is_sharded and any(rollout.images for rollout in rollouts):
-        raise ValueError("rollouts with images: the weights cannot be shared by processes (FSDP)")
-
-
 @torch.no_grad()
 def rollout_logprobs(
     rollouts: Sequence[Rollout],
@@ -109,7 +102,6 @@ def rollout_logprobs(
     never: ids that the sampler never draws.
     world: the processes that do this side by side, each with rollouts of its own, or none.
     """
-    check_images(rollouts, world)
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
     if world is not None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.meeting import Meeting
-from trainer.rl.policy import unwrapped, without_wrappers
+from trainer.rl.policy import unread_parts, unwrapped, without_wrappers
 
 T = TypeVar("T")
 
@@ -111,6 +111,8 @@ class World:
         if not self.is_sharded:
             shared, its_optimizer = self.accelerator.prepare(model, optimizer)
             return shared, its_optimizer
+        if whole := self._left_whole(model):
+            self.accelerator.state.fsdp_plugin.ignored_modules = whole
         # In place, and what stands in peft's wrapper: FSDP2 takes what is called first for the
         # outermost part, and that is what generates.
         _, its_optimizer = self.accelerator.prepare(without_wrappers(model), optimizer)
@@ -122,9 +124,18 @@ class World:
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
+        whole = {p for part in self._left_whole(model) for p in part.parameters()}
         layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
         for part in [*layers, model]:
-            fully_shard(part, reshard_after_forward=True)
+            fully_shard(part, reshard_after_forward=True, ignored_params=whole)
+
+    def _left_whole(self, model: nn.Module) -> list[nn.Module]:
+        """What sees, on its device: only those pass through it whose micro-batch has an image, and
+        where it were shared they would wait for the others."""
+        whole = unread_parts(model)
+        for part in whole:
+            part.to(self.device)
+        return whole
 
     def most(self, passes: int) -> int:
         """How many passes each process has to make: its own, but where the weights are shared as

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Qwen2VLImageProcessor
 
 from tests.kits.float64 import doubled
+from trainer.rl.rollout import Rollout
 
 PAD, EOS, IMAGE, VIDEO, START, END = 0, 1, 90, 91, 92, 93
 NEVER = [IMAGE, VIDEO, START, END]
@@ -137,3 +138,32 @@ def tiny(kind: str) -> nn.Module:
                 weight.normal_(0, 0.2)
     doubled(model)
     return model.eval()
+
+
+def rollouts() -> list[Rollout]:
+    """Without an image, with some in the prompt, and between what the policy wrote."""
+    numbers = torch.Generator().manual_seed(1)
+
+    def words(n: int) -> list[int]:
+        return torch.randint(2, 90, (n,), generator=numbers).tolist()
+
+    made = []
+    for sizes in ([], [(2, 4)], [(4, 4), (2, 2), (4, 2)], [(2, 2), (2, 6)]):
+        images = [image(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
+        prompt = [*words(3), *(images[0].ids if images else []), *words(2)]
+        completion, mask = words(4), [True] * 4
+        for shown in images[1:]:
+            heard, said = [*words(2), *shown.ids], words(5)
+            completion += heard + said
+            mask += [False] * len(heard) + [True] * len(said)
+        made.append(
+            Rollout(
+                group=0,
+                prompt_input_ids=prompt,
+                completion_token_ids=completion,
+                images=images,
+                finish_reason="length",
+                action_mask=mask,
+            )
+        )
+    return made

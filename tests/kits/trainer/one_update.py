@@ -7,6 +7,7 @@ processes.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor
 
 from tests.kits.float64 import doubled, float64
+from tests.kits.trainer.images import NEVER, tiny
+from tests.kits.trainer.images import rollouts as seen_rollouts
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.policy import autocast
-from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.forward import Image
+from trainer.rl.policy import autocast, freeze_unread
+from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import Passes, accumulate_gradients, update_policy
 from trainer.rl.world import World
 from trainer.translation.config import GenerationConfig
@@ -39,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one sharded": {"prompts": 1, "shard": True},
     "gspo": {"algorithm": "gspo"},
     "gspo sharded": {"algorithm": "gspo", "shard": True},
+    "images": {"images": True, "prompts": 4},
+    "images sharded": {"images": True, "prompts": 4, "shard": True},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 sharded": {"dtype": "bfloat16", "shard": True},
 }
@@ -57,8 +63,8 @@ def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
     )
 
 
-def batch(prompts: int) -> tuple[list[Rollout], TokenAdvantages]:
-    """Rollouts and advantages, the same in every process."""
+def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
+    """Rollouts and advantages, the same in every process. images: three of four show some."""
     lengths = LENGTHS[:prompts]
     generator = torch.Generator().manual_seed(3)
 
@@ -72,7 +78,12 @@ def batch(prompts: int) -> tuple[list[Rollout], TokenAdvantages]:
         rollout(ids(p), ids(t), old_logprobs=numbers(t), ref_logprobs=numbers(t))
         for p, t in lengths
     ]
-    mask_BT = pad_rows([[True] * t for _, t in lengths], torch.bool)
+    if images:
+        rollouts = seen_rollouts()
+        lengths = [(0, len(one.completion_token_ids)) for one in rollouts]
+        for one, (_, t) in zip(rollouts, lengths, strict=True):
+            one.old_logprobs, one.ref_logprobs = numbers(t), numbers(t)
+    mask_BT = action_masks(rollouts)
     tokens_BT = pad_rows([numbers(t) for _, t in lengths])
     rewards_B = torch.tensor(numbers(len(lengths)))
     return rollouts, token_advantages(rewards_B, tokens_BT, mask_BT, range(len(lengths)))
@@ -85,21 +96,25 @@ def update(
     dtype: str = "float32",
     shard: bool = False,
     algorithm: str = "ppo",
+    images: bool = False,
 ) -> dict[str, Any]:
     """The gradients of a pass, the weights after an update, its figures, and under those weights
     log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
     """
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
-    if dtype == "float32":
+    if images:
+        plain = tiny("qwen2_5_vl")
+        freeze_unread(plain)
+    elif dtype == "float32":
         plain = doubled(plain)  # autocast knows nothing of float64
     assert plain.generation_config is not None
     plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-    cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts)
+    cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts, images)
     passes = Passes(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
-    gradients = {name: _whole(p.grad) for name, p in plain.named_parameters()}
+    gradients = {name: _whole(p.grad) for name, p in plain.named_parameters() if p.requires_grad}
     stats = update_policy(
         rollouts,
         advantages,
@@ -116,12 +131,20 @@ def update(
     with autocast(world.device, dtype):
         rows = rollout_logprobs([of for _, of in mine], model, 1.0, 0, 16, world)
     logprobs = world.gather([(place, row) for (place, _), row in zip(mine, rows, strict=True)])
-    sampler = GenerateSampler(model, tokenizer, world)
+    sampler = GenerateSampler(model, tokenizer, world, never=NEVER if images else ())
     greedy = GenerationConfig(
         temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
     )
-    asked = world.share(PROMPTS[:prompts])
-    sampled = sampler.sample([of for _, of in asked], greedy, with_logprobs=False)
+    episodes: list[tuple[list[int], Sequence[Image]]] = [(ids, ()) for ids in PROMPTS[:prompts]]
+    if images:
+        episodes = [(r.prompt_input_ids + r.completion_token_ids, r.images) for r in rollouts]
+    asked = world.share(episodes)
+    sampled = sampler.sample(
+        [ids for _, (ids, _) in asked],
+        greedy,
+        images=[shown for _, (_, shown) in asked],
+        with_logprobs=False,
+    )
     completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
     return {
         "logprobs": [row for _, row in sorted(logprobs)],

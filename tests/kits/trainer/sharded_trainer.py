@@ -12,9 +12,11 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from accelerate.utils.fsdp_utils import get_parameters_from_modules
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -39,12 +41,15 @@ class ShardedWorld(World):
         super().__init__(*arguments, **options)
         self._prepared = self.accelerator.prepare
         self.accelerator.prepare = self._as_on_accelerators
+        self.accelerator.state.fsdp_plugin = SimpleNamespace(ignored_modules=None)
 
     def _as_on_accelerators(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
+        left = self.accelerator.state.fsdp_plugin.ignored_modules
+        whole = get_parameters_from_modules(left, model, self.device)
         for part in model.modules():  # as accelerate does: each layer, then what is left
             if isinstance(part, GradientCheckpointingLayer):
-                fully_shard(part)
-        fully_shard(model)
+                fully_shard(part, ignored_params=whole)
+        fully_shard(model, ignored_params=whole)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
         remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)

@@ -85,7 +85,7 @@ def test_several_processes_update_as_one(
             torch.testing.assert_close(
                 found[kind][name], expected, atol=apart.get(kind, CLOSE), rtol=0
             )
-        assert any(value.abs().max() > 0.1 for value in alone[kind].values())
+        assert any(value.abs().max() > 0.01 for value in alone[kind].values())  # far above CLOSE
     after = {"abs": apart.get("weights", CLOSE), "rel": 0}
     assert found["figures"] == pytest.approx(alone["figures"], **after)
     assert found["figures"]["steps"] == (4 if len(found["logprobs"]) > 1 else 2)

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from tests.kits.float64 import CLOSE, float64
-from tests.kits.trainer.images import IMAGE, KINDS, NEVER, PAD, START, TOKENIZER, image, tiny
+from tests.kits.trainer.images import (
+    IMAGE,
+    KINDS,
+    NEVER,
+    PAD,
+    START,
+    TOKENIZER,
+    image,
+    rollouts,
+    tiny,
+)
 from tests.kits.trainer.runs import letter_tokenizer
 from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
@@ -18,35 +28,6 @@ from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import freeze_unread, load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import update_policy
-
-
-def rollouts() -> list[Rollout]:
-    """Without an image, with some in the prompt, and between what the policy wrote."""
-    numbers = torch.Generator().manual_seed(1)
-
-    def words(n: int) -> list[int]:
-        return torch.randint(2, 90, (n,), generator=numbers).tolist()
-
-    made = []
-    for sizes in ([], [(2, 4)], [(4, 4), (2, 2), (4, 2)], [(2, 2), (2, 6)]):
-        images = [image(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
-        prompt = [*words(3), *(images[0].ids if images else []), *words(2)]
-        completion, mask = words(4), [True] * 4
-        for shown in images[1:]:
-            heard, said = [*words(2), *shown.ids], words(5)
-            completion += heard + said
-            mask += [False] * len(heard) + [True] * len(said)
-        made.append(
-            Rollout(
-                group=0,
-                prompt_input_ids=prompt,
-                completion_token_ids=completion,
-                images=images,
-                finish_reason="length",
-                action_mask=mask,
-            )
-        )
-    return made
 
 
 def said(rows: list[list[float]], of: list[Rollout]) -> list[float]:
