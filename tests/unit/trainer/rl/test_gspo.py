@@ -60,7 +60,7 @@ def ours(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 def test_the_token_form_is_the_sequence_form_where_a_sequence_has_one_advantage() -> None:
     mask = masks()
     old = -numbers(4, 6, seed=1).abs()
-    new = (old + 0.02 * numbers(4, 6, seed=2)).requires_grad_()
+    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one is clipped above, one below
     advantages_B = numbers(4, seed=3)
     expected = sequence_form(new, old, advantages_B, mask)
     found = ours(new, old, advantages_B[:, None].expand(4, 6), mask)
@@ -119,7 +119,7 @@ def test_loss_and_gradient_are_those_of_trl() -> None:
     trl = pytest.importorskip("trl")
     mask, completion = masks(), torch.ones(4, 6).long()
     old = -numbers(4, 6, seed=1).abs()
-    new = (old + 0.02 * numbers(4, 6, seed=2)).requires_grad_()
+    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one is clipped above, one below
     advantages_B = numbers(4, seed=3)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (new, torch.zeros(4, 6), None),
