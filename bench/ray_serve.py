@@ -104,7 +104,7 @@ def cluster() -> Iterator[str]:
 
     # On a busy machine its processes take long to start.
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()
         http = {"host": "127.0.0.1", "port": port, "request_timeout_s": 900}

@@ -53,7 +53,7 @@ def cluster():
 
     # On a busy machine its processes take long to start.
     os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 900})
     yield Cluster(port)

@@ -19,7 +19,7 @@ from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
 def cluster():
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
