@@ -44,7 +44,7 @@ class Caller:
 
     def __init__(self, batcher: Batcher, job: Job, keys: Sequence[bytes]) -> None:
         self.job = job
-        self.flights = [batcher._flights[key] for key in keys]
+        self.flights = [batcher.admission.flights[key] for key in keys]
 
     async def answers(self) -> list[Any]:
         await self.job.done

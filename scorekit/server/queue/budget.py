@@ -26,8 +26,10 @@ _RETRY_AFTER_S = 2.0
 
 
 class Budget:
-    """At most `most` bytes. Belongs to the event loop. Raises UserError where the largest body
-    would never fit."""
+    """At most `most` bytes. Raises UserError where the largest body would never fit.
+
+    Owner: loop.
+    """
 
     def __init__(self, most: int, max_body_bytes: int) -> None:
         self.most = most
@@ -59,7 +61,10 @@ class Budget:
 
 
 class Share:
-    """What one request holds. moved: when its sender last completed a stretch of bytes."""
+    """What one request holds. moved: when its sender last completed a stretch of bytes.
+
+    Owner: loop.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget

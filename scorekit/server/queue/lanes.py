@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from scorekit.schemas import Priority
 from scorekit.server.queue.batch import cut_batches, cut_finely
+from scorekit.server.queue.turns import Turns
 from scorekit.server.queue.work import Flight
 
 #: Most samples among which neighbours in length are looked for: beyond a few thousand the padding
@@ -30,6 +31,8 @@ class Lane:
 
     Batches are cut for a whole window at a time, so that sorting costs little a sample, and come
     in the order of their oldest sample, so that nobody waits for ever behind longer ones.
+
+    Owner: lock of the caller (`Ready`).
     """
 
     def __init__(self) -> None:
@@ -102,14 +105,15 @@ def _waits(flight: Flight) -> bool:
 
 
 class Lanes:
-    """`interactive` before `bulk`; but what has waited in bulk for `bulk_patience_s` gets every
-    other batch, so that steady interactive load never starves it."""
+    """A lane for each priority, which take turns. max_tokens: most padded tokens of a batch.
+
+    Owner: lock of the caller (`Ready`).
+    """
 
     def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:
         self.max_tokens = max_tokens
-        self._patience = bulk_patience_s
         self._lanes: dict[Priority, Lane] = {"interactive": Lane(), "bulk": Lane()}
-        self._bulk_had_last = False
+        self._turns = Turns(bulk_patience_s)
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))
@@ -124,19 +128,15 @@ class Lanes:
 
     def take(self, now: float) -> list[Flight]:
         """The next batch; empty when nothing waits. now: monotonic seconds."""
-        bulk = self._lanes["bulk"]
-        since = bulk.oldest()
-        aged = since is not None and now - since >= self._patience
-        bulk_first = aged and not self._bulk_had_last
-        for lane in sorted(self._lanes.values(), key=lambda lane: (lane is bulk) != bulk_first):
-            batch = lane.take(self.max_tokens)
+        for priority in self._turns.order(self._lanes["bulk"].oldest(), now):
+            batch = self._lanes[priority].take(self.max_tokens)
             if batch:
-                self._bulk_had_last = lane is bulk
+                self._turns.had(priority)
                 return batch
         return []
 
-    def shrink(self, max_tokens: int) -> None:
-        """Lower the budget of padded tokens a batch."""
+    def limit(self, max_tokens: int) -> None:
+        """Set the budget of padded tokens a batch."""
         self.max_tokens = max_tokens
         for lane in self._lanes.values():
             lane.replan()

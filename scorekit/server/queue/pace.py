@@ -14,15 +14,17 @@ _FACTOR, _LEAST_S = 5.0, 5.0
 class Pace:
     """Seconds of a batch as a line over its padded tokens, fitted to the latest batches.
 
-    Written by the threads of the model, `workers` of them; `overdue` may be asked by any thread.
+    The thread, or the `workers` threads, whose calls these are write it; whoever asks only reads.
     """
 
     def __init__(self, stall_after_s: float | None, workers: int = 1) -> None:
-        self._stall_after_s = stall_after_s
-        self._workers = workers
-        self._sums = [0.0] * 5  # of 1, n, s, n*n, n*s
-        self._in_hand: dict[int, tuple[float, float]] = {}  # thread: began at, may take
-        self.samples_per_s = 0.0
+        self._stall_after_s = stall_after_s  # owner: fixed
+        self._workers = workers  # owner: fixed
+        # Of 1, n, s, n*n, n*s; of two workers at once one may be lost.
+        self._sums = [0.0] * 5  # owner: tokeniser or model, whose pace it is
+        # By thread: began at, may take. Each writes its own; a copy of a dict is one step.
+        self._in_hand: dict[int, tuple[float, float]] = {}  # owner: tokeniser or model
+        self.samples_per_s = 0.0  # owner: tokeniser or model; the loop reads it
 
     def begin(self, tokens: int) -> None:
         """A call of the model begins."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from scorekit.schemas import Priority
 from scorekit.server.queue.tokeniser import slices
+from scorekit.server.queue.turns import Turns
 from scorekit.server.queue.work import Flight, Job
 
 #: Samples, and bytes of texts, that the tokeniser takes at once: between two pieces of a large
@@ -20,7 +21,10 @@ PIECE, PIECE_BYTES = 256, 256 * 1024
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Flights of one request that are tokenised together. born: monotonic seconds."""
+    """Flights of one request that are tokenised together. born: monotonic seconds.
+
+    Owner: fixed.
+    """
 
     job: Job
     flights: Sequence[Flight]
@@ -35,33 +39,33 @@ def cut_pieces(job: Job, flights: Sequence[Flight], options: Any) -> list[Piece]
 
 
 class Pieces:
-    """`interactive` before `bulk`; what has waited in bulk for `bulk_patience_s` gets every other
-    turn: where the tokeniser is slower than the model, bulk would else starve here."""
+    """What waits, in the same turns as at the model: where the tokeniser is slower than that, bulk
+    would else starve here."""
 
     def __init__(self, bulk_patience_s: float) -> None:
-        self._patience = bulk_patience_s
-        self._interactive: deque[Piece] = deque()
-        self._bulk: deque[Piece] = deque()
-        self._changed = threading.Condition()  # guards all of this
-        self._bulk_had_last = False
-        self._stopped = False
+        self._changed = threading.Condition()  # owner: any
+        self._waiting: dict[Priority, deque[Piece]] = {  # owner: lock _changed
+            "interactive": deque(),
+            "bulk": deque(),
+        }
+        self._turns = Turns(bulk_patience_s)  # owner: lock _changed
+        self._stopped = False  # owner: lock _changed
 
     def put(self, pieces: Sequence[Piece], priority: Priority) -> None:
         """Add pieces."""
         with self._changed:
-            (self._bulk if priority == "bulk" else self._interactive).extend(pieces)
+            self._waiting[priority].extend(pieces)
             self._changed.notify()
 
     def take(self) -> Piece | None:
         """The next piece, waited for; None once stopped."""
         with self._changed:
             while not self._stopped:
-                if self._bulk and (not self._interactive or self._bulk_is_due()):
-                    self._bulk_had_last = True
-                    return self._bulk.popleft()
-                if self._interactive:
-                    self._bulk_had_last = False
-                    return self._interactive.popleft()
+                bulk = self._waiting["bulk"]
+                for priority in self._turns.order(bulk[0].born if bulk else None, time.monotonic()):
+                    if self._waiting[priority]:
+                        self._turns.had(priority)
+                        return self._waiting[priority].popleft()
                 self._changed.wait()
         return None
 
@@ -70,7 +74,3 @@ class Pieces:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-
-    def _bulk_is_due(self) -> bool:
-        waited = time.monotonic() - self._bulk[0].born
-        return waited >= self._patience and not self._bulk_had_last

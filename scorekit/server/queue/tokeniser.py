@@ -37,6 +37,8 @@ class Read:
         have the whole run there; in `own_offsets` each has its own character.
     covered: characters from the start on of which every id is read.
     total: ids of the whole text. Where `is_cut` it may be less: no more were counted.
+
+    Owner: tokeniser.
     """
 
     ids: list[int]
@@ -55,6 +57,8 @@ class Tokeniser:
     """A fast tokenizer (`tokenizers.Tokenizer`) that is asked for the starts of texts.
 
     closing: ids that it adds behind every text, which are dropped; None: it is told to add none.
+
+    Owner: tokeniser.
     """
 
     def __init__(self, tokenizer: Any, closing: int | None = None) -> None:

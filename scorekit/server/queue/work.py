@@ -1,4 +1,4 @@
-"""What is in work: a request (on the event loop), and a sample (the queue's, under its lock)."""
+"""What is in work: a request, which belongs to the event loop, and a sample on its way."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Job:
     when the time is up, or when the client has left (then it holds an exception).
     timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
     tokeniser; until the model took the first sample; of the batches that held any of its samples.
+
+    Owner: loop; the tokeniser's thread adds to `tokenise_s`, which is read at the end.
     """
 
     __slots__ = (
@@ -101,7 +103,10 @@ def answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Ans
 
 @dataclass(slots=True)
 class Wanted:
-    """An item that a request wants an outcome of. size: bytes of what it says."""
+    """An item that a request wants an outcome of. size: bytes of what it says.
+
+    Owner: fixed.
+    """
 
     index: int
     key: bytes
@@ -114,19 +119,24 @@ class Flight:
     """One sample on its way through the model, and which requests wait for it.
 
     sample: None once it is tokenised, or given up. room: tokens of the queue's bound that it
-    takes. size: bytes of its texts. born: monotonic seconds. lane: where it was put last; lifted
-    from bulk, it stands in both, and is skipped in one once it is taken.
+    takes. size: bytes of its texts. born: monotonic seconds. store: whether somebody wants the
+    answer in the cache. waiters: requests, and the index in each. lane: where it was put last;
+    lifted from bulk, it stands in both, and is skipped in one once it is taken. taken: the model
+    has it. gone: nobody waits for it any more.
+
+    Who does not own a field may read it late: a sample that is given up now is tokenised or scored
+    for nobody, at most once, and one that is lifted now goes with bulk.
     """
 
-    key: bytes
-    sample: Any
-    priority: Priority
-    room: int
-    born: float
-    size: int = 0
-    store: bool = False  # whether somebody wants the result in the cache
-    waiters: list[tuple[Job, int]] = field(default_factory=list)  # request, index in it
-    encoded: Encoded | None = None
-    lane: Priority | None = None
-    taken: bool = False  # the model has it
-    gone: bool = False  # nobody waits for it any more
+    key: bytes  # owner: fixed
+    sample: Any  # owner: loop until it is tokenised; the tokeniser reads it once, then sets None
+    priority: Priority  # owner: loop
+    room: int  # owner: fixed
+    born: float  # owner: fixed
+    size: int = 0  # owner: fixed
+    store: bool = False  # owner: loop
+    waiters: list[tuple[Job, int]] = field(default_factory=list)  # owner: loop
+    encoded: Encoded | None = None  # owner: tokeniser, under the lock of Ready
+    lane: Priority | None = None  # owner: lock of Ready
+    taken: bool = False  # owner: lock of Ready
+    gone: bool = False  # owner: loop

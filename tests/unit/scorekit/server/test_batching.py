@@ -138,7 +138,7 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
         backend.open(2)
         await first.job.done
         batcher.release(submit("c", "d").job)
-        assert batcher._room == 0
+        assert batcher.admission.room == 0
         backend.open(2)
         await submit("e", "f").job.done
 
@@ -204,7 +204,7 @@ def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patienc
                     assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
         assert len(answered) == len(set(answered))
         await _until(lambda: batcher.in_flight == 0)
-        assert batcher._room == 0
+        assert batcher.admission.room == 0
 
     _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
 
@@ -232,7 +232,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
         last = submit("stays")
         await _until(lambda: last.flights[0].encoded)
         assert batcher.in_flight == 2
-        assert len(batcher._lanes) < 3000
+        assert len(batcher.ready) < 3000
         backend.open(2)
         await last.job.done
 

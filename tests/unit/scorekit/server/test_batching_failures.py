@@ -159,11 +159,11 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
     backend = Small()
 
     async def test(batcher, submit):
-        batcher._lanes.max_tokens = 2000  # what warm-up would have refused
+        batcher.ready.limit(2000)  # what warm-up would have refused
         for name in "ab":
             answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
             assert all("score" in answer for answer in answers)
-        assert batcher._lanes.max_tokens <= 600
+        assert batcher.ready.max_tokens <= 600
 
     _run(test, backend, max_batch_tokens=512)
 
@@ -253,7 +253,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
 
 
 def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("scorekit.server.queue.batching.TOKENISE_STALL_S", 0.05)
+    monkeypatch.setattr("scorekit.server.queue.tokeniser_thread.TOKENISE_STALL_S", 0.05)
     go = threading.Event()
 
     class Stuck(FakeBackend):

@@ -121,7 +121,7 @@ def test_a_smaller_budget_holds_at_once():
     lanes = Lanes(100, 10.0)
     lanes.put(flight(10) for _ in range(30))
     assert len(lanes.take(0.0)) == 10
-    lanes.shrink(20)
+    lanes.limit(20)
     assert [len(b) for b in drain(lanes)] == [2] * 10
 
 
