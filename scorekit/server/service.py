@@ -224,16 +224,17 @@ class ScoringService:
 
     def _wanted(self, asked: Asked) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
         """The samples with their keys; by index, why no model should read the others."""
-        verb, max_chars = self.verb, self.settings.max_field_chars
+        fault_of, content_of = self.verb.item_fault, self.verb.content
+        max_chars = self.settings.max_field_chars
         prefix = self._key_prefix + to_json(asked.key)
         start = hashlib.blake2b(prefix, digest_size=16)
         wanted, faults = [], []
         for index, sample in enumerate(asked.items):
-            fault = verb.item_fault(sample, max_chars)
+            fault = fault_of(sample, max_chars)
             if fault is not None:
                 faults.append((index, fault))
                 continue
-            content = to_json(verb.content(sample))
+            content = to_json(content_of(sample))
             digest = start.copy()
             digest.update(content)
             wanted.append(Wanted(index, digest.digest(), sample, len(content)))
