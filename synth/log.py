@@ -15,6 +15,7 @@ def log_to(path: Path, level: str) -> None:
     judge ask again."""
     clients = logging.getLogger("scorekit")
     clients.handlers = [_ToStructlog()]
+    clients.propagate = False  # or a handler of the root logger, as Ray has one, tells it again
     clients.setLevel(logging.INFO)
     structlog.configure(
         processors=[

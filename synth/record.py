@@ -40,10 +40,12 @@ class Rejected:
 @dataclass(slots=True)
 class Open:
     """A record of which a service gave no answer, through no fault of the record: it is neither
-    kept nor rejected, and asked about again when the run is resumed."""
+    kept nor rejected, and asked about again when the run is resumed. status: of HTTP, where there
+    was an answer of its own to the last request."""
 
     record: Record
     reason_code: str
+    status: int | None = None
 
 
 def source_id(text: str) -> str:
@@ -66,8 +68,10 @@ class SourceFailed(ScorekitError):
 
 
 class NotYet(ScorekitError):
-    """A service gave no answer, and it is not the text's fault: it may give one later."""
+    """A service gave no answer, and it is not the text's fault: it may give one later. status: of
+    HTTP, where there was an answer."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.status = status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from synth.export.rows import bare_url
 from synth.folder.begin import begin, check_begun
 from synth.folder.locks import held
 from synth.folder.places import claim, warnings
-from synth.folder.stats import Exporter, count_stage, unreadable
+from synth.folder.stats import Exporter, StageStats, count_stage, unreadable
 from synth.folder.store import StageFolder
 from synth.folder.totals import write_stats
 from synth.folder.views import write_views
@@ -139,7 +139,7 @@ def _run_one(
         if exporter is not None:
             exporter.watch(name, ctx.stats)
         if options.repair is not None:
-            drop_shard(BY_NAME[name], ctx, options.repair)
+            repair_shard(BY_NAME[name], ctx, options)
         run_stage(name, ctx, options.engine, options.processes)
     folder = ctx.folder(name)
     counts = count_stage(folder)
@@ -202,6 +202,19 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
         if not folder.done():
             check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
+
+
+def repair_shard(stage: Stage, ctx: Context, options: RunOptions) -> None:
+    """Let a shard be made again; first the one that it is made of, where that was let go. Raises
+    UserError for a shard that is not there."""
+    before, index = stage.after, options.repair
+    assert index is not None
+    if before is not None and (ctx.folder(before.name).mark(index) or {}).get("let_go"):
+        ctx.tell(f"{before.name}: shard {index} was let go, and is made again first")
+        again = replace(ctx, stats=StageStats(), advance=lambda done, total: None)
+        repair_shard(before, again, options)
+        run_stage(before.name, again, options.engine, options.processes)
+    drop_shard(stage, ctx, index)
 
 
 def drop_shard(stage: Stage, ctx: Context, index: int) -> None:

@@ -93,6 +93,11 @@ class ScoringClient:
             self._cache.close()
             self._cache = None
 
+    @property
+    def away(self) -> bool:
+        """Whether no URL answered when it was last asked: it is asked again until `deadline_s`."""
+        return self._endpoints.away
+
     async def info(self) -> Info:
         """`GET /v1/info`, asked once, without retries. Raises ServiceUnreachable, RequestError."""
         return await self._ask_info(Deadline(self.deadline_s))

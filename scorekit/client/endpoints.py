@@ -20,12 +20,14 @@ class Endpoint:
 
     resting_until: after a failure, others are asked first.
     asked_until: until when its Retry-After asks us to stay away.
+    silent: whether it was not to be reached (or 502 to 504) when it was last asked.
     """
 
     url: str
     outstanding: int = 0
     resting_until: float = 0.0
     asked_until: float = 0.0
+    silent: bool = False
 
 
 class Endpoints:
@@ -48,13 +50,21 @@ class Endpoints:
             yield endpoint
         except (ServiceUnreachable, RequestError) as error:
             if is_retryable(error):
+                endpoint.silent = isinstance(error, ServiceUnreachable) or error.status != 429
                 now = time.monotonic()
                 asked = getattr(error, "retry_after", None) or 0.0
                 endpoint.resting_until = now + max(_REST_S, asked)
                 endpoint.asked_until = now + asked
             raise
+        else:
+            endpoint.silent = False
         finally:
             endpoint.outstanding -= 1
+
+    @property
+    def away(self) -> bool:
+        """Whether no URL answered when it was last asked."""
+        return all(endpoint.silent for endpoint in self.all)
 
     def pause(self) -> float:
         """Seconds until the first URL may be asked again, by what each said in Retry-After."""

@@ -69,7 +69,8 @@ class LLMClient:
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
     `llm.pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
     for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
-    for one, for a minute (`llm.pacing.SeveralChoices`).
+    for one, for a minute (`llm.pacing.SeveralChoices`). `away`: whether the last attempt found
+    nobody, or no answer in time.
 
     Use it in one event loop. Raises UserError for what is no http URL.
     """
@@ -97,6 +98,7 @@ class LLMClient:
         self.base_url = self._server.url
         self.model = model
         self.counts = LLMCounts()
+        self.away = False
         self._key = api_key
         self._request_timeout_s = request_timeout_s
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
@@ -261,10 +263,13 @@ class LLMClient:
                         raise last
                     attempts += 1
                     try:
-                        return await self._attempt(call.prompt, part, attempts - 1)
+                        found = await self._attempt(call.prompt, part, attempts - 1)
                     except LLMError as error:
                         last = error
+                        self.away = error.server_is_away
                         raise
+                    self.away = False
+                    return found
         except LLMError as error:
             log.warning("request %s: %s; attempt %d was the last", part_id, _told(error), attempts)
             raise

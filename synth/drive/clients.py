@@ -173,9 +173,10 @@ class Clients:
             return ScorekitError(
                 f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
             )
-        final = self._give_up or error.type == "refused"
-        kind = SourceFailed if final else NotYet
-        return kind(f"teacher_{error.type}", str(error)[:300])
+        code, told = f"teacher_{error.type}", str(error)[:300]
+        if self._give_up or error.type == "refused":
+            return SourceFailed(code, told)
+        return NotYet(code, told, error.status)
 
     async def _teacher_answers(self, asked: _Asked, n: int) -> bool:
         """Whether the teacher answers the same request with an easy text: then what failed lies

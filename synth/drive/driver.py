@@ -58,7 +58,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
             return  # nobody is needed, and perhaps nobody is there any more
         claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
         async with open_clients(
-            ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up
+            ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up, tell=ctx.tell
         ) as clients:
             window = asyncio.Semaphore(clients.window)
             room = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -99,8 +99,12 @@ def _plan(
                     "give --overwrite"
                 )
             folder.verify(index)
-        elif mark.get("let_go"):
-            source.verify_input(index)  # says so before a service is asked
+        elif mark.get("let_go"):  # said before a service is asked
+            raise UserError(
+                f"{folder.path}: shard {index} is not done, and what it is made of was let go: "
+                f"`run --stage {folder.name} --repair {index}` makes both again from the kept "
+                f"answers, `run --stage {source.name} --overwrite` all shards of both"
+            )
         yield index, records, own is not None
 
 
@@ -112,7 +116,7 @@ async def _mine(claims: Claims, ctx: Context, name: str) -> AsyncIterator[tuple[
         if claimed is not None:
             yield claimed
         elif claims.left:
-            if not told:
+            if not told and ctx.left_open is None:  # else for a process of the same call
                 told = True
                 ctx.tell(f"{name}: waits for {claims.waits_for()}, which is at the last shards")
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -151,7 +155,7 @@ class _Shard:
         self.index, self.records, self.clients, self.window = index, records, clients, window
         self.codes: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
-        self.open = 0
+        self.open: Counter[str] = Counter()
         self.in_work = asyncio.Event()
 
     async def run(self) -> None:
@@ -176,10 +180,11 @@ class _Shard:
             shard=self.index,
             kept=kept.records,
             rejected=rejected.records,
-            open=self.open,
+            open=self.open.total(),
             seconds=seconds,
         )
         if self.open:
+            self.folder.set_open(self.index, self.open)
             return
         source_mark = self.source.mark(self.index) or {}
         self.folder.set_mark(
@@ -200,7 +205,7 @@ class _Shard:
         stats = self.ctx.stats
         stats.records_in += 1
         if isinstance(result, Open):
-            self.open += 1
+            self.open[result.reason_code] += 1
             stats.open[result.reason_code] += 1
             log.warning(
                 "open",
@@ -208,6 +213,7 @@ class _Shard:
                 shard=self.index,
                 source=result.record.get("source_id"),
                 reason_code=result.reason_code,
+                status=result.status,
             )
         elif isinstance(result, Kept):
             kept.write(result.record)
@@ -225,7 +231,8 @@ class _Shard:
         try:
             return await self.stage.process(record, self.clients)
         except NotYet as error:
-            return Open(record, error.code)  # its text may be a server's: not for the log
+            # Not its text, which may be a server's: it goes to the log.
+            return Open(record, error.code, error.status)
 
     @asynccontextmanager
     async def _tasks(self) -> AsyncIterator[AsyncIterator[Kept | Rejected | Open]]:

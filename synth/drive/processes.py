@@ -79,6 +79,7 @@ class _Team:
         self.name, self.ctx = name, ctx
         self.figures: dict[int, dict[str, Any]] = {}
         self.begun = False
+        self.line = ""
         spawn = multiprocessing.get_context("spawn")
         left_open = spawn.Array("b", shards, lock=False)
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
@@ -130,6 +131,9 @@ class _Team:
         if kind == "begin" and not self.begun:  # of the others, too: they see the same shards
             self.begun = True
             self.ctx.advance(*told)
+        elif kind == "line" and told != self.line:  # of all that say the same, the first
+            self.line = told
+            self.ctx.tell(told)
         elif kind in ("figures", "end"):
             done, figures = told
             self.ctx.advance(done, None)
@@ -167,6 +171,7 @@ def _work(
         **told,
         left_open=left_open,
         advance=reporter.advance,
+        tell=reporter.tell,
     )
     reporter.stats = ctx.stats
     log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)
@@ -200,6 +205,10 @@ class _Reporter:
         self._done += done
         if time.monotonic() - self._told_at > _TELL_S:
             self.report("figures")
+
+    def tell(self, line: str) -> None:
+        """As `Context.tell`."""
+        self._pipe.send(("line", line))
 
     def report(self, kind: str) -> None:
         """Records done since the last report, and all figures."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from synth.folder.store import StageFolder, read_json, to_line
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient
 
+#: Seconds without an answer from which on it is told that a service is away; between two looks.
+AWAY_S, _LOOK_S = 5.0, 0.5
 #: What makes a service another one, whose answers are not to be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
@@ -112,6 +115,41 @@ def _scoring_client(
     )
 
 
+class Absences:
+    """Tells of a service that has not answered for `AWAY_S`, and that it does again: it is waited
+    for, some minutes long, and the tries are in the log alone."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """tell: called with each line."""
+        self._tell = tell
+        self._services: dict[str, tuple[ScoringClient | LLMClient, float]] = {}
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def mind(self, name: str, service: ScoringClient | LLMClient, patience_s: float) -> None:
+        """Look at this one, too. patience_s: how long it is asked again."""
+        self._services[name] = service, patience_s
+
+    async def watch(self) -> None:
+        """Look again and again."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Tell what is new."""
+        now = time.monotonic()
+        for name, (service, patience_s) in self._services.items():
+            if not service.away:
+                self._since.pop(name, None)
+                if name in self._told:
+                    self._told.remove(name)
+                    self._tell(f"{name} answers again")
+            elif now - self._since.setdefault(name, now) >= AWAY_S and name not in self._told:
+                self._told.add(name)
+                self._tell(f"{name} does not answer: it is asked again, for {patience_s:g} s")
+
+
 @asynccontextmanager
 async def open_clients(
     cfg: SynthConfig,
@@ -119,24 +157,29 @@ async def open_clients(
     folder: StageFolder,
     stats: StageStats,
     give_up: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Clients]:
     """Connect and check what is there against the config, before anything is spent; and
     against what the stage, if it is resumed, was begun with. give_up: what a service still
-    does not answer is a failure for good. Raises UserError."""
+    does not answer is a failure for good. tell: of a service that goes away, and is back. Raises
+    UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
+        absences = Absences(tell)
         identities = {}
         before: dict[str, float] = {}
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
             stats.teacher = teacher.counts  # they go on counting
             await teacher.check()
+            absences.mind("the teacher", teacher, cfg.teacher.wait_for_server_s)
         if "metricx" in uses:
             of = cfg.metricx
             client = _scoring_client(of.url, of.batch_size, cache_db=of.cache_db)
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, "metricx")
             check_metricx(cfg, info)
+            absences.mind("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = note_service(folder, "metricx", info)
             before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
         if "judge" in uses:
@@ -144,9 +187,12 @@ async def open_clients(
             judge = await stack.enter_async_context(client)
             info = await service_info(judge, "judge")
             check_judge(cfg, info)
+            absences.mind("the judge", judge, judge.deadline_s)
             identities["judge"] = note_service(folder, "judge", info)
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)
+        watch = asyncio.create_task(absences.watch())
+        stack.callback(watch.cancel)
         try:
             yield Clients(
                 cfg,
@@ -159,6 +205,7 @@ async def open_clients(
                 give_up=give_up,
             )
         finally:
+            absences.look()
             stats.damaged_answers = answers.damaged
             if metricx is not None:
                 stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)

@@ -49,19 +49,19 @@ def need_run(out_dir: Path) -> None:
 
 def claim(out_dir: Path) -> None:
     """Make the folder of a run, before anything is written there. Raises UserError for a folder
-    that is no run's and holds what a run would write over."""
+    that is no run's and holds what a run would write over, and for one that may not be used."""
     names = {"config.yaml", "stats.json", "logs.txt", REJECTED}
     names.update(name for stage in ORDER for name in stage.leaves)
     written = {out_dir / name for name in names}
     locks = StageFolder(out_dir, ORDER[0].name).lock().parent
-    there = sorted(path.name for path in written if _holds_something(path))
-    # Looked at after them: another driver that begins makes it first.
-    if there and not locks.exists() and not is_run(out_dir):
-        raise UserError(
-            f"run.out_dir: {out_dir}: holds {', '.join(there)}, and no run was begun there: it "
-            "would be written over: name a new folder"
-        )
     try:
+        there = sorted(path.name for path in written if _holds_something(path))
+        # Looked at after them: another driver that begins makes it first.
+        if there and not locks.exists() and not is_run(out_dir):
+            raise UserError(
+                f"run.out_dir: {out_dir}: holds {', '.join(there)}, and no run was begun there: it "
+                "would be written over: name a new folder"
+            )
         locks.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None

@@ -108,7 +108,8 @@ class StageStats:
 @dataclass(frozen=True, slots=True)
 class StageCounts:
     """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`.
-    told: of those that go on, what is to be known of them, by code."""
+    told: of those that go on, what is to be known of them, by code. open: records that no service
+    answered for, of shards that are not done, by code."""
 
     stage: str
     shards: int
@@ -116,6 +117,7 @@ class StageCounts:
     records_out: int
     rejected: dict[str, int]
     told: dict[str, int] = field(default_factory=dict)
+    open: dict[str, int] = field(default_factory=dict)
 
     @property
     def records_in(self) -> int:
@@ -130,6 +132,9 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
     marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
     rejected: Counter[str] = Counter(_left_out(folder))
     told: Counter[str] = Counter()
+    open_: Counter[str] = Counter()
+    for index in range(shards):
+        open_.update(folder.left_open(index))
     for mark in marks:
         rejected.update(mark["rejected"])
         told.update(mark.get("told", {}))
@@ -141,6 +146,7 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
         records,
         dict(sorted(rejected.items())),
         dict(sorted(told.items())),
+        dict(sorted(open_.items())),
     )
 
 

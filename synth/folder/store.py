@@ -126,6 +126,7 @@ class StageFolder:
     000/shard-00000.jsonl.zst      the records that go on; a thousand shards a folder
     000/rejected-00000.jsonl.zst   those that do not, each with `reason_code` and `stage`
     000/done-00000.json            the mark of the shard: counts, digests of its input and its files
+    000/open-00000.json            of a shard that is not done: records that are left open, by code
     service-NAME.json              what the service said of itself that the stage asks
     """
 
@@ -145,6 +146,9 @@ class StageFolder:
     def _mark_path(self, index: int) -> Path:
         return self._place(f"done-{index:05d}.json", index)
 
+    def _open_path(self, index: int) -> Path:
+        return self._place(f"open-{index:05d}.json", index)
+
     def _place(self, name: str, index: int) -> Path:
         return self.path / f"{index // _IN_A_FOLDER:03d}" / name
 
@@ -163,6 +167,18 @@ class StageFolder:
         path = self._mark_path(index)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, to_line(_sealed(mark)))
+        self._open_path(index).unlink(missing_ok=True)
+
+    def left_open(self, index: int) -> dict[str, int]:
+        """Records of a shard that are left open, by code; empty for one that is done, or that
+        nobody has worked on."""
+        if self._mark_path(index).exists():
+            return {}
+        return dict((read_json(self._open_path(index), "open") or {"open": {}})["open"])
+
+    def set_open(self, index: int, codes: Mapping[str, int]) -> None:
+        """Say that records of a shard are left open."""
+        write_atomic(self._open_path(index), to_line({"open": dict(sorted(codes.items()))}))
 
     def _repair(self, index: int) -> str:
         return f"`run --stage {self.name} --repair {index}`"

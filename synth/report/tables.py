@@ -145,7 +145,15 @@ def status(out_dir: Path, stages: Sequence[Stage] = ORDER) -> RenderableType:
             "" if rate is None else f"{rate:,.1f}",
             "done" if told.done == told.shards else "?" if left is None else duration(left),
         )
-    return table
+    return Group(table, *(Text(line) for line in map(_left_open, counts.values()) if line))
+
+
+def _left_open(told: StageCounts) -> str:
+    """What is said of a stage that has left records open, or nothing."""
+    if not told.open:
+        return ""
+    codes = ", ".join(f"{code} {count:,}" for code, count in told.open.items())
+    return f"{told.stage}: {sum(told.open.values()):,} left open ({codes}): --resume asks again"
 
 
 def _time_left(told: StageCounts, before: StageCounts | None, rate: float | None) -> float | None:

@@ -10,10 +10,11 @@ from synth.config import SynthConfig, languages
 
 def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
     """Of every request to the teacher. URLs, time-outs and concurrency change no answer."""
-    generation = cfg.teacher.generation
+    generation, revision = cfg.teacher.generation, cfg.teacher.revision
     source, target = languages(cfg)
     return {
         "teacher": cfg.teacher.model,
+        **({} if revision is None else {"revision": revision}),
         "prompt": load_template(cfg.teacher.prompt),
         "languages": [source, target],
         **({"own": [own.name for own in cfg.data.languages]} if cfg.data.languages else {}),

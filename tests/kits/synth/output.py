@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
@@ -194,3 +196,11 @@ def exported_run(folder: Path) -> SynthConfig:
     run_filter(cfg)
     run_export(cfg)
     return cfg
+
+
+def printed(table):
+    """What a table of the terminal shows."""
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(table)
+    return text.get()

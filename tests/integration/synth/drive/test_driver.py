@@ -8,6 +8,7 @@ import pytest
 
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import PATIENCE_S, running_service, wait_until
+from scorekit.client import ScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
@@ -159,6 +160,33 @@ def test_a_metricx_service_with_another_model_is_refused_before_anything_is_aske
     cfg = config(tmp_path, teacher, metricx, metricx__checkpoint="google/metricx-24-hybrid-xl")
     with pytest.raises(UserError, match="the service has fake-metricx"):
         run(cfg, stages=STAGES[:1])
+    assert len(teacher.requests) == asked
+
+
+def test_another_revision_of_teacher_or_metricx_than_a_stage_was_begun_with_is_refused(
+    tmp_path, teacher, metricx, monkeypatch
+):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx, teacher__revision="first")
+    run(cfg, stages=STAGES[:1])
+    StageFolder(tmp_path, STAGES[0].name).drop(1)
+    again = {"stages": STAGES[:1], "resume": True}
+    with pytest.raises(
+        UserError, match="revision was 'first', is 'second'; give --overwrite"
+    ) as no:
+        run(config(tmp_path, teacher, metricx, teacher__revision="second"), **again)
+    assert no.value.exit_code == 2 and "\n" not in str(no.value)
+
+    found = ScoringClient.info
+
+    async def another(client):
+        return (await found(client)).model_copy(update={"revision": "second"})
+
+    monkeypatch.setattr(ScoringClient, "info", another)
+    asked = len(teacher.requests)
+    with pytest.raises(UserError, match="metricx service's revision was fake, is second") as no:
+        run(cfg, **again)
+    assert no.value.exit_code == 2 and "\n" not in str(no.value)
     assert len(teacher.requests) == asked
 
 

@@ -13,6 +13,7 @@ from bench.kit.openai_server import FakeOpenAI, _BrokenOff, _error
 from scorekit.errors import ScorekitError
 from synth.context import Unfinished
 from synth.folder.store import StageFolder
+from synth.report.tables import status
 from tests.kits.synth import output as made
 from tests.kits.synth.driver import STAGES, TEXTS, config, korean, run, write_sources
 
@@ -65,9 +66,12 @@ def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
                 run(cfg, stages=PREFILTER, resume=resume)
     told = [line for line in logged if line["event"] == "open"]
     assert len(told) == 24 and "words of a server" not in str(logged)
+    assert {line["status"] for line in told} == {None if how == "close" else how}
+    assert f"{PREFILTER[0].name}: 12 left open (teacher_" in made.printed(status(tmp_path))
     run(cfg, stages=PREFILTER, resume=True, give_up=True)
     folder = StageFolder(tmp_path, "prefilter_score")
     assert len(list(folder.all_rejected())) == 12 and len(list(folder.records())) == 8
+    assert "left open" not in made.printed(status(tmp_path))
 
 
 def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):

@@ -25,6 +25,7 @@ from synth.folder.locks import held, try_lock
 from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_stages
 from synth.stages.sample_sources import SampleSources
+from synth.stages.table import ORDER
 from tests.kits.synth import output as made
 from tests.kits.synth.driver import (
     NAMES,
@@ -108,7 +109,7 @@ def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
     made.run_export(cfg)
     view = tmp_path / "final_candidates_topk.jsonl"
     view.write_text("")
-    clear(Context(cfg, tmp_path), "generate_128", ["score_select_best", "format_filter", "export"])
+    clear(Context(cfg, tmp_path), ORDER[3], ORDER[4:])
     assert not (tmp_path / "export").exists() and not view.exists()
     assert {path.name for path in tmp_path.glob("stages/*")} == {
         "sample_sources",

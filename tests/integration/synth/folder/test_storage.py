@@ -80,6 +80,26 @@ def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teac
     assert not folder.shard(1).exists()
 
 
+def test_one_repair_makes_a_shard_again_whose_candidates_are_gone(tmp_path, teacher, metricx):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run_stages(cfg, RunOptions(tuple(NAMES)))
+    before, asked = output(tmp_path), len(teacher.requests)
+    scored, generated = (StageFolder(tmp_path, NAMES[i]) for i in (3, 2))
+    scored.shard(1).write_bytes(b"nothing of ours")
+    (fault, *_) = repair(cfg)
+    assert "run --stage score_select_best --repair 1" in fault
+    run_stages(cfg, RunOptions((scored.name,), resume=True, repair=1))
+    assert output(tmp_path) == before and len(teacher.requests) == asked
+    assert scored.done() and not list(generated.path.glob("*/shard-*"))
+
+    scored.drop(1)  # its mark is gone, as under a damaged folder
+    with pytest.raises(UserError, match="`run --stage score_select_best --repair 1` makes both"):
+        run_stages(cfg, RunOptions((scored.name,), resume=True))
+    run_stages(cfg, RunOptions((scored.name,), resume=True, repair=1))
+    assert output(tmp_path) == before and len(teacher.requests) == asked
+
+
 def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     final = {"num_candidates": 6, "store_candidates": True}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rich.console import Console
 
 from scorekit.errors import UserError
 from synth.context import Context
@@ -21,7 +20,7 @@ from synth.report.page import write_report
 from synth.report.tables import estimate, status
 from synth.stages.cost import Cost
 from synth.stages.table import BY_NAME, ORDER, in_order, named
-from tests.kits.synth.output import config, make_run
+from tests.kits.synth.output import config, make_run, printed
 
 
 class CountWords(MapStage):
@@ -52,13 +51,6 @@ class CountWords(MapStage):
         for record in records:
             words.add(record["words"])
         return {"words": words}
-
-
-def printed(shown):
-    console = Console(width=200)
-    with console.capture() as text:
-        console.print(shown)
-    return text.get()
 
 
 def rows(text, name):

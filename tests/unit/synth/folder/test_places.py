@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.folder import places
 
@@ -44,6 +45,15 @@ def test_what_a_run_lies_on_is_told_where_machines_would_not_see_each_other(
     assert all(word in line for word, line in zip(told, lines, strict=True))
     cfg.run.answers = "redis://host:6379/0"
     assert not any("SQLite" in line for line in places.warnings(cfg, Path(folder)))
+
+
+def test_a_folder_that_may_not_be_used_is_named_in_one_line(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(places, "_holds_something", refuse)
+    with pytest.raises(UserError, match=f"^run.out_dir: {tmp_path}: Permission denied$"):
+        places.claim(tmp_path)
 
 
 def test_a_system_that_tells_nothing_is_told_nothing(tmp_path):
