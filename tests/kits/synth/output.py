@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from synth.config import SynthConfig
 from synth.context import Context
@@ -198,7 +198,7 @@ def exported_run(folder: Path) -> SynthConfig:
     return cfg
 
 
-def printed(table):
+def printed(table: RenderableType) -> str:
     """What a table of the terminal shows."""
     console = Console(width=200)
     with console.capture() as text:
