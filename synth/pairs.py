@@ -13,7 +13,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scorekit.errors import ScorekitError, UserError
-from scorekit.files import write_atomic
+from scorekit.files import put, temporary_of, write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import Unfinished
@@ -136,12 +136,12 @@ def _link(source: Path, target: Path) -> None:
     for path in sorted(wanted):
         place = target / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_name(f".{place.name}.tmp{os.getpid()}")
+        temporary = temporary_of(place)
         try:
             os.link(source / path, temporary)
         except OSError:  # another file system, or one without links
             shutil.copyfile(source / path, temporary)
-        os.replace(temporary, place)
+        put(temporary, place)
     for path in target.rglob("*"):
         if path.is_file() and path.relative_to(target) not in wanted:
             path.unlink()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.files import write_atomic
 from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import rollout_logprobs
 from trainer.runs.runlog import read_jsonl, write_jsonl
@@ -133,9 +134,7 @@ class Measure:
         model, tokenizer = self.load(folder)
         lines = self.sources(model, tokenizer)
         found = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
-        partial = out.with_suffix(".partial")
-        partial.write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
-        partial.rename(out)
+        write_atomic(out, json.dumps(found, ensure_ascii=False))
 
 
 def _mean(values: list[float]) -> float:

@@ -27,7 +27,7 @@ from pydantic_core import from_json, to_json
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
-from scorekit.files import write_atomic
+from scorekit.files import put, write_atomic
 from scorekit.schemas import Info, Priority, Result, Scored
 
 #: Endings of an output that would promise what it is not.
@@ -140,7 +140,7 @@ class ScoreJob:
                 if tally.retryable:
                     again = _opened(files, _beside(self.out, "again"))
                     await self._ask_again(client, out, again, tally, advance)
-                    os.replace(_beside(self.out, "again"), self.out)
+                    put(_beside(self.out, "again"), self.out)
                     out = again
                 await self._score_rest(client, out, tally, advance)
         except OSError as error:

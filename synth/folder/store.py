@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from scorekit.errors import UserError
-from scorekit.files import put, temporary_of, write_atomic
+from scorekit.files import put, remove_folder, temporary_of, write_atomic
 
 Record = dict[str, Any]
 
@@ -268,11 +267,7 @@ class StageFolder:
     def clear(self) -> None:
         """Delete all of it. A mark without its stage.json would be taken for one of the next
         beginning, so that the folder loses its name first."""
-        gone = self.path.with_name(f".{self.name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        if self.path.exists():
-            self.path.rename(gone)
-            shutil.rmtree(gone)
+        remove_folder(self.path)
 
     def shards(self) -> int | None:
         """How many shards the stage has; None while that is not known."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
+from scorekit.files import put_folder
 from synth.config import SynthConfig
 from synth.drive.kinds import WholeStage
 from synth.export.files import Job, changed_files, is_written, plan_files, write_files
@@ -91,7 +91,7 @@ class Export(WholeStage):
         for path in staging.iterdir():
             if path.name not in names:
                 path.unlink()
-        _take_name(staging, ctx.out_dir / FOLDER)
+        put_folder(staging, ctx.out_dir / FOLDER)
         own.set_manifest({**manifest, "shards": len(marks)})
 
     def verify(self, own: StageFolder) -> None:
@@ -166,16 +166,6 @@ def _end_with_the_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _take_name(staging: Path, folder: Path) -> None:
-    """Put the new export in the place of the old one."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    staging.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def scorer_versions(ctx: Context) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -36,7 +35,7 @@ from pydantic import BaseModel
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
+from scorekit.files import remove_folder, sync, write_atomic
 from scorekit.schemas import Info
 from trainer.runs.config import THE_SET, FolderConfig, RunConfig
 
@@ -101,8 +100,7 @@ class RunLog:
         """Have the lines written to disk, before a checkpoint says that they are there."""
         for path in (self.folder / "log.jsonl", self.folder / "eval.jsonl"):
             if path.exists():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync(path)
 
     def write_update(self, line: dict[str, Any]) -> None:
         """Append to log.jsonl."""
@@ -201,10 +199,7 @@ def _write_config(cfg: RunConfig, folder: Path) -> None:
 def _remove(path: Path) -> None:
     """A file, or a folder with all that is in it: at once, whenever the process dies."""
     if path.is_dir() and not path.is_symlink():
-        gone = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(gone, ignore_errors=True)
-        path.rename(gone)
-        shutil.rmtree(gone)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)
 

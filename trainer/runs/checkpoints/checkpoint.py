@@ -28,7 +28,7 @@ import torch
 
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
-from scorekit.files import sync
+from scorekit.files import put_folder, remove_folder
 from trainer.rl.compat import save_tokenizer
 from trainer.runs.config import THE_SET
 
@@ -76,8 +76,9 @@ def save_checkpoint(
     weights: the model's, where they are gathered from several processes.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for old in folder.parent.glob(".step-*.partial"):  # of a run that was killed while it saved
-        shutil.rmtree(old)
+    for left in ("partial", "gone"):  # of a run that was killed while it saved
+        for old in folder.parent.glob(f".step-*.{left}"):
+            shutil.rmtree(old)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
     save_tokenizer(tokenizer, partial)
@@ -87,12 +88,7 @@ def save_checkpoint(
     files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
     said = asdict(state) | {"versions": versions(), "files": files}
     (partial / "state.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
-    for path in partial.rglob("*"):
-        sync(path)
-    sync(partial)
-    _remove(folder)
-    partial.rename(folder)
-    sync(folder.parent)
+    put_folder(partial, folder)
     return folder
 
 
@@ -161,7 +157,7 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
     kept = {*whole[:keep], best_checkpoint(folder)}
     for path in checkpoints(folder):
         if path not in kept:
-            _remove(path)
+            remove_folder(path)
 
 
 def load_checkpoint(folder: Path, model: Any) -> State:
@@ -269,11 +265,3 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def _remove(folder: Path) -> None:
-    """At once for whoever looks for checkpoints, whenever the process dies."""
-    if folder.exists():
-        gone = folder.with_name(f".{folder.name}.{os.getpid()}.removed.partial")
-        folder.rename(gone)
-        shutil.rmtree(gone)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from scorekit.errors import UserError
-from scorekit.files import sync
+from scorekit.files import put_folder
 from trainer.rl.compat import save_tokenizer
 from trainer.rl.config import PolicyConfig
 from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
@@ -41,12 +41,9 @@ def export_policy(
     try:
         model.to(getattr(torch, dtype)).save_pretrained(partial)
         save_tokenizer(tokenizer, partial)
-        for path in [*partial.rglob("*"), partial]:
-            sync(path)
-        partial.rename(to)
+        put_folder(partial, to)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    sync(to.parent)
     return checkpoint
 
 

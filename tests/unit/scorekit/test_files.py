@@ -1,0 +1,120 @@
+"""Files and folders that are whole or not there, and outlive a power cut; one place writes them."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from scorekit.files import put_folder, remove_folder, replacing, write_atomic
+
+ROOT = Path(__file__).parents[3]
+#: Who gives files their names without scorekit/files.py, and why.
+NO_WRITERS = {
+    "scorekit/damaged.py",  # puts a broken file aside
+    "synth/folder/answers/mending.py",  # a SQLite file with its log
+    "synth/folder/views.py",  # appends
+    "trainer/rl/engines/vllm.py",  # weights for a server, of no use after the run
+}
+
+
+class Log:
+    """What is done to the disk, in order: (what, name)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, str]] = []
+        real_open, real_sync, real_rename = os.open, os.fsync, os.rename
+        names: dict[int, str] = {}
+
+        def opened(path: str, *args: int, **more: int) -> int:
+            handle = real_open(path, *args, **more)
+            names[handle] = Path(os.fsdecode(path)).name
+            return handle
+
+        def synced(handle: int) -> None:
+            self.done.append(("sync", names.get(handle, "?")))
+            real_sync(handle)
+
+        def renamed(source: str, target: str) -> None:
+            self.done.append(("rename", Path(target).name))
+            real_rename(source, target)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", renamed)
+        monkeypatch.setattr(os, "replace", renamed)
+
+
+def test_a_file_has_its_name_when_its_content_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(monkeypatch)
+    write_atomic(tmp_path / "a", "new")
+    (first, _), *rest = log.done
+    assert first == "sync" and rest == [("rename", "a"), ("sync", tmp_path.name)]
+    assert (tmp_path / "a").read_text() == "new"
+
+
+def test_whoever_dies_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a", "old")
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as file:
+        file.write(b"ne")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def _folder(path: Path, content: str) -> Path:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep/file").write_text(content)
+    return path
+
+
+def test_a_folder_has_its_name_when_all_in_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _folder(tmp_path / "x", "old")
+    new = _folder(tmp_path / ".x.partial", "new")
+    log = Log(monkeypatch)
+    put_folder(new, tmp_path / "x")
+    named = log.done.index(("rename", "x"))
+    assert {name for _, name in log.done[:named]} >= {"file", "deep", ".x.partial"}
+    assert log.done[named + 1] == ("sync", tmp_path.name)
+    assert (tmp_path / "x/deep/file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_goes_at_once_and_what_a_killed_process_left_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _folder(tmp_path / "x", "old")
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.rmtree", lambda *_, **__: None)
+        remove_folder(folder)
+    assert not folder.exists() and len(list(tmp_path.iterdir())) == 1
+    remove_folder(_folder(tmp_path / "x", "again"))
+    assert not list(tmp_path.iterdir())
+    remove_folder(folder)  # which is not there
+
+
+def _renames(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = getattr(node.func.value, "id", "")
+            if node.func.attr in ("rename", "fsync") or (
+                node.func.attr == "replace" and owner in ("os", "temporary", "partial")
+            ):
+                return True
+    return False
+
+
+def test_one_place_gives_files_their_names() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("scorekit", "services", "trainer", "synth", "demo", "bench")
+        for path in (ROOT / package).rglob("*.py")
+        if _renames(path)
+    }
+    assert found - {"scorekit/files.py"} == NO_WRITERS
