@@ -6,6 +6,7 @@ from rich.console import Console
 
 from bench import offsets, ray_serve, reward_wait, scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
+from scorekit.command import run_command
 
 
 def main() -> None:
@@ -22,4 +23,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

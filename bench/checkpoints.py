@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import ROOT, WORK, read_pairs
+from scorekit.command import clean_exit
 
 #: Layers, width and inner width of the xCOMET encoder; XLM-R-XL has 36, 2560 and 10240.
 XCOMET: dict[str, Any] = {"layers": 8, "hidden": 512, "heads": 8, "intermediate": 2048}
@@ -110,5 +111,6 @@ def _check_size(weights: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for path in (xcomet(), metricx()):
-        print(path)
+    with clean_exit():
+        for path in (xcomet(), metricx()):
+            print(path)

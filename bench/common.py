@@ -28,6 +28,7 @@ from rich.table import Table
 
 from demo.processes import free_port, running
 from scorekit.client import SyncScoringClient
+from scorekit.command import clean_exit
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import installed_versions
@@ -268,8 +269,9 @@ def run(
 ) -> list[Figure]:
     """A script's main: ask the questions, show the table, write the JSON."""
     quick = parse_quick(description)
-    figures = measure(name, quick, ask)
-    Console().print(table(figures))
+    with clean_exit():
+        figures = measure(name, quick, ask)
+        Console().print(table(figures))
     return figures
 
 

@@ -19,6 +19,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from scorekit.command import run_command
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
@@ -173,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from scorekit.command import run_command
 from synth.sources.segment import split_sentences
 
 ROWS = Path(__file__).parents[1] / "tests/data/sentences.jsonl"
@@ -91,4 +92,4 @@ def seconds(split: Split, lang: str, lines: list[str], size: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -11,7 +11,6 @@ turn's text as the source and drops a system turn.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import uuid
 from hmac import compare_digest
@@ -25,6 +24,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from demo.llm_sampling import Completion, Sampler, Wanted
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
 
 MODEL = Path(__file__).parent / "models/policy"
 NAME = "demo-policy"
@@ -186,11 +187,11 @@ def main(
     """Serve a small model in OpenAI's chat form."""
     import uvicorn
 
-    if host != LOOPBACK and not api_key:
-        print(f"error: --host {host} can be reached by others: set VLLM_API_KEY", file=sys.stderr)
-        raise typer.Exit(2)
-    app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    with clean_exit():
+        if host != LOOPBACK and not api_key:
+            raise UserError(f"--host {host} can be reached by others: set VLLM_API_KEY")
+        app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
+        uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

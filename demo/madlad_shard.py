@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from scorekit.command import run_command
+
 DATA = Path(__file__).parent / "data/pydocs.jsonl"
 #: Lines of a document, and of a paragraph in it.
 LINES, PARAGRAPH = 16, 4
@@ -57,9 +59,14 @@ def write_shard(
     return path
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, help="folder that becomes the root of the dataset")
     parser.add_argument("--lang", choices=list(_FIELDS), default="en")
     told = parser.parse_args()
     print(write_shard(told.root, documents(told.lang), lang=told.lang))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from scorekit.errors import ScorekitError, UserError
 from scorekit.report.render import visible
@@ -17,17 +20,24 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
 
     - ScorekitError: its line and its `exit_code`: 2 where the user can mend it, else 1;
     - OSError (a full disk, a file that may not be read): where and why, 2;
+    - a reader of its output who left (`| head`): nothing, 141;
     - KeyboardInterrupt: `stopped`, and 130, or 128 + the `number` of the signal that it carries.
 
     go_on: the command that goes on with what is done, said where there is something done.
     """
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # while there is somebody to say that it failed
     except ScorekitError as error:
         kept = go_on and not isinstance(error, UserError) and error.word == "error"
         say(f"{error.word}: {error}" + (f"; what is done is kept: {go_on}" if kept else ""))
         sys.exit(error.exit_code)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_left():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end
+            sys.exit(128 + signal.SIGPIPE)
         place = error.filename2 or error.filename  # the second: what a file was to be renamed to
         where = f"{place}: " if place else ""
         mended = f"; mend that, and go on with: {go_on}" if go_on else ""
@@ -36,6 +46,20 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
     except KeyboardInterrupt as error:
         say(f"{stopped}; go on with: {go_on}" if go_on else stopped)
         sys.exit(128 + getattr(error, "number", signal.SIGINT))
+
+
+def run_command(main: Callable[[], int | None]) -> NoReturn:
+    """Run a script's main, and exit with what it gives."""
+    with clean_exit():
+        sys.exit(main())
+
+
+def _reader_has_left() -> bool:
+    """Of stdout or stderr: another pipe that broke is told as any fault."""
+    poll = select.poll()
+    for handle in (1, 2):
+        poll.register(handle, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def say(line: str) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scorekit.command import run_command
+
 FILE = Path(__file__).parents[1] / "deploy/observability/grafana/dashboards/scorekit.json"
 
 _SCORE = 'service=~"$service",route=~"/v1/score.*"'
@@ -316,5 +318,10 @@ def text() -> str:
     return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the file."""
     FILE.write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from scorekit.command import run_command
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
@@ -142,4 +143,4 @@ def _write(path: Path, content: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from scorekit.command import run_command
+
 OUT = Path(__file__).parents[1] / "scorekit/text/han_variants.txt"
 NOTICE = """\
 # Characters of Chinese that only Simplified (first line) or Traditional text (second line) has.
@@ -49,4 +51,4 @@ def _table(path: Path) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

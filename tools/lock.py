@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scorekit.command import clean_exit
+
 HEADER = "# Every version of the development environment; made by `make lock`, not by hand.\n"
 
 
@@ -42,4 +44,5 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with clean_exit():
+        main(sys.argv[1])

@@ -7,10 +7,11 @@ every file has a room and that no rooms import each other in a circle.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+from scorekit.command import run_command
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/architecture.md"
@@ -170,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -20,6 +20,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from scorekit.command import run_command
+
 ROOT = Path(__file__).parents[1]
 PORTS = range(8000, 8006)
 #: Name: what torch must find for it to run here, and the environment.
@@ -121,4 +123,4 @@ def _paths(patterns: tuple[str, ...]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -7,13 +7,11 @@ computed in float32.
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import Console
 from rich.table import Table
 
 from scorekit.client import resolve_scorer
-from scorekit.errors import UserError
+from scorekit.command import run_command
 from scorekit.scorers import SampleForScoring, Scorer
 
 TOLERANCE = 1e-4
@@ -69,18 +67,14 @@ def check(name: str, scorer: Scorer, console: Console) -> bool:
 
 
 def main() -> int:
-    """Exit code 0 if all scores agree, 1 if not, 2 if a checkpoint cannot be had."""
+    """Exit code 0 if all scores agree, 1 if not. Raises UserError if a checkpoint cannot be had."""
     console = Console()
     passed = True
     for name, (target, arguments) in SCORERS.items():
-        try:
-            passed &= check(name, resolve_scorer(target, **arguments), console)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+        passed &= check(name, resolve_scorer(target, **arguments), console)
     console.print("pass" if passed else "FAIL", style="bold")
     return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -26,6 +26,7 @@ import httpx
 from bench.kit.proxy import delaying_proxy
 from bench.kit.redis_process import RedisProcess, running_redis
 from demo.processes import exit_on_sigterm, free_port, running
+from scorekit.command import clean_exit
 from scorekit.schemas import TranslationSample
 from scorekit.server.cache import Cache
 from scorekit.server.fake import fake_score
@@ -297,5 +298,6 @@ async def _main(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     exit_on_sigterm()
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    print(json.dumps(asyncio.run(_main(count)), indent=2))
+    with clean_exit():
+        count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+        print(json.dumps(asyncio.run(_main(count)), indent=2))

@@ -8,6 +8,8 @@ import select
 import sys
 import time
 
+from scorekit.command import run_command
+
 PAUSE_S = 0.05
 
 
@@ -45,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bench.kit.busy import burn
+from scorekit.command import run_command
 from scorekit.schemas import MetricXOptions, TranslationSample, score_request
 from scorekit.server.fake import fake_score
 
@@ -61,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from scorekit.command import clean_exit
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, FakeSettings
 
@@ -36,4 +37,5 @@ def burn(seconds: float) -> None:
 if __name__ == "__main__":
     from scorekit.server.http.run import main
 
-    main(FakeSettings, BusyBackend)
+    with clean_exit():
+        main(FakeSettings, BusyBackend)

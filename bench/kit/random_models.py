@@ -19,6 +19,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.common import ROOT, WORK
+from scorekit.command import clean_exit
 from scorekit.server.backend import ScoringBackend
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.scoring import ScoreDescription
@@ -205,4 +206,5 @@ def make_backend(settings: RandomSettings) -> ScoringBackend:
 if __name__ == "__main__":
     from scorekit.server.http.run import main
 
-    main(RandomSettings, make_backend)
+    with clean_exit():
+        main(RandomSettings, make_backend)

@@ -31,6 +31,7 @@ import yaml
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from demo.processes import free_port
+from scorekit.command import run_command
 from scorekit.config import load_config
 from synth.config import SynthConfig
 from synth.folder.stats import process_figures
@@ -315,4 +316,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    run_command(_main)

@@ -17,6 +17,7 @@ from pathlib import Path
 from demo.train.common import setup
 from demo.train.data import DATA, read_jsonl, write_jsonl
 from demo.train.policy import load, sample
+from scorekit.command import run_command
 
 
 def main() -> None:
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -17,6 +17,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from scorekit.command import run_command
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 SIZES = {"heldout": 400, "final_test": 400, "dev": 120, "rl_prompts": 3000}
 LANGUAGES = {
@@ -150,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

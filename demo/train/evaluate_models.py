@@ -25,6 +25,7 @@ from demo.train.data import DATA, read_jsonl
 from demo.train.examples import pool_of
 from demo.train.judge import correlations
 from demo.train.policy import load, sample
+from scorekit.command import run_command
 
 MODELS = DATA.parent / "models"
 
@@ -203,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

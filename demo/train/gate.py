@@ -26,6 +26,7 @@ from rich.table import Table
 
 from demo.processes import child_environment, end, exit_on_sigterm, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
+from scorekit.command import run_command
 from trainer.runs.runlog import read_jsonl
 
 FIGURES = (
@@ -154,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

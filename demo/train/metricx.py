@@ -23,6 +23,7 @@ from demo.train import judge
 from demo.train.common import WORK, fit, parameter_groups, setup
 from demo.train.examples import Example
 from demo.train.tokenizer import EOS, PAD, SCORE, VOCAB_SIZE
+from scorekit.command import run_command
 
 TOKENIZER = WORK / "tokenizer" / "metricx"
 SCALE = 8.0  # the score row is learned as 8 x a row, so that 0..25 is within easy reach
@@ -193,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

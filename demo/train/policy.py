@@ -31,6 +31,7 @@ from transformers import (
 from demo.train.common import WORK, endless, fit, pad, sentence_chrf, setup
 from demo.train.data import DATA, read_jsonl
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
+from scorekit.command import run_command
 
 TOKENIZER = WORK / "tokenizer" / "policy"
 
@@ -189,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -27,6 +27,7 @@ from demo.train.data import DATA, read_jsonl
 from demo.train.evaluate_models import MODELS, mean, translation
 from demo.train.policy import load, prompt_ids, sample, save
 from demo.train.tokenizer import EOS, PAD
+from scorekit.command import run_command
 
 WEIGHTS = {"minor": -1.0, "major": -5.0, "critical": -10.0}
 
@@ -241,4 +242,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaTokenizerFast, T5TokenizerFast, XLMRobertaTokenizerFast
 
 from demo.train.data import DATA, read_jsonl
+from scorekit.command import run_command
 
 WORK = Path("runs/demo_train")
 VOCAB_SIZE = 4000
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

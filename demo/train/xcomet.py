@@ -27,6 +27,7 @@ from demo.train import judge
 from demo.train.common import WORK, fit, setup
 from demo.train.examples import Example
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
+from scorekit.command import run_command
 
 warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
 from comet.models import XCOMETMetric  # noqa: E402
@@ -215,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

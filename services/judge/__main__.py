@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from scorekit.command import clean_exit
 from scorekit.config import refuse_password
 from scorekit.server.http.run import main
 from services.judge.model import OpenAIBackend, RulesBackend
@@ -23,4 +24,5 @@ def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
 
 
 if __name__ == "__main__":
-    main(JudgeSettings, make_backend)
+    with clean_exit():
+        main(JudgeSettings, make_backend)

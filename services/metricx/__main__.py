@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scorekit.command import clean_exit
 from scorekit.server.http.run import main
 from services.metricx.model import MetricXBackend
 from services.metricx.settings import MetricXSettings
@@ -22,4 +23,5 @@ def make_backend(settings: MetricXSettings) -> MetricXBackend:
 
 
 if __name__ == "__main__":
-    main(MetricXSettings, make_backend)
+    with clean_exit():
+        main(MetricXSettings, make_backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scorekit.command import clean_exit
 from scorekit.server.http.run import main
 from services.xcomet.model import XCometBackend
 from services.xcomet.settings import XCometSettings
@@ -22,4 +23,5 @@ def make_backend(settings: XCometSettings) -> XCometBackend:
 
 
 if __name__ == "__main__":
-    main(XCometSettings, make_backend)
+    with clean_exit():
+        main(XCometSettings, make_backend)

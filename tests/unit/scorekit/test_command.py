@@ -1,0 +1,159 @@
+"""How commands end: one line and a code for what is understood, whichever command it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = (
+    "scorekit",
+    "services",
+    "trainer",
+    "synth",
+    "synth_parallel",
+    "demo",
+    "bench",
+    "tools",
+    "deploy",
+)
+#: Files that run, but end in a way of their own, and why.
+OTHERS = {
+    "deploy/smoke.py": "runs without the project",
+    "deploy/docker/requirements.py": "runs without the project",
+    "tools/check_imports.py": "says what is missing, so it imports nothing",
+    "scorekit/server/fake.py": "a service for tests and benches",
+    "synth_parallel/cli.py": "synth's command",
+}
+
+
+def is_run(tree: ast.Module) -> bool:
+    return any(
+        isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body
+    )
+
+
+def commands(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Those of a typer application."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any(
+            ".command(" in ast.unparse(each) for each in node.decorator_list
+        ):
+            yield node
+
+
+def calls(node: ast.AST) -> set[str]:
+    found = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return {ast.unparse(func).removeprefix("_").rpartition(".")[2] for func in found}
+
+
+def ends_cleanly(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typed = list(commands(tree))
+    if typed:
+        return all("clean_exit" in calls(node) for node in typed)
+    if "bench.common" in ast.unparse(tree) and "run" in calls(tree):
+        return True  # bench.common.run has it
+    return bool(calls(tree) & {"clean_exit", "run_command"})
+
+
+def test_every_command_ends_through_the_one_handler() -> None:
+    run = {
+        str(path.relative_to(ROOT)): path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if is_run(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert OTHERS.keys() < run.keys() and len(run) > 50
+    found = {name for name, path in run.items() if not ends_cleanly(path)}
+    assert found == OTHERS.keys()
+
+
+SCRIPT = """
+import os, signal, sys
+from scorekit.command import run_command
+from scorekit.errors import ScorekitError, UserError
+
+def main():
+    {what}
+
+run_command(main)
+"""
+
+
+def ended(what: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(what=what)], capture_output=True, text=True, cwd=ROOT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("return None", 0, ""),
+        ("return 3", 3, ""),
+        ("raise UserError('x: mend it')", 2, "error: x: mend it\n"),
+        ("open('/nowhere/x')", 2, "error: /nowhere/x: No such file or directory\n"),
+        ("raise OSError(28, 'No space left on device')", 2, "error: No space left on device\n"),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, "stopped\n"),
+        # Of a socket, say: somebody still reads what is printed.
+        ("raise BrokenPipeError(32, 'Broken pipe')", 2, "error: Broken pipe\n"),
+    ],
+)
+def test_what_is_understood_is_one_line_and_a_code(what: str, code: int, line: str) -> None:
+    assert ended(what) == (code, "", line)
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    code, _, told = ended("raise KeyError('x')")
+    assert code == 1 and "Traceback" in told and told.endswith("KeyError: 'x'\n")
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_who_has_seen_enough_is_told_nothing(lines: int) -> None:
+    """Also where all of it fits the buffer, which is written when the command ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(what=f"print('line\\n' * {lines})")],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "scorekit score --url http://127.0.0.1:9 {nowhere} {out}",
+        "trainer check --config {nowhere}",
+        "trainer train --config {folder}",
+        "trainer report {nowhere}",
+        "synth run --config {nowhere} --stage all",
+        "synth estimate --config {folder}",
+        "services.judge --rubrics {nowhere}",
+        "demo --run-dir {file}/x",
+        "demo.llm_server --model {nowhere}",
+        "demo.madlad_shard {file}/x",
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    places = {"nowhere": tmp_path / "no/x", "out": tmp_path / "out", "folder": tmp_path}
+    given = [part.format(**places, file=tmp_path / "file") for part in command.split()]
+    done = subprocess.run([sys.executable, "-m", *given], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr and "error: " in done.stderr
