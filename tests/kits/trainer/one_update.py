@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -98,15 +99,18 @@ def update(
     algorithm: str = "ppo",
     images: bool = False,
 ) -> dict[str, Any]:
-    """The gradients of a pass, the weights after an update, its figures, and under those weights
-    log-probabilities of the rollouts and greedy completions of `PROMPTS`; whole on every process.
-    """
+    """The gradients of a pass, the weights after an update, its figures, under those weights and
+    the ones before log-probabilities of the rollouts, and greedy completions of `PROMPTS`; whole on
+    every process."""
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")
         freeze_unread(plain)
     elif dtype == "float32":
         plain = doubled(plain)  # autocast knows nothing of float64
+    reference = copy.deepcopy(plain)
+    if world.is_sharded:
+        world.shard(reference)
     assert plain.generation_config is not None
     plain.generation_config.eos_token_id = [1, 6]  # so that some end before others
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
@@ -129,8 +133,12 @@ def update(
     weights = {name: _whole(p) for name, p in plain.named_parameters()}
     mine = world.share(rollouts)
     with autocast(world.device, dtype):
-        rows = rollout_logprobs([of for _, of in mine], model, 1.0, 0, 16, world)
-    logprobs = world.gather([(place, row) for (place, _), row in zip(mine, rows, strict=True)])
+        found = [
+            rollout_logprobs([of for _, of in mine], of_model, 1.0, 0, 16, world)
+            for of_model in (model, reference)
+        ]
+    places = [place for place, _ in mine]
+    logprobs = world.gather(list(zip(places, *found, strict=True)))
     sampler = GenerateSampler(model, tokenizer, world, never=NEVER if images else ())
     greedy = GenerationConfig(
         temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
@@ -147,7 +155,7 @@ def update(
     )
     completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
     return {
-        "logprobs": [row for _, row in sorted(logprobs)],
+        "logprobs": [row for _, *rows in sorted(logprobs) for row in rows],
         "gradients": gradients,
         "weights": weights,
         "figures": asdict(stats),
