@@ -15,6 +15,7 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import load_config
+from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place, pair_configs
 
@@ -92,7 +93,7 @@ def run(
             num_shards=num_shards,
             engine=engine,
             give_up=give_up,
-            processes=processes or _cores(),
+            processes=processes or usable_cpus(),
             repair=repair,
         )
         _check(options, stage)
@@ -259,13 +260,6 @@ def how_to_resume(given: list[str]) -> str:
     whole run, without --limit or --set another one."""
     kept = [part for part in given if part not in ("--overwrite", "--resume", "--yes")]
     return f"python -m synth {shlex.join(kept)} --resume"
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _interrupt(*_: object) -> None:
