@@ -60,9 +60,14 @@ class Scoring(Verb):
     def read(self, request: Any, told: Description) -> Asked:
         """Raises UserError where more tokens are asked for than the model reads."""
         options = resolve_options(request.options, told)
-        key = dict(options)  # plain values: what `model_dump` gives, in a fraction of its time
-        cache = key.pop("cache")
-        return Asked(request.samples, options, key, cache, request.priority, request.timeout_s)
+        return Asked(
+            request.samples,
+            options,
+            options.model_dump(exclude={"cache"}),
+            options.cache,
+            request.priority,
+            request.timeout_s,
+        )
 
     def plain_options(self, told: Description) -> Any:
         """The defaults."""

@@ -100,7 +100,8 @@ class Embedding(Verb):
         return True
 
     def item_fault(self, item: str, max_chars: int) -> SampleError | None:
-        return fault_in("a text", item, max_chars)
+        fault = fault_in(item, max_chars)
+        return SampleError("invalid_input", fault) if fault else None
 
     def content(self, item: str) -> str:
         return item

@@ -22,28 +22,24 @@ def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
         names += tuple(sample.model_extra)
     for field in names:
         value = values[field]
-        if not value:
-            continue
-        name = field if field in type(sample).model_fields else "a text"  # its name is a text, too
-        fault = fault_in(name, value, max_chars)
+        fault = fault_in(value, max_chars) if value else None
         if fault is not None:
-            return fault
+            known = field in type(sample).model_fields  # else its name is a text, too
+            return SampleError("invalid_input", f"{field if known else 'a text'}: {fault}")
     return None
 
 
-def fault_in(name: str, text: str, max_chars: int) -> SampleError | None:
-    """Why no model should read this text, which the fault calls `name`; None if all is well."""
+def fault_in(text: str, max_chars: int) -> str | None:
+    """Why no model should read this text, in words; None if all is well."""
     if len(text) > max_chars:
-        message = f"{name}: {len(text):,} characters, at most {max_chars:,}"
-        return SampleError("invalid_input", message)
+        return f"{len(text):,} characters, at most {max_chars:,}"
     if "\0" in text:
-        where = text.index("\0")
-        return SampleError("invalid_input", f"{name}: NUL character at position {where}")
+        return f"NUL character at position {text.index(chr(0))}"
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return SampleError("invalid_input", f"{name}: lone surrogate at position {error.start}")
+            return f"lone surrogate at position {error.start}"
     return None
 
 
