@@ -64,7 +64,7 @@ _MADLAD_BY_KEY = {madlad.lower().replace("_", "-"): madlad for madlad in MADLAD_
 class Found(NamedTuple):
     """said: whether the key itself names a script, region or variant. script: the ISO 15924 code of
     the script that the tag names or implies, None where CLDR knows none. scripts: those of a
-    language that was added, by their names in scorekit/text/scripts.py."""
+    language that was added, by their names in scorekit/text/writing_scripts.py."""
 
     language: Language
     said: bool
@@ -138,8 +138,8 @@ def add_language(
 ) -> None:
     """Let this process know a language of the caller's own, by code and by name.
 
-    scripts: their names in scorekit/text/scripts.py; none: not checked. Raises ValueError for a
-    code that is no tag.
+    scripts: their names in scorekit/text/writing_scripts.py; none: not checked. Raises ValueError
+    for a code that is no tag.
     """
     if not _TAG.fullmatch(code.lower()):
         raise ValueError(f"{code!r} is no language tag: letters, digits and hyphens")

@@ -34,7 +34,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
-class Answer(Wire):
+class WireAnswer(Wire):
     """Base of what a service answers: a client ignores fields that a newer service adds."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
@@ -122,7 +122,7 @@ class JudgeOptions(Options):
     )
 
 
-class ErrorSpan(Answer):
+class ErrorSpan(WireAnswer):
     """A stretch of `mt` that the model marks as an error."""
 
     start: int = Field(description="First character, in Unicode code points of `mt`.")
@@ -140,7 +140,7 @@ class ErrorSpan(Answer):
     )
 
 
-class WireError(Answer):
+class WireError(WireAnswer):
     """Why a sample or a request failed."""
 
     type: str
@@ -148,7 +148,7 @@ class WireError(Answer):
     retryable: bool = Field(description="Whether the same request may succeed later.")
 
 
-class Truncated(Answer):
+class Truncated(WireAnswer):
     """Which fields the model could not read to the end."""
 
     src: bool
@@ -156,7 +156,7 @@ class Truncated(Answer):
     ref: bool = False
 
 
-class Scored(Answer):
+class Scored(WireAnswer):
     """A sample that was scored."""
 
     id: str | None
@@ -169,7 +169,7 @@ class Scored(Answer):
     error_spans: list[ErrorSpan] | None = Field(None, description="xCOMET only.")
 
 
-class Verdict(Answer):
+class Verdict(WireAnswer):
     """What a judge says of a sample."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -179,7 +179,7 @@ class Verdict(Answer):
     notes: str = Field(description="A few words for people.")
 
 
-class JudgeScored(Answer):
+class JudgeScored(WireAnswer):
     """A sample that was judged."""
 
     id: str | None
@@ -189,7 +189,7 @@ class JudgeScored(Answer):
     cached: bool = Field(description="Whether the answer came from the cache.")
 
 
-class Failed(Answer):
+class Failed(WireAnswer):
     """A sample that has no score."""
 
     id: str | None
@@ -218,7 +218,7 @@ score_result = TypeAdapter[Result](
 )
 
 
-class ModelRef(Answer):
+class ModelRef(WireAnswer):
     """Which model answered."""
 
     service: str
@@ -226,34 +226,34 @@ class ModelRef(Answer):
     revision: str
 
 
-class ScoreResponse(Answer):
+class ScoreResponse(WireAnswer):
     """The answer to `POST /v1/score`: result k answers sample k."""
 
     model: ModelRef
     results: list[ScoreResult]
 
 
-class JudgeResponse(Answer):
+class JudgeResponse(WireAnswer):
     """The judge's answer to `POST /v1/score`: result k answers sample k."""
 
     model: ModelRef
     results: list[Annotated[JudgeScored | Failed, Field(discriminator="ok")]]
 
 
-class ErrorResponse(Answer):
+class ErrorResponse(WireAnswer):
     """The body of every refused request."""
 
     error: WireError
 
 
-class ScoreRange(Answer):
+class ScoreRange(WireAnswer):
     """The values that a score can take; null where the model has no bound."""
 
     min: float | None
     max: float | None
 
 
-class Info(Answer):
+class Info(WireAnswer):
     """The answer to `GET /v1/info`."""
 
     service: str
@@ -297,6 +297,6 @@ def score_request(
     return ScoreRequest
 
 
-def score_response(sample_type: type[Wire]) -> type[Answer]:
+def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
     """The type of a service's answer to requests with samples of this type."""
     return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse

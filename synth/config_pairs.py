@@ -8,7 +8,7 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.languages import add_language, find_language, short_tag, unknown_language
-from scorekit.text.scripts import SCRIPTS
+from scorekit.text.writing_scripts import SCRIPTS
 
 
 class LanguageConfig(Config):
@@ -18,7 +18,7 @@ class LanguageConfig(Config):
     name: str = Field(min_length=1, description="What the prompt calls it.")
     madlad: str | None = Field(None, description="Its folder in the corpus; null: the code.")
     scripts: list[str] = Field(
-        [], description="Of scorekit/text/scripts.py (Latin, Hangul); none: not checked."
+        [], description="Of scorekit/text/writing_scripts.py (Latin, Hangul); none: not checked."
     )
 
 

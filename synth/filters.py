@@ -141,7 +141,7 @@ class RuleConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     """What the rules say: codes in the order of RULES.
 
     failed: code -> what was seen. An empty text is asked nothing more.
@@ -151,7 +151,7 @@ class Verdict:
     failed: dict[Code, str] = field(default_factory=dict)
 
 
-def check_rules(pair: Pair, cfg: RuleConfig) -> Verdict:
+def check_rules(pair: Pair, cfg: RuleConfig) -> RuleVerdict:
     """Put a translation to every rule that is not off."""
     passed: list[Code] = []
     failed: dict[Code, str] = {}
@@ -165,7 +165,7 @@ def check_rules(pair: Pair, cfg: RuleConfig) -> Verdict:
             failed[code] = seen
             if code == "empty":
                 break
-    return Verdict(tuple(passed), failed)
+    return RuleVerdict(tuple(passed), failed)
 
 
 def _empty(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -306,6 +306,6 @@ RULES: dict[Code, Callable[[Pair, RuleConfig], str | None]] = {
 assert set(RULES) == set(get_args(Code))
 
 
-def as_metadata(verdict: Verdict) -> dict[str, Any]:
+def as_metadata(verdict: RuleVerdict) -> dict[str, Any]:
     """Which rules ran: {"passed": [code], "failed": [code]}."""
     return {"passed": list(verdict.passed), "failed": list(verdict.failed)}

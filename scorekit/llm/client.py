@@ -23,8 +23,8 @@ from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
-from scorekit.llm.pacing import Budget, Pace, Patience, SeveralChoices, log, read_timeout_s
-from scorekit.llm.wire import Choice, Prompt, Sampling, read_answer
+from scorekit.llm.pacing import InFlight, Patience, SeveralChoices, Spacing, log, read_timeout_s
+from scorekit.llm.wire import ChatPrompt, Choice, Sampling, read_answer
 from scorekit.net.retry import failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
@@ -53,7 +53,7 @@ class _Call:
     """What the requests of one call of `chat` share. failed: one of them did for good, so that
     those which still wait are not sent."""
 
-    prompt: Prompt
+    prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
     failed: bool = False
 
@@ -104,8 +104,8 @@ class LLMClient:
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
         self._several = SeveralChoices(strategy == "auto", strategy != "per_call")
-        self._budget = Budget(max_concurrency, sequences)
-        self._pace = Pace(requests_per_minute)
+        self._in_flight = InFlight(max_concurrency, sequences)
+        self._spacing = Spacing(requests_per_minute)
 
     async def __aenter__(self) -> LLMClient:
         return self
@@ -160,8 +160,8 @@ class LLMClient:
             raise ValueError(f"n={n} at temperature {sampling.temperature}: greedy has one answer")
         if not (request_id.isascii() and request_id.isprintable()):
             raise ValueError(f"request id {request_id!r} does not fit a header")
-        call = _Call(Prompt(messages, sampling, n, request_id, json_schema), keep)
-        size = min(self._budget.sequences, _PART) if self._several.in_use else 1
+        call = _Call(ChatPrompt(messages, sampling, n, request_id, json_schema), keep)
+        size = min(self._in_flight.sequences, _PART) if self._several.in_use else 1
         parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
         try:
             found = await self._merged(call, parts)
@@ -231,7 +231,7 @@ class LLMClient:
     async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
         """One request with its attempts; None where, while it waited, n fell out of use or another
         request of the call failed."""
-        async with self._budget.hold(len(part)):
+        async with self._in_flight.hold(len(part)):
             if call.failed or (len(part) > 1 and not self._several.in_use):
                 return None
             found = await self._attempts(call, part)
@@ -275,12 +275,12 @@ class LLMClient:
             raise
         raise AssertionError  # it goes on until an attempt ends
 
-    async def _attempt(self, prompt: Prompt, part: range, earlier: int) -> dict[int, Choice]:
-        await self._pace.turn()
+    async def _attempt(self, prompt: ChatPrompt, part: range, earlier: int) -> dict[int, Choice]:
+        await self._spacing.turn()
         self.counts.requests += 1
         self.counts.retries += earlier > 0
         read_s = read_timeout_s(
-            self._request_timeout_s, prompt.sampling.max_tokens, self._budget.sequences_in_flight
+            self._request_timeout_s, prompt.sampling.max_tokens, self._in_flight.sequences_in_flight
         )
         part_id = prompt.part_id(part)
         headers = {

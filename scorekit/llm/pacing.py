@@ -38,7 +38,7 @@ def read_timeout_s(floor_s: float, max_tokens: int, sequences_in_flight: int) ->
     return max(floor_s, _SECONDS_A_TOKEN * max_tokens * waves)
 
 
-class Budget:
+class InFlight:
     """Caps requests and sequences in flight; first come, first served, so that none starves."""
 
     def __init__(self, requests: int, sequences: int) -> None:
@@ -81,7 +81,7 @@ class Budget:
         self._admit()
 
 
-class Pace:
+class Spacing:
     """At most `per_minute` requests a minute, evenly spaced: no burst after a pause."""
 
     def __init__(self, per_minute: float | None) -> None:

@@ -72,7 +72,7 @@ class _Answer(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ChatPrompt:
     """A logical request: what all its parts share."""
 
     messages: Sequence[Mapping[str, str]]

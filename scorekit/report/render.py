@@ -34,7 +34,7 @@ _VISIBLE = (
 )
 
 
-class Segment(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of a translation; `span` is None outside errors."""
 
     text: str
@@ -52,22 +52,22 @@ def hint(span: ErrorSpan) -> str:
     return visible(span.severity) + confidence
 
 
-def cut_segments(mt: str, spans: Iterable[ErrorSpan]) -> list[Segment]:
+def cut_segments(mt: str, spans: Iterable[ErrorSpan]) -> list[Stretch]:
     """Cut a translation at its spans. Segments joined give `visible(mt)`; where spans overlap, the
     one that starts first keeps its characters."""
     text = visible(mt)
-    segments: list[Segment] = []
+    segments: list[Stretch] = []
     at = 0
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         start, end = max(span.start, at), min(span.end, len(text))
         if start >= end:
             continue
         if start > at:
-            segments.append(Segment(text[at:start], None))
-        segments.append(Segment(text[start:end], span))
+            segments.append(Stretch(text[at:start], None))
+        segments.append(Stretch(text[start:end], span))
         at = end
     if at < len(text):
-        segments.append(Segment(text[at:], None))
+        segments.append(Stretch(text[at:], None))
     return segments
 
 

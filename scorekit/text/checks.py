@@ -14,7 +14,7 @@ from typing import Any
 
 from scorekit.languages import Language, find_language
 from scorekit.text.markup import TAG, mask, normalised
-from scorekit.text.scripts import LETTERS, scripts_of
+from scorekit.text.writing_scripts import LETTERS, scripts_of
 
 # -- scripts ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Which written standard of Chinese a text is in: Simplified or Traditional.
 
-Other standards of one language are told by their script (scorekit/text/scripts.py), or not at all:
-no check tells Brazilian Portuguese from European by its words without rejecting good translations.
+Other standards of one language are told by their script (scorekit/text/writing_scripts.py), or not
+at all: no check tells Brazilian Portuguese from European by its words without rejecting good
+translations.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.scoring import ScoreDescription, Scoring
-from scorekit.text import chatmarks, chatter, checks, markup, scripts, variants
+from scorekit.text import chatmarks, chatter, checks, markup, variants, writing_scripts
 from scorekit.text import rules as shared_rules
 from services.judge import rules
 from services.judge.rubrics import Rubric, digest_of
@@ -105,7 +105,7 @@ class RulesBackend(_Judge):
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        texts = (shared_rules, checks, chatmarks, chatter, markup, scripts, variants)
+        texts = (shared_rules, checks, chatmarks, chatter, markup, writing_scripts, variants)
         modules = (rules, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(

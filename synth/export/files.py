@@ -27,7 +27,7 @@ _BATCH = 5000  # rows of a Parquet row group
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardSlice:
     """Records of a shard, from `start` on and before `stop`."""
 
     shard: int
@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FileJob:
     """One file's worth of rows: `number` of `total`.
 
     folder: where its files are written; metricx: what the scoring service said of itself.
@@ -45,15 +45,17 @@ class Job:
     cfg: SynthConfig
     source: StageFolder
     folder: Path
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardSlice, ...]
     number: int
     total: int
     metricx: dict[str, Any]
 
 
-def plan_files(source: StageFolder, rows_per_file: int, limit: int | None) -> list[list[Piece]]:
+def plan_files(
+    source: StageFolder, rows_per_file: int, limit: int | None
+) -> list[list[ShardSlice]]:
     """The pieces of each file, in order; one file of no rows where there is nothing."""
-    plan: list[list[Piece]] = [[]]
+    plan: list[list[ShardSlice]] = [[]]
     room = rows_per_file
     for shard in range(source.shards() or 0):
         records = (source.mark(shard) or {})["records"]
@@ -66,7 +68,7 @@ def plan_files(source: StageFolder, rows_per_file: int, limit: int | None) -> li
                 plan.append([])
                 room = rows_per_file
             stop = min(records, start + room)
-            plan[-1].append(Piece(shard, start, stop))
+            plan[-1].append(ShardSlice(shard, start, stop))
             room -= stop - start
             start = stop
     return plan
@@ -79,7 +81,7 @@ def file_name(name: str, kind: str, number: int, total: int) -> str:
     return f"{name}-{number:05d}-of-{total:05d}.{kind}{'.zst' if kind == 'jsonl' else ''}"
 
 
-def write_files(job: Job) -> dict[str, Any]:
+def write_files(job: FileJob) -> dict[str, Any]:
     """Write the files of one number; its mark.
 
     A file is {"name", "of" ("train" or "pairs"), "rows", "bytes", "sha256"}, of Parquet with
@@ -117,14 +119,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _records(job: Job) -> Iterator[Record]:
+def _records(job: FileJob) -> Iterator[Record]:
     for piece in job.pieces:
         job.source.verify_input(piece.shard)
         yield from islice(read_records(job.source.shard(piece.shard)), piece.start, piece.stop)
 
 
 def _write(
-    job: Job, name: str, rows: Iterable[Record], columns: pyarrow.Schema
+    job: FileJob, name: str, rows: Iterable[Record], columns: pyarrow.Schema
 ) -> list[dict[str, Any]]:
     """The files of the formats that are asked for, in one pass; what they are."""
     left = iter(rows)

@@ -19,7 +19,7 @@ from synth.sources.madlad import Document, SourceFile, peek_newlines, read_docum
 from synth.sources.measure import make_measure
 from synth.sources.parts import Part, PartCounts, PartWriter
 from synth.sources.sampling import TYPES, BottomK, bucket_of, prioritise
-from synth.sources.segment import Piece, find_blobs, find_segments, mode_code, whole_text
+from synth.sources.segment import Segment, find_blobs, find_segments, mode_code, whole_text
 from synth.sources.source_language import SourceLanguage
 
 log = structlog.get_logger()
@@ -123,7 +123,7 @@ class Ingest:
                 counts.pieces += 1
                 yield _Source(1, *blob, document)
 
-    def _in_language(self, found: list[list[Piece]]) -> list[list[Piece]]:
+    def _in_language(self, found: list[list[Segment]]) -> list[list[Segment]]:
         """The segments, with a code for those that are in another language."""
         if self._language is None:
             return found
@@ -137,7 +137,7 @@ class Ingest:
             for pieces in found
         ]
 
-    def _lengths(self, found: list[list[Piece]]) -> Iterator[list[float]]:
+    def _lengths(self, found: list[list[Segment]]) -> Iterator[list[float]]:
         """The length of every segment that a blob may hold; 0 for the others."""
         joinable = ("", "too_short")
         flat = iter(self._measure([p.text for ps in found for p in ps if p.code in joinable]))

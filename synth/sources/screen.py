@@ -25,7 +25,7 @@ _BATCH = 1024
 #: The codes of what is taken out.
 SCREENED = ("contaminated", "near_duplicate")
 
-Verdict = Callable[[int, Record], Rejected | None]
+Screen = Callable[[int, Record], Rejected | None]
 
 
 def is_screened(data: DataConfig) -> bool:
@@ -45,7 +45,7 @@ def screen_settings(data: DataConfig) -> dict[str, Any]:
 
 def screen(
     data: DataConfig, chosen: np.ndarray, read: Callable[[Any], Record], folder: Path
-) -> Verdict:
+) -> Screen:
     """Look through the sample; a function of a position and its record, that gives the rejection.
 
     chosen: entries of the sample; read: the record of an entry; folder: for temporary files.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from synth.sources.madlad import Document
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A segment. code: empty, or why it is left out. line, paragraph: which of the document."""
 
     text: str
@@ -122,25 +122,25 @@ def mode_code(document: Document, mode: str) -> str:
 
 def find_segments(
     wholes: Sequence[str], cfg: SegmentationConfig, newlines: str
-) -> list[list[Piece]]:
+) -> list[list[Segment]]:
     """The segments of each document (as of `whole_text`), those that are left out among them."""
     cut = [_cut(whole, cfg, newlines) for whole in wholes]
     codes = iter(_codes([piece.text for found in cut for piece in found], cfg))
     return [
-        [Piece(*piece[:5], code) if (code := next(codes)) else piece for piece in found]
+        [Segment(*piece[:5], code) if (code := next(codes)) else piece for piece in found]
         for found in cut
     ]
 
 
-def _cut(whole: str, cfg: SegmentationConfig, newlines: str) -> list[Piece]:
+def _cut(whole: str, cfg: SegmentationConfig, newlines: str) -> list[Segment]:
     pieces = []
     for start, end, line, paragraph in _lines(whole, newlines):
         if end - start <= cfg.max_chars:
-            pieces.append(Piece(whole[start:end], start, end, line, paragraph))
+            pieces.append(Segment(whole[start:end], start, end, line, paragraph))
             continue
         for first, last in _split_long(whole[start:end], cfg.max_chars):
             first, last = start + first, start + last
-            pieces.append(Piece(whole[first:last], first, last, line, paragraph))
+            pieces.append(Segment(whole[first:last], first, last, line, paragraph))
     return _merge_short(pieces, cfg) if cfg.merge_short else pieces
 
 
@@ -236,16 +236,16 @@ def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[t
     yield begin, end
 
 
-def _merge_short(pieces: list[Piece], cfg: SegmentationConfig) -> list[Piece]:
+def _merge_short(pieces: list[Segment], cfg: SegmentationConfig) -> list[Segment]:
     """Join what is under min_chars with the next of its paragraph, the last with the one before."""
-    merged: list[Piece] = []
+    merged: list[Segment] = []
     for piece in pieces:
         last = merged[-1] if merged else None
         if last is not None and len(last.text) < cfg.min_chars and _may_join(last, piece, cfg):
             merged[-1] = _join(last, piece)
         else:
             merged.append(piece)
-    tidy: list[Piece] = []
+    tidy: list[Segment] = []
     for piece in merged:
         if tidy and len(piece.text) < cfg.min_chars and _may_join(tidy[-1], piece, cfg):
             tidy[-1] = _join(tidy[-1], piece)
@@ -254,12 +254,12 @@ def _merge_short(pieces: list[Piece], cfg: SegmentationConfig) -> list[Piece]:
     return tidy
 
 
-def _may_join(left: Piece, right: Piece, cfg: SegmentationConfig) -> bool:
+def _may_join(left: Segment, right: Segment, cfg: SegmentationConfig) -> bool:
     fits = len(left.text) + len(right.text) < cfg.max_chars
     return left.paragraph == right.paragraph and fits
 
 
-def _join(left: Piece, right: Piece) -> Piece:
+def _join(left: Segment, right: Segment) -> Segment:
     spaced = not (_NO_SPACES.match(left.text[-1]) and _NO_SPACES.match(right.text[0]))
     text = left.text + (" " if spaced else "") + right.text
     return left._replace(text=text, end=right.end)
@@ -311,7 +311,7 @@ def _counting_weights() -> np.ndarray:
 
 def find_blobs(
     whole: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[Segment],
     lengths: Sequence[float],
     *,
     max_tokens: int,
@@ -345,7 +345,7 @@ def find_blobs(
     yield from _blob(whole, pieces, run)
 
 
-def _paragraph_length(pieces: Sequence[Piece], lengths: Sequence[float], index: int) -> float:
+def _paragraph_length(pieces: Sequence[Segment], lengths: Sequence[float], index: int) -> float:
     total, paragraph = -1.0, pieces[index].paragraph
     while index < len(pieces) and pieces[index].paragraph == paragraph:
         total += lengths[index] + 1
@@ -353,7 +353,7 @@ def _paragraph_length(pieces: Sequence[Piece], lengths: Sequence[float], index: 
     return total
 
 
-def _blob(whole: str, pieces: Sequence[Piece], run: list[int]) -> Iterator[Blob]:
+def _blob(whole: str, pieces: Sequence[Segment], run: list[int]) -> Iterator[Blob]:
     if sum(not pieces[i].code for i in run) < 2:
         return
     parts = [pieces[run[0]].text]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from scorekit.languages import find_language
 from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
 from scorekit.text.rules import SOURCES
-from scorekit.text.scripts import LETTERS, scripts_of
 from scorekit.text.variants import other_variant
+from scorekit.text.writing_scripts import LETTERS, scripts_of
 from synth.sources.measure import category_weights, char_sums
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SourceLanguage:
     def is_other(self, texts: Sequence[str]) -> list[bool]:
         """Of each text, whether it is in another language, or in the standard of Chinese that the
         tag does not name. False for what is too short to say, and
-        of a language that neither scripts.py nor the identifier knows."""
+        of a language that neither writing_scripts.py nor the identifier knows."""
         if self._weights is None:
             return [False] * len(texts)
         sums = char_sums(texts, self._weights)

@@ -20,7 +20,7 @@ from scorekit.errors import UserError
 from scorekit.files import put_folder
 from synth.config import SynthConfig
 from synth.drive.kinds import WholeStage
-from synth.export.files import Job, changed_files, is_written, plan_files, write_files
+from synth.export.files import FileJob, changed_files, is_written, plan_files, write_files
 from synth.folder.stats import funnel
 from synth.folder.store import StageFolder, read_json
 from synth.stages.cost import PACKED, Cost, Sizes
@@ -121,7 +121,7 @@ class Export(WholeStage):
         plan = plan_files(source, ctx.cfg.export.rows_per_file, ctx.limit)
         metricx = scorer_versions(ctx)
         jobs = [
-            Job(ctx.cfg, source, staging, tuple(pieces), number, len(plan), metricx)
+            FileJob(ctx.cfg, source, staging, tuple(pieces), number, len(plan), metricx)
             for number, pieces in enumerate(plan)
         ]
         todo = [job for job in jobs if not is_written(own.mark(job.number), staging)]
@@ -132,7 +132,7 @@ class Export(WholeStage):
         return [own.mark(job.number) or {} for job in jobs]
 
 
-def _write_all(jobs: list[Job], processes: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, mark) of each job as it is done, by several processes where there are cores."""
     at_once = min(len(jobs), processes or usable_cpus())
     if at_once < 2:

@@ -21,8 +21,7 @@ from pydantic_core import to_json
 
 from bench.kit.servers import PATIENCE_S
 from scorekit.errors import RequestError, SampleError
-from scorekit.schemas import Answer as AnswerModel
-from scorekit.schemas import ModelRef, Wire
+from scorekit.schemas import ModelRef, Wire, WireAnswer
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.description import Description
 from scorekit.server.http.checks import fault_in
@@ -40,25 +39,25 @@ _OF_REQUEST = {
 # -- the verb --------------------------------------------------------------------------------------
 
 
-class Vector(AnswerModel):
+class Vector(WireAnswer):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
 
-class Usage(AnswerModel):
+class Usage(WireAnswer):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsResponse(AnswerModel):
+class EmbeddingsResponse(WireAnswer):
     object: Literal["list"] = "list"
     data: list[Vector]
     model: str
     usage: Usage
 
 
-class EmbedderInfo(AnswerModel):
+class EmbedderInfo(WireAnswer):
     service: str
     model: str
     max_input_length: int

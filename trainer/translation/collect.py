@@ -21,7 +21,7 @@ from trainer.translation.config import TrainerConfig
 from trainer.translation.data import batch_indices
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Asked, Group
+from trainer.translation.rewards.score_batch import AskedBatch, Group
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
@@ -106,12 +106,12 @@ class Collector:
         time.sleep(1.0)
         return True
 
-    def _batch(self) -> Asked:
+    def _batch(self) -> AskedBatch:
         return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
 
     def _sample(
         self, sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[Asked, list[list[TranslationRollout]], list[Group]]:
+    ) -> tuple[AskedBatch, list[list[TranslationRollout]], list[Group]]:
         """This process's groups, put to the services."""
         cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
@@ -173,5 +173,5 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     return next((reward.service_error for reward in rewards if reward.may_pass), None)
 
 
-def _submit(batch: Asked, group: Sequence[TranslationRollout]) -> Group:
+def _submit(batch: AskedBatch, group: Sequence[TranslationRollout]) -> Group:
     return batch.submit([(r.src_text, r.completion_text) for r in group])

@@ -17,7 +17,7 @@ from scorekit.languages import (
     language_name,
     unknown_language,
 )
-from scorekit.text.scripts import scripts_of
+from scorekit.text.writing_scripts import scripts_of
 
 
 @pytest.mark.parametrize("key", ["ko", "kor", "ko-KR", "Korean", "KOREAN", "ko_KR", " ko "])

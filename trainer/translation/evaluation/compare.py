@@ -87,7 +87,7 @@ class PairedFigure:
         return "better" if (self.low > 0) == self.higher_is_better else "worse"
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """A `PairedFigure` ready to be shown."""
 
     title: str
@@ -100,7 +100,7 @@ class Row(NamedTuple):
     verdict: str
 
 
-def as_row(figure: PairedFigure) -> Row:
+def as_row(figure: PairedFigure) -> FigureRow:
     """Its numbers as text; where some sources are left out, `sources` says how many."""
 
     def show(value: float | None, form: str = ".3f") -> str:
@@ -108,7 +108,7 @@ def as_row(figure: PairedFigure) -> Row:
 
     interval = "–" if figure.low is None else f"{figure.low:+.3f} to {figure.high:+.3f}"
     left_out = f" (-{figure.left_out})" if figure.left_out else ""
-    return Row(
+    return FigureRow(
         figure.title,
         f"{figure.sources}{left_out}",
         show(figure.first),

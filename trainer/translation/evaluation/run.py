@@ -47,7 +47,7 @@ Sets = Mapping[str, Sequence[Example]]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluatedSet:
     """policy: its path. figures: those of `Report`, and `scored_by`: the model behind each
     service. lines: of its dump."""
 
@@ -62,9 +62,9 @@ class Outcome:
     `compare_policies` gives for it and `evaluation`. page, comparison: files."""
 
     name: str
-    evaluation: Evaluation
+    evaluation: EvaluatedSet
     page: Path
-    earlier: Evaluation | None = None
+    earlier: EvaluatedSet | None = None
     groups: Mapping[str, Sequence[PairedFigure]] | None = None
     comparison: Path | None = None
 
@@ -153,7 +153,7 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candid
     return candidate
 
 
-def _open_services(cfg: TrainerConfig, earlier: Mapping[str, Evaluation]) -> Rewarder:
+def _open_services(cfg: TrainerConfig, earlier: Mapping[str, EvaluatedSet]) -> Rewarder:
     """Raises UserError also where another model scored what the scores are to be held against."""
     rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
     try:
@@ -167,7 +167,7 @@ def _open_services(cfg: TrainerConfig, earlier: Mapping[str, Evaluation]) -> Rew
 
 def _evaluate(
     cfg: TrainerConfig, candidate: Candidate, sets: Sets, rewarder: Rewarder, world: World
-) -> dict[str, Evaluation]:
+) -> dict[str, EvaluatedSet]:
     """Load, translate, score."""
     cfg = cfg.model_copy(update={"policy": candidate.base})
     model, tokenizer = load_on_base(candidate.base, candidate.adapters, world.device)
@@ -206,11 +206,13 @@ def _evaluate(
                 **report.figures(),
                 "severities": [row._asdict() for row in severity_counts(report.examples)],
             }
-            found[name] = Evaluation(candidate.path, figures, report.examples)
+            found[name] = EvaluatedSet(candidate.path, figures, report.examples)
     return found
 
 
-def _write(cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, Evaluation]) -> None:
+def _write(
+    cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, EvaluatedSet]
+) -> None:
     """The files of each set; a comparison of what stood there before goes."""
     folder = candidate.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,7 +233,7 @@ def _write(cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, E
         _write_json(folder / _file(name, "json"), evaluation.figures)
 
 
-def _earlier(against: str, sets: Sets) -> dict[str, Evaluation]:
+def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedSet]:
     """The evaluations that stand in a folder, by set; {} where `against` names a policy."""
     folder = Path(against)
     if not any(folder.glob("evaluation*.jsonl")):
@@ -246,7 +248,7 @@ def _earlier(against: str, sets: Sets) -> dict[str, Evaluation]:
     return {name: _earlier_set(folder, name, examples) for name, examples in sets.items()}
 
 
-def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> Evaluation:
+def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> EvaluatedSet:
     path = folder / _file(name, "jsonl")
     if not path.is_file():
         raise UserError(f"--against: {folder} has no {path.name}: evaluate that set there, too")
@@ -260,14 +262,14 @@ def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> Evalua
     figures = {}
     if (folder / _file(name, "json")).is_file():
         figures = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
-    return Evaluation(str(figures.get("policy", folder)), figures, lines)
+    return EvaluatedSet(str(figures.get("policy", folder)), figures, lines)
 
 
 def _scorers(rewarder: Rewarder) -> dict[str, str]:
     return {info.service: info.model for info in rewarder.infos.values()}
 
 
-def _check_scorers(earlier: Evaluation, now: Mapping[str, str]) -> None:
+def _check_scorers(earlier: EvaluatedSet, now: Mapping[str, str]) -> None:
     """Raise UserError where another model scored: its scores cannot be held against these."""
     for service, model in (earlier.figures.get("scored_by") or {}).items():
         if now.get(service, model) != model:
@@ -277,7 +279,7 @@ def _check_scorers(earlier: Evaluation, now: Mapping[str, str]) -> None:
             )
 
 
-def _compared(folder: Path, outcome: Outcome, earlier: Evaluation) -> Outcome:
+def _compared(folder: Path, outcome: Outcome, earlier: EvaluatedSet) -> Outcome:
     """The comparison of one set, and its files."""
     name, now = outcome.name, outcome.evaluation
     groups = compare_policies(earlier.lines, now.lines)

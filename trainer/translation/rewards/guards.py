@@ -20,7 +20,7 @@ from scorekit.text.checks import (
 )
 from scorekit.text.rules import GUARDS as THRESHOLDS
 from scorekit.text.rules import Pair, length_band
-from scorekit.text.scripts import scripts_of
+from scorekit.text.writing_scripts import scripts_of
 from trainer.translation.rewards.config import GuardConfig
 
 #: What a policy may slip into, beside source and target. Few near relatives stand here: the
@@ -80,7 +80,7 @@ def check_guards(pairs: Iterable[tuple[str, str]], cfg: GuardConfig) -> None:
     """
     for src_lang, tgt_lang in sorted(set(pairs)):
         if cfg.w_script and not scripts_of(tgt_lang):
-            raise UserError(_unknown("script", tgt_lang, "scorekit/text/scripts.py"))
+            raise UserError(_unknown("script", tgt_lang, "scorekit/text/writing_scripts.py"))
         sample = language_probability("abc", tgt_lang, (src_lang, *_OTHER_LANGUAGES))
         if cfg.w_language and sample is None:
             raise UserError(_unknown("language", tgt_lang, "the identifier"))

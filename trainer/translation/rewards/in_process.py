@@ -53,7 +53,7 @@ def load_scorer(
         raise UserError(f"{key}_urls, {key}_scorer_args: {error}") from None
 
 
-class LocalScorer:
+class ThreadScorer:
     """A scorer in this process, asked in a thread of its own: one group after another, since a
     model need not bear two callers, and a daemon, so that it does not hold up a Ctrl-C.
 

@@ -64,7 +64,7 @@ class Services(Protocol):
     ) -> None: ...
 
 
-class Asked:
+class AskedBatch:
     """The groups of a batch, each put to its services at once and as soon as it is submitted.
 
     A service that fails a group (the client has then asked again until the deadline) and has
@@ -161,7 +161,7 @@ class Asked:
 class Group:
     """Samples that have been put to the services. submitted: time.monotonic()."""
 
-    batch: Asked
+    batch: AskedBatch
     samples: list[SampleForScoring]
     submitted: float
     futures: dict[ServiceName, Future[RewardOutput]] = field(default_factory=dict)

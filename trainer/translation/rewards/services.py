@@ -15,8 +15,8 @@ from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.in_process import LocalScorer, load_scorer
-from trainer.translation.rewards.score_batch import Asked, Scores, ServiceName, is_truncated
+from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
+from trainer.translation.rewards.score_batch import AskedBatch, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sources import SourceCheck
 from trainer.translation.rewards.terms import higher_is_better, needed, services
 
@@ -64,7 +64,7 @@ class Rewarder:
         #: Services that an evaluation asks: the needed ones, and those that have a URL.
         self.available = tuple(name for name in services() if name in offered)
         self.infos: dict[str, Info] = {}
-        self._scorers: dict[ServiceName, RemoteScorer | LocalScorer] = {}
+        self._scorers: dict[ServiceName, RemoteScorer | ThreadScorer] = {}
         self._told_truncated: set[ServiceName] = set()
         #: Whose fault a text is that cannot be scored.
         self.sources = SourceCheck(self.ask)
@@ -84,10 +84,10 @@ class Rewarder:
         self,
         services: Sequence[ServiceName] | None = None,
         hurry: Callable[[], bool] = lambda: False,
-    ) -> Asked:
+    ) -> AskedBatch:
         """A batch whose groups are put to `services` (default: the needed ones); one of them that
-        has no weight and does not answer is given up before it is asked. hurry: see Asked."""
-        batch = Asked(self, self.needed if services is None else tuple(services), hurry)
+        has no weight and does not answer is given up before it is asked. hurry: see AskedBatch."""
+        batch = AskedBatch(self, self.needed if services is None else tuple(services), hurry)
         for name in batch.asked:
             if name not in self.needed and (why := self._absence(name)):
                 batch.give_up(name, why)
@@ -184,7 +184,7 @@ class Rewarder:
         except ScorekitError:
             return False
 
-    def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | LocalScorer:
+    def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | ThreadScorer:
         local = [url for url in urls if not _is_url(url)]
         if self._scorer_args(name) and not local:
             raise UserError(
@@ -215,7 +215,7 @@ class Rewarder:
             deadline_s=min(self.cfg.deadline_s, most),
         )
 
-    def _in_process(self, name: ServiceName, target: str) -> LocalScorer:
+    def _in_process(self, name: ServiceName, target: str) -> ThreadScorer:
         """A `module:Class`, held against the config's expectations if it describes itself."""
         names = {key: self._expected(name, key) for key in _NAMES}
         offered = {f"{name}_{key}": value for key, value in names.items()} | self._place
@@ -231,7 +231,7 @@ class Rewarder:
             ]
         if faults:
             raise UserError(f"{self.cfg.urls_key(name)}: {target} {'; '.join(faults)}")
-        return LocalScorer(scorer)
+        return ThreadScorer(scorer)
 
     def _check(self, name: ServiceName, url: str) -> Info:
         """`/v1/info` of one URL, held against the config's expectations."""

@@ -17,7 +17,7 @@ import yaml
 
 from bench.kit.servers import alive, wait_until
 from scorekit.errors import UserError
-from synth.export.files import Piece, plan_files
+from synth.export.files import ShardSlice, plan_files
 from synth.folder.repair import repair
 from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
@@ -71,12 +71,12 @@ def test_files_take_their_rows_across_shards(tmp_path):
     folder = StageFolder(tmp_path, "format_filter")
     write_stage(folder, [[{}] * 5, [], [{}] * 2])
     assert plan_files(folder, 3, None) == [
-        [Piece(0, 0, 3)],
-        [Piece(0, 3, 5), Piece(2, 0, 1)],
-        [Piece(2, 1, 2)],
+        [ShardSlice(0, 0, 3)],
+        [ShardSlice(0, 3, 5), ShardSlice(2, 0, 1)],
+        [ShardSlice(2, 1, 2)],
     ]
-    assert plan_files(folder, 3, 4) == [[Piece(0, 0, 3)], [Piece(0, 3, 4)]]
-    assert plan_files(folder, 7, None) == [[Piece(0, 0, 5), Piece(2, 0, 2)]]
+    assert plan_files(folder, 3, 4) == [[ShardSlice(0, 0, 3)], [ShardSlice(0, 3, 4)]]
+    assert plan_files(folder, 7, None) == [[ShardSlice(0, 0, 5), ShardSlice(2, 0, 2)]]
     write_stage(folder, [[]])
     assert plan_files(folder, 3, None) == [[]]
 

@@ -1,0 +1,21 @@
+"""One name means one thing, wherever it stands."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: Sections of the two configs, which users know by these names; a task adds to the run's `misc`.
+SECTIONS = {"DataConfig", "GenerationConfig", "MiscConfig", "RunConfig"}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for package in ("scorekit", "services", "trainer", "synth"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1}.keys() == SECTIONS
