@@ -119,7 +119,9 @@ def resolve_options(options: Any, told: Description) -> Any:
     asked = options.max_input_length
     if asked is not None and asked > own:
         raise UserError(f"options.max_input_length: {asked}, the model reads {own}")
-    return options.model_copy(update={"max_input_length": asked or own})
+    if asked is None:  # in place: the options are this request's own, and a copy takes 3 us
+        options.max_input_length = own
+    return options
 
 
 def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
