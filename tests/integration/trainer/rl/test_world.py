@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -21,8 +19,10 @@ from safetensors.torch import load_file
 from bench.kit.servers import running_service, wait_until
 from scorekit.server.fake import FakeBackend
 from tests.kits.float64 import CLOSE
+from tests.kits.trainer import warm
 from tests.kits.trainer.one_update import CASES, LENGTHS, config
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
+from tests.kits.trainer.warm import Command
 from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import micro_batches
 from trainer.rl.policy import load_policy
@@ -46,8 +46,13 @@ def torchrun(
     )
 
 
+def forked(*arguments: str, processes: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What torchrun starts, without loading torch in each: where the start is not in question."""
+    return warm.completed(*arguments, environment=os.environ | environment, ranks=processes)
+
+
 def updates(folder: Path, processes: int) -> dict[str, Any]:
-    done = torchrun("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
+    done = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
     assert done.returncode == 0, done.stderr
     written = torch.load(folder / "found.pt")
     assert written["processes"] == processes
@@ -174,7 +179,7 @@ def test_any_number_of_prompts_can_be_shared(
         for dtype in ("float32", "bfloat16")
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        done = torchrun(
+        done = forked(
             "tests.kits.trainer.sharded_trainer",
             str(config_file),
             weights,
@@ -205,11 +210,12 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
     steps = []
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
-            done = torchrun(
+            done = forked(
                 "tests.kits.trainer.sharded_trainer",
                 str(config_file),
                 weights,
                 f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}",
+                processes=2,
                 METRICX_URL=m,
                 XCOMET_URL=x,
             )
@@ -229,51 +235,31 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
 def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
     """One is stopped, as by a machine that hangs: the other says which, and where it is."""
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc_per_node",
-                "2",
-                "-m",
-                "trainer",
-                "train",
-                "--config",
-                str(config_file),
-                "--set",
-                f"misc.run_dir={tmp_path}/out",
-                "--set",
-                "misc.patience_s=30",
-                "--set",
-                "rl.num_updates=100000",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
+        process = Command(
+            "trainer",
+            "train",
+            "--config",
+            str(config_file),
+            "--set",
+            f"misc.run_dir={tmp_path}/out",
+            "--set",
+            "misc.patience_s=15",
+            "--set",
+            "rl.num_updates=100000",
+            environment=os.environ | {"METRICX_URL": m, "XCOMET_URL": x},
+            ranks=2,
         )
         log = tmp_path / "out/log.jsonl"
         wait_until(lambda: process.poll() is not None or log.exists(), 240)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (second,) = (p for p in children if p.environ().get("RANK") == "1")
-        second.suspend()
-        lines: list[str] = []
-        assert process.stderr is not None
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("error: "):
-                break
-        with contextlib.suppress(psutil.NoSuchProcess):  # torchrun was quicker
-            second.resume()  # so that it can be ended
-        _, rest = process.communicate(timeout=120)
+        process.send_signal(signal.SIGSTOP, rank=1)
+        process.processes[0].join(240)
+        process.send_signal(signal.SIGCONT, rank=1)  # so that it can be ended
+        _, errors = process.communicate()
     assert process.returncode != 0
     assert re.search(
         r"error: process 0 of 2 has waited for \d+ s at '[^']+' "
-        r"\(process 1 is at '[^']+'; misc.patience_s is 30\)",
-        "".join([*lines, rest]),
+        r"\(process 1 is at '[^']+'; misc.patience_s is 15\)",
+        errors,
     )
 
 
@@ -292,38 +278,24 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
     """Where one of them, not the main one, is asked to; and the run goes on from there."""
     out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc_per_node",
-                "2",
-                "-m",
-                "trainer",
-                "train",
-                "--config",
-                str(config_file),
-                "--set",
-                f"misc.run_dir={out}",
-                "--set",
-                "misc.save_every_n_updates=0",
-                "--set",
-                "rl.num_updates=100000",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "METRICX_URL": m, "XCOMET_URL": x},
+        process = Command(
+            "trainer",
+            "train",
+            "--config",
+            str(config_file),
+            "--set",
+            f"misc.run_dir={out}",
+            "--set",
+            "misc.save_every_n_updates=0",
+            "--set",
+            "rl.num_updates=100000",
+            environment=os.environ | {"METRICX_URL": m, "XCOMET_URL": x},
+            ranks=2,
         )
         log = out / "log.jsonl"
         wait_until(lambda: process.poll() is not None or log.exists(), 240)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (second,) = (p for p in children if p.environ().get("RANK") == "1")
-        second.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=240)
+        process.send_signal(signal.SIGTERM, rank=1)
+        _, errors = process.communicate()
         done = log.read_text().count("\n")
         assert process.returncode != 0
         told = (out / "messages.log").read_text()
@@ -331,13 +303,14 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         assert errors.count("the run ends: SIGTERM") == 1  # said by the main process alone
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
-        again = torchrun(
+        again = forked(
             "trainer",
             "train",
             "--config",
             str(config_file),
             "--resume",
             *(word for override in overrides for word in ("--set", override)),
+            processes=2,
             METRICX_URL=m,
             XCOMET_URL=x,
         )

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,13 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
+from tests.kits.trainer.warm import Command
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 from trainer.translation.train import Artifacts, run_toy_rl
 
 ROOT = Path(__file__).parents[4]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 UPDATES = 6
 
 
@@ -75,29 +75,23 @@ def here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Arti
     return run_toy_rl(train, held_out, cfg, resume=resume)
 
 
-def start(config: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "trainer",
-            "train",
-            "--config",
-            str(config),
-            "--set",
-            f"misc.run_dir={out}",
-            *arguments,
-        ],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def start(config: Path, out: Path, *arguments: str) -> Command:
+    out_dir = f"misc.run_dir={out}"
+    return Command(
+        "trainer",
+        "train",
+        "--config",
+        str(config),
+        "--set",
+        out_dir,
+        *arguments,
+        environment=ENVIRONMENT,
     )
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def finish(process: Command) -> subprocess.CompletedProcess[str]:
     out, errors = process.communicate(timeout=300)
+    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
@@ -105,7 +99,7 @@ def resume(config: Path, out: Path, *arguments: str) -> subprocess.CompletedProc
     return finish(start(config, out, "--resume", *arguments))
 
 
-def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+def wait_for(process: Command, happened: Callable[[], bool]) -> None:
     while process.poll() is None and not happened():
         time.sleep(0.001)
 
@@ -114,7 +108,7 @@ def count(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_at_random(process: subprocess.Popen[str], out: Path, moments: random.Random) -> None:
+def kill_at_random(process: Command, out: Path, moments: random.Random) -> None:
     """While a checkpoint is written, or some time after one of the next updates."""
     log, before = out / "log.jsonl", count(out / "log.jsonl")
     if moments.random() < 0.4:

@@ -22,6 +22,7 @@ from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
+from tests.kits.trainer import warm
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
     example,
@@ -45,15 +46,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    """Forked from a process that has loaded what it needs; `command` begins with nothing."""
+    return warm.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

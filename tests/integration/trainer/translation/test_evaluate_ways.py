@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.kit.servers import free_port, running_app, running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from tests.kits.trainer import warm
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.runs.config import THE_SET
@@ -84,18 +84,9 @@ def without_seconds(path: Path) -> dict[str, Any]:
 
 
 def command(
-    *arguments: str, world: int = 1, module: str = "trainer", **environment: str
+    *arguments: str, world: int = 1, module: str = "trainer"
 ) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    return subprocess.run(
-        [sys.executable, *(torchrun if world > 1 else ()), "-m", module, "evaluate", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | environment,
-    )
+    return warm.completed(module, "evaluate", *arguments, environment={**os.environ}, ranks=world)
 
 
 def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
