@@ -11,22 +11,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
-
 from bench.common import WORK, Figure, quiet_logs, run, service
-from demo.processes import free_port
+from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.driver import run_map_stage
@@ -43,6 +35,7 @@ from synth.stages.table import map_stage
 
 CANDIDATES = 128
 WORDS = 100  # a candidate; about 150 tokens
+_TEXT = " ".join(f"단어{i}" for i in range(WORDS))
 #: 8 GPUs make about 50 candidates a second; one driver should feed 20 times that.
 AIM = 1000
 
@@ -54,7 +47,10 @@ def questions(quick: bool) -> Iterator[Figure]:
     shutil.rmtree(out_dir, ignore_errors=True)
     _write_sources(out_dir, sources, SelectSources.name)
     flags = ("--cache", "memory", "--log-level", "error")
-    with _teacher() as teacher_url, service("scorekit.server.fake", *flags) as (_, url):
+    with (
+        running_teacher(_answers) as teacher_url,
+        service("scorekit.server.fake", *flags) as (_, url),
+    ):
         cfg = SynthConfig.model_validate(
             {
                 "run": {"out_dir": str(out_dir)},
@@ -140,53 +136,9 @@ def _write_sources(out_dir: Any, count: int, stage: str) -> None:
             folder.set_mark(index, {"records": shard.records, "digest": shard.commit()})
 
 
-@contextmanager
-def _teacher() -> Iterator[str]:
-    port = free_port()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve_teacher, args=(port,), daemon=True
-    )
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve_teacher(port: int) -> None:
-    words = " ".join(f"단어{i}" for i in range(WORDS))
-
-    async def chat(request: Request) -> JSONResponse:
-        body = json.loads(await request.body())
-        name = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=6).hexdigest()
-        choices = [
-            {
-                "index": i,
-                "finish_reason": "stop",
-                "message": {"role": "assistant", "content": f"{name} {body['seed'] + i} {words}."},
-            }
-            for i in range(body["n"])
-        ]
-        usage = {"prompt_tokens": 100, "completion_tokens": 150 * body["n"], "total_tokens": 0}
-        return JSONResponse(
-            {
-                "id": "c",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "teacher",
-                "choices": choices,
-                "usage": usage,
-            }
-        )
-
-    async def models(request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
-
-    app = Starlette(
-        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
-    )
-    uvicorn.run(app, port=port, log_level="error")
+def _answers(body: dict[str, Any]) -> tuple[list[str], int]:
+    name = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=6).hexdigest()
+    return [f"{name} {body['seed'] + i} {_TEXT}." for i in range(body["n"])], 150 * body["n"]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -23,14 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
-from demo.processes import free_port
+from bench.kit.teacher import running_teacher
 from scorekit.command import run_command
 from scorekit.config import load_config
 from synth.config import SynthConfig
@@ -59,7 +58,7 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
     write_corpus(folder / "corpus", sources)
     flags = ("--cache", "memory", "--log-level", "error")
     with (
-        _teacher() as teacher,
+        running_teacher(_answers) as teacher,
         service("scorekit.server.fake", *flags) as (_, metricx),
         service("services.judge", *flags) as (_, judge),
     ):
@@ -216,6 +215,7 @@ def _sentence(rng: random.Random, words: list[str]) -> str:
     return " ".join(rng.choices(words, k=rng.choice((8, 12, 20, 35, 60)))).capitalize() + "."
 
 
+@cache
 def _words(key: str, least: int) -> list[str]:
     """Words of the demo's texts, in the order of the alphabet."""
     lines = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
@@ -248,63 +248,13 @@ def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: 
     return path
 
 
-@contextmanager
-def _teacher() -> Iterator[str]:
-    """An OpenAI-compatible server that answers at once, in a process of its own."""
-    port = free_port()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve_teacher, args=(port,), daemon=True
-    )
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve_teacher(port: int) -> None:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
+def _answers(body: dict[str, Any]) -> tuple[list[str], int]:
+    asked = body["messages"][-1]["content"].rpartition("\n")[2]
+    rng = random.Random(f"{asked}|{body['temperature']}|{body['seed']}")
+    count, choices = max(3, len(asked) // 7), body.get("n") or 1
     words = _words("ref_text", 2)
-
-    async def chat(request: Request) -> JSONResponse:
-        body = json.loads(await request.body())
-        asked = body["messages"][-1]["content"].rpartition("\n")[2]
-        rng = random.Random(f"{asked}|{body['temperature']}|{body['seed']}")
-        count = max(3, len(asked) // 7)
-        texts = [" ".join(rng.choices(words, k=count)) + "." for _ in range(body.get("n") or 1)]
-        choices = [
-            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-            for i, text in enumerate(texts)
-        ]
-        usage = {
-            "prompt_tokens": 100,
-            "completion_tokens": 2 * count * len(choices),
-            "total_tokens": 0,
-        }
-        return JSONResponse(
-            {
-                "id": "c",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "teacher",
-                "choices": choices,
-                "usage": usage,
-            }
-        )
-
-    async def models(request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [{"id": "teacher", "object": "model"}]})
-
-    app = Starlette(
-        routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models)]
-    )
-    uvicorn.run(app, port=port, log_level="error")
+    texts = [" ".join(rng.choices(words, k=count)) + "." for _ in range(choices)]
+    return texts, 2 * count * choices
 
 
 def _main() -> None:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 import zstandard
@@ -107,12 +106,7 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if not self._file.closed:  # not committed
             self._file.close()
             self._temporary.unlink(missing_ok=True)
