@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
+from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import Secrets
@@ -31,6 +32,13 @@ ANSWER = {
     "answer": "In 1889.",
     "reference": "It was completed in 1889.",
 }
+PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
+
+
+def saying(value: Any) -> FakeOpenAI:
+    """A fake LLM that always answers the same."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return FakeOpenAI(respond=lambda body, seed: text)
 
 
 @contextlib.contextmanager

@@ -120,6 +120,8 @@ class VLLMSampler:
         if world.is_main:
             clean(self.folder)
         self.weights: Weights | None = None
+        # Owner of the next three: the sampler's loop. `weights` is the caller's, which changes it
+        # between two calls of `sample` only; `_restore` reads it there.
         self._server = VLLMServer(self.cfg)
         self._slots = asyncio.Semaphore(self.cfg.concurrency)
         self._restoring = asyncio.Lock()

@@ -62,7 +62,7 @@ class ThreadScorer:
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
+        self._scorer = scorer  # owner: the thread, as of `_known`; callers only put and close
         self._known: OrderedDict[SampleForScoring, Scored] = OrderedDict()
         self._work: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=self._run, name="trainer-scorer", daemon=True).start()

@@ -17,18 +17,6 @@ from scorekit.server.http.settings import Secrets
 from tests.kits.contract import PAIR, _expected, _score
 
 
-@pytest.fixture(scope="module")
-def url():
-    with running_service(FakeBackend("metricx"), max_samples=500, max_body_bytes=2**20) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def xcomet_url():
-    with running_service(FakeBackend("xcomet")) as url:
-        yield url
-
-
 def test_result_k_answers_sample_k(url):
     samples = [{"id": f"n{i}", "src": f"s{i}", "mt": f"m{i * 7 % 13}"} for i in range(300)]
     answer = _score(url, *samples)

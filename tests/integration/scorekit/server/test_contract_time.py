@@ -15,18 +15,6 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.contract import PAIR, _score
 
 
-@pytest.fixture(scope="module")
-def url():
-    with running_service(FakeBackend("metricx"), max_samples=500, max_body_bytes=2**20) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def xcomet_url():
-    with running_service(FakeBackend("xcomet")) as url:
-        yield url
-
-
 def test_nothing_in_time_is_504_and_part_of_it_is_200_with_timeouts():
     backend = Held()
     with running_service(backend) as url:

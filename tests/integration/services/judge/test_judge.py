@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 
-from bench.kit.judge import ANSWER, GOOD, judge, running_judge
+from bench.kit.judge import ANSWER, GOOD, PASS, judge, running_judge, saying
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import free_port, running_service, wait_until
 from scorekit.client import ScoringClient, SyncScoringClient
@@ -21,14 +21,6 @@ from scorekit.server.http.settings import Secrets
 from services.judge.model import MAX_CLIENTS, OpenAIBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
-
-PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
-
-
-def saying(value):
-    """A fake LLM that always answers the same."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return FakeOpenAI(respond=lambda body, seed: text)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from bench.kit.judge import ATTACKS, GOOD, judge, obedient, obeys, running_judge
+from bench.kit.judge import ATTACKS, GOOD, judge, obedient, obeys, running_judge, saying
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
-
-PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
-
-
-def saying(value):
-    """A fake LLM that always answers the same."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return FakeOpenAI(respond=lambda body, seed: text)
 
 
 @pytest.fixture(scope="module")

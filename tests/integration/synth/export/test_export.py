@@ -18,7 +18,6 @@ from synth.stages.export import Export
 from tests.kits.synth.output import (
     ROOT,
     config,
-    exported_run,
     gold,
     make_run,
     run_export,
@@ -26,12 +25,6 @@ from tests.kits.synth.output import (
     train,
     write_stage,
 )
-
-
-@pytest.fixture
-def done(tmp_path):
-    """A run with its export, and its config."""
-    return exported_run(tmp_path / "run")
 
 
 def test_the_rows_have_the_six_fields_and_where_they_come_from(done):

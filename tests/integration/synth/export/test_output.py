@@ -28,7 +28,6 @@ from synth.report.tables import estimate, status
 from tests.kits.synth.output import (
     HOSTILE,
     config,
-    exported_run,
     gold,
     make_run,
     run_export,
@@ -36,12 +35,6 @@ from tests.kits.synth.output import (
     train,
     write_stage,
 )
-
-
-@pytest.fixture
-def done(tmp_path):
-    """A run with its export, and its config."""
-    return exported_run(tmp_path / "run")
 
 
 def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):

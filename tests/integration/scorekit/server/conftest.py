@@ -1,0 +1,20 @@
+"""The services that the tests of the contract ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kit.servers import running_service
+from scorekit.server.fake import FakeBackend
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_service(FakeBackend("metricx"), max_samples=500, max_body_bytes=2**20) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def xcomet_url():
+    with running_service(FakeBackend("xcomet")) as url:
+        yield url
