@@ -82,8 +82,8 @@ class AskedBatch:
         given up, and `hurried` says that its scores may not be missing otherwise."""
         self.services, self.asked, self.hurry, self.hurried = services, asked, hurry, False
         self._started = time.monotonic()
-        # Owner of the next two: the client's thread (`_note`). Who waits only reads them, and may see
-        # an answer a moment late.
+        # Owner of the next two: the client's thread (`_note`). Who waits only reads them, and may
+        # see an answer a moment late.
         self._answered = dict.fromkeys(asked, self._started)  # when the service last did
         self._silent_s = dict.fromkeys(asked, 0.0)  # since then, when it failed
         self._given_up: dict[ServiceName, str] = {}
