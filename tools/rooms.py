@@ -24,7 +24,7 @@ HOUSE: dict[str, dict[str, str]] = {
     "scorekit": {
         "core": "scorekit",
         "text": "scorekit.text",
-        "report": "scorekit.report scorekit.command",
+        "report, exit codes": "scorekit.report scorekit.command",
         "client": "scorekit.client",
         "llm": "scorekit.llm",
         "adapters": "scorekit.adapters",
