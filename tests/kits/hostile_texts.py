@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "synth", "trainer")
-SHORT, LONG, LIMIT_S = 4_000, 200_000, 15
+SHORT, LONG, LIMIT_S = 2_000, 100_000, 8
 _SEARCHES = frozenset({"search", "findall", "finditer", "sub", "subn", "split"})
 _CALLS = _SEARCHES | {"match", "fullmatch", "compile"}
 _REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT}

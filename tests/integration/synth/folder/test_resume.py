@@ -134,7 +134,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(synth.folder.store.shutil, "rmtree", die)
+        patch.setattr("scorekit.files.shutil.rmtree", die)
         begin(STAGES[2], [], Context(hotter, tmp_path, overwrite=True))
     run(hotter, stages=STAGES[2:3], resume=True)
     fresh = tmp_path / "fresh"
