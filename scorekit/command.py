@@ -29,7 +29,8 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # while there is somebody to say that it failed
+            if sys.stdout is not None:  # it is None where the command began without one (>&-)
+                sys.stdout.flush()  # while there is somebody to say that it failed
     except ScorekitError as error:
         kept = go_on and not isinstance(error, UserError) and error.word == "error"
         say(f"{error.word}: {error}" + (f"; what is done is kept: {go_on}" if kept else ""))

@@ -2,7 +2,7 @@
 that judge and guards have, too, stand in scorekit/text/rules.py.
 
 At its default thresholds each rejects fewer than 1 in 100 true translations of demo/data and of
-tests/data/prose, which tests/unit/synth/test_filters.py and test_synth_true_pairs.py hold.
+tests/data/prose, which tests/unit/synth/test_filters.py and test_true_pairs.py hold.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ScoringClient:
     and of samples that failed for the moment, and the pauses between them. Waiting for other
     requests of this client does not count.
     max_in_flight: requests at once; a long list is cut into requests of `batch_size` samples.
-    cache_db: file of a client-side cache of good scores (clientcache.py); None: none.
+    cache_db: file of a client-side cache of good scores (cache.py); None: none.
     pin_model: an answer of another model or revision than the one met first is an error (one of
     another service always is).
     retry_samples: samples of a good answer that failed for the moment (`timeout`, `cancelled`,

@@ -135,6 +135,13 @@ def test_a_reader_who_has_seen_enough_is_told_nothing(lines: int) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_a_command_that_has_no_output_ends_as_any() -> None:
+    code = SCRIPT.format(what="raise UserError('x: mend it')")
+    closed = ["bash", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (2, "error: x: mend it\n")
+
+
 @pytest.mark.parametrize(
     "command",
     [

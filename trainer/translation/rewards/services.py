@@ -288,11 +288,11 @@ def _check_agreement(key: str, infos: dict[str, Info]) -> None:
     """Raise UserError where two URLs of one service would not give the same scores."""
     (first, one), *others = infos.items()
     for url, other in others:
-        for key in ("model", "revision", "dtype", "tokenizer"):
-            if getattr(one, key) != getattr(other, key):
+        for name in ("model", "revision", "dtype", "tokenizer"):
+            if getattr(one, name) != getattr(other, name):
                 raise UserError(
-                    f"{key}: {first} has {key} {getattr(one, key)!r}, {url} has "
-                    f"{getattr(other, key)!r}: scores of one run must be of one model"
+                    f"{key}: {first} has {name} {getattr(one, name)!r}, {url} has "
+                    f"{getattr(other, name)!r}: scores of one run must be of one model"
                 )
 
 

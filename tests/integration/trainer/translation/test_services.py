@@ -82,7 +82,7 @@ def test_urls_of_one_service_must_agree(services: Services) -> None:
     with running_service(OtherRevision("metricx")) as url:
         with pytest.raises(UserError) as error:
             Rewarder(services.config(metricx_urls=[same, url]))
-    for told in (same, url, "revision", "'other'"):
+    for told in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
         assert told in str(error.value)
     with running_service(Recorder("metricx")) as url:
         Rewarder(services.config(metricx_urls=[same, url])).close()
