@@ -21,7 +21,7 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.score_batch import Scores
 from trainer.translation.rewards.term import TextTerm
-from trainer.translation.rewards.terms import TERMS, weighted
+from trainer.translation.rewards.terms import TERMS, needed, weighted
 from trainer.translation.rollouts import TranslationRollout
 
 
@@ -66,6 +66,12 @@ def test_a_weight_of_no_term_is_a_mistake(brevity: None) -> None:
     for name in ("brevty", "metricx"):  # the second has a key of its own
         with pytest.raises(UserError, match=f"reward.terms: '{name}' .*brevity"):
             weighted(RewardConfig(terms={name: 1.0}))
+
+
+@pytest.mark.parametrize("name", ["metricx", "embedder"])  # the first has a key of its own
+def test_urls_of_no_further_service_are_a_mistake(name: str) -> None:
+    with pytest.raises(UserError, match=f"reward.urls: '{name}' "):
+        needed(RewardConfig(urls={name: "http://127.0.0.1:9"}))
 
 
 def test_a_term_is_in_the_log_the_console_the_report_and_the_comparison(

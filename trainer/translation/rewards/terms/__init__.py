@@ -39,7 +39,13 @@ def services() -> Iterator[ServiceName]:
 
 
 def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
-    """Those that a term with a weight is made of."""
+    """Those that a term with a weight is made of. Raises UserError at a name in `reward.urls` that
+    is no service, or one whose URLs have a key of their own."""
+    further = [name for name in services() if cfg.urls_key(name) == f"reward.urls.{name}"]
+    for name in cfg.urls:
+        if name not in further:
+            known = ", ".join(further) or "none here: the others have keys of their own"
+            raise UserError(f"reward.urls: {name!r} is no service of a further term ({known})")
     asked = {term.service for term in weighted(cfg)}
     return tuple(name for name in services() if name in asked)
 
