@@ -202,5 +202,4 @@ def test_files_and_functions_stay_small(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
-            limit = 150 if node.name == "run_toy_rl" else 60
-            assert lines <= limit, f"{node.name} has {lines} lines"
+            assert lines <= 60, f"{node.name} has {lines} lines"
