@@ -263,7 +263,10 @@ def how_to_resume(given: list[str]) -> str:
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """SIGTERM ends a run as Ctrl-C does, also where that itself is ignored (`command &` in a
+    script)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 

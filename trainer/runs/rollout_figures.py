@@ -1,4 +1,5 @@
-"""What is logged of ids, log-probabilities and advantages, whatever the task."""
+"""What is logged of ids, log-probabilities, advantages and the update, whatever the task; and how
+it is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +9,52 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
 from trainer.rl.loss import importance_weights, sequence_importance_weights
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.runs.figures import Figures, mean_of, mean_std
+from trainer.runs.figures import Curve, Figure, Figures, mean_of, mean_std
+
+#: How the figures of completions are shown, in the table of any task.
+OF_COMPLETIONS = (
+    Figure(
+        key="completion_length_mean",
+        title="completion length (tokens)",
+        digits=1,
+        column="length",
+        form="6.1f",
+        narrow=True,
+        of_line=lambda line: line["tokens"],
+    ),
+    Figure(
+        key="truncated_frac",
+        title="cut by max_new_tokens",
+        better="lower",
+        of_line=lambda line: line["finish_reason"] == "length",
+    ),
+)
+#: Those of advantages and the update, and where the time went.
+OF_LEARNING = (
+    Figure(key="A_raw_mean", column="A_raw"),
+    Figure(key="A_raw_std", column="± raw", form="6.3f"),
+    Figure(key="A_norm_mean", column="A_norm"),
+    Figure(key="A_norm_std", column="± norm", form="6.3f"),
+    Figure(key="policy_loss", column="loss", form="8.4f", narrow=True),
+    Figure(key="approx_kl", column="approx_kl", form="9.2e"),
+    Figure(key="kl_ref", column="kl_ref", form="7.4f", narrow=True),
+    Figure(key="clip_frac", column="clip", form="6.3f", narrow=True),
+    Figure(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
+    Figure(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
+    Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
+)
+LEARNING_CURVES = (
+    Curve(title="KL to the reference", keys=("kl_ref", "kl_ref_k3")),
+    Curve(title="KL of a step, and share of tokens clipped", keys=("approx_kl", "clip_frac")),
+    Curve(
+        title="log-probability gap, sampler to trainer",
+        keys=("sampler_gap_mean", "sampler_gap_max"),
+    ),
+    Curve(title="entropy (estimate)", keys=("entropy_est",)),
+    Curve(title="policy loss", keys=("policy_loss",)),
+    Curve(title="gradient norm before clipping", keys=("grad_norm",)),
+)
 
 
 def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.runs.figures import Curve, Figure, Figures, mean_of, mean_std
+from trainer.runs.rollout_figures import LEARNING_CURVES, OF_COMPLETIONS, OF_LEARNING
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.earned import SampleReward
@@ -43,33 +44,8 @@ _BACK = (
         said=True,
         by_group=True,
     ),
-    Figure(
-        key="completion_length_mean",
-        title="completion length (tokens)",
-        digits=1,
-        column="length",
-        form="6.1f",
-        narrow=True,
-        of_line=lambda line: line["tokens"],
-    ),
-    Figure(
-        key="truncated_frac",
-        title="cut by max_new_tokens",
-        better="lower",
-        of_line=lambda line: line["finish_reason"] == "length",
-    ),
-    Figure(key="A_raw_mean", column="A_raw"),
-    Figure(key="A_raw_std", column="± raw", form="6.3f"),
-    Figure(key="A_norm_mean", column="A_norm"),
-    Figure(key="A_norm_std", column="± norm", form="6.3f"),
-    Figure(key="policy_loss", column="loss", form="8.4f", narrow=True),
-    Figure(key="approx_kl", column="approx_kl", form="9.2e"),
-    Figure(key="kl_ref", column="kl_ref", form="7.4f", narrow=True),
-    Figure(key="clip_frac", column="clip", form="6.3f", narrow=True),
-    Figure(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
-    Figure(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
-    Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
-    Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
+    *OF_COMPLETIONS,
+    *OF_LEARNING,
 )
 _LAST_CURVES = (
     Curve(title="held-out chrF", held_out="chrf"),
@@ -84,15 +60,7 @@ _LAST_CURVES = (
         keys=("truncated_frac",),
         held_out="truncated_frac",
     ),
-    Curve(title="KL to the reference", keys=("kl_ref", "kl_ref_k3")),
-    Curve(title="KL of a step, and share of tokens clipped", keys=("approx_kl", "clip_frac")),
-    Curve(
-        title="log-probability gap, sampler to trainer",
-        keys=("sampler_gap_mean", "sampler_gap_max"),
-    ),
-    Curve(title="entropy (estimate)", keys=("entropy_est",)),
-    Curve(title="policy loss", keys=("policy_loss",)),
-    Curve(title="gradient norm before clipping", keys=("grad_norm",)),
+    *LEARNING_CURVES,
 )
 
 

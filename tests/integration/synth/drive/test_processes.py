@@ -131,10 +131,15 @@ def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
         "--resume",
     ]
 
-    for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+    background = ["bash", "-c", 'trap "" INT; exec "$@"', "-", *command]  # as `command &` does
+    for started, sent, code in (
+        (command, signal.SIGINT, 130),
+        (background, signal.SIGTERM, 130),
+        (command, signal.SIGKILL, -9),
+    ):
         teacher.hang = True
         process = subprocess.Popen(
-            command, cwd=Path(__file__).parents[4], stderr=subprocess.PIPE, text=True
+            started, cwd=Path(__file__).parents[4], stderr=subprocess.PIPE, text=True
         )
         wait_until(lambda: teacher.in_flight == 8)
         process.send_signal(sent)
