@@ -189,16 +189,14 @@ def test_no_other_distribution_claims_our_package_names():
 
 @pytest.mark.parametrize(
     "path",
-    [
-        p
-        for folder in (*PACKAGES, "demo", "tools", "bench", "examples")
-        for p in (ROOT / folder).rglob("*.py")
-    ],
+    [p for folder in (*PACKAGES, *ON_TOP) for p in (ROOT / folder).rglob("*.py")],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_files_and_functions_stay_small(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 400
+    if path.is_relative_to(ROOT / "tests"):
+        return  # a story of many steps may be one function
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1

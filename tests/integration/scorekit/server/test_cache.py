@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,14 +13,13 @@ from pydantic import SecretStr
 
 from bench.kit.redis_process import running_redis
 from bench.kit.servers import running_service, wait_until
-from scorekit.errors import UserError
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache, Seal
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
 from scorekit.server.stored import read_value
-from scorekit.server.tiers import SQLiteTier, open_tier
+from scorekit.server.tiers import SQLiteTier
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 
@@ -344,20 +342,6 @@ def test_a_refused_write_leaves_the_reads_alone():
     assert [line["event"] for line in logs] == ["cache_not_stored"]
 
 
-def test_the_sqlite_file_stays_under_its_cap(tmp_path):
-    async def run():
-        tier = SQLiteTier(tmp_path / "c.sqlite", 2**20)
-        for i in range(300):
-            await tier.set({f"{i:08}{j:08}".encode(): os.urandom(200) for j in range(64)})
-        newest = await tier.get([f"{299:08}{5:08}".encode(), f"{0:08}{5:08}".encode()])
-        await tier.close()
-        return newest
-
-    newest, oldest = asyncio.run(run())
-    assert newest is not None and oldest is None
-    assert sum(p.stat().st_size for p in Path(tmp_path).iterdir()) < 3 * 2**20
-
-
 def test_a_locked_file_is_read_and_not_written(tmp_path):
     path = tmp_path / "c.sqlite"
 
@@ -403,16 +387,3 @@ def test_answers_stay_right_when_the_file_is_damaged_under_the_service(tmp_path)
                 damaged.write(os.urandom(file.stat().st_size))
         for _ in range(3):
             assert _scores(url)[0] == right
-
-
-@pytest.mark.parametrize("target", ["disk", "mysql://x", "redis//typo", "redis://host:port"])
-def test_an_unknown_cache_is_a_clear_error(target):
-    with pytest.raises(UserError, match="--cache"):
-        open_tier(target, name="x", max_bytes=2**20, redis_password=None)
-
-
-def test_a_file_that_is_no_cache_is_a_clear_error(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("these are my notes, not a database; " * 10)
-    with pytest.raises(UserError, match=r"notes.txt: file is not a database"):
-        open_tier(f"sqlite:///{path}", name="x", max_bytes=2**20, redis_password=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 from pydantic_core import to_json
@@ -12,7 +13,7 @@ from pydantic_core import to_json
 from scorekit.errors import UserError
 from scorekit.server.cache import Cache
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import open_tier
+from scorekit.server.tiers import SQLiteTier, open_tier
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,30 @@ def test_a_cache_file_is_never_put_into_a_folder_of_the_root_that_is_not_there(
     tier = open_tier("sqlite://runs/c.sqlite", name="x", max_bytes=2**20, redis_password=None)
     asyncio.run(tier.close())
     assert (tmp_path / "runs/c.sqlite").exists()
+
+
+def test_the_sqlite_file_stays_under_its_cap(tmp_path):
+    async def run():
+        tier = SQLiteTier(tmp_path / "c.sqlite", 2**20)
+        for i in range(300):
+            await tier.set({f"{i:08}{j:08}".encode(): os.urandom(200) for j in range(64)})
+        newest = await tier.get([f"{299:08}{5:08}".encode(), f"{0:08}{5:08}".encode()])
+        await tier.close()
+        return newest
+
+    newest, oldest = asyncio.run(run())
+    assert newest is not None and oldest is None
+    assert sum(p.stat().st_size for p in Path(tmp_path).iterdir()) < 3 * 2**20
+
+
+@pytest.mark.parametrize("target", ["disk", "mysql://x", "redis//typo", "redis://host:port"])
+def test_an_unknown_cache_is_a_clear_error(target):
+    with pytest.raises(UserError, match="--cache"):
+        open_tier(target, name="x", max_bytes=2**20, redis_password=None)
+
+
+def test_a_file_that_is_no_cache_is_a_clear_error(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("these are my notes, not a database; " * 10)
+    with pytest.raises(UserError, match=r"notes.txt: file is not a database"):
+        open_tier(f"sqlite:///{path}", name="x", max_bytes=2**20, redis_password=None)

@@ -232,25 +232,28 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
         assert shared[key] == pytest.approx(alone[key], rel=1e-3, abs=2e-5), key
 
 
+def endless(config_file: Path, out: Path, setting: str, **environment: str) -> Command:
+    """A run of two processes that has made an update and goes on."""
+    process = Command(
+        "trainer",
+        "train",
+        "--config",
+        str(config_file),
+        *(part for value in (f"misc.run_dir={out}", setting) for part in ("--set", value)),
+        "--set",
+        "rl.num_updates=100000",
+        environment=os.environ | environment,
+        ranks=2,
+    )
+    wait_until(lambda: process.poll() is not None or (out / "log.jsonl").exists(), 240)
+    return process
+
+
 def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
     """One is stopped, as by a machine that hangs: the other says which, and where it is."""
+    out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        process = Command(
-            "trainer",
-            "train",
-            "--config",
-            str(config_file),
-            "--set",
-            f"misc.run_dir={tmp_path}/out",
-            "--set",
-            "misc.patience_s=15",
-            "--set",
-            "rl.num_updates=100000",
-            environment=os.environ | {"METRICX_URL": m, "XCOMET_URL": x},
-            ranks=2,
-        )
-        log = tmp_path / "out/log.jsonl"
-        wait_until(lambda: process.poll() is not None or log.exists(), 240)
+        process = endless(config_file, out, "misc.patience_s=15", METRICX_URL=m, XCOMET_URL=x)
         process.send_signal(signal.SIGSTOP, rank=1)
         process.processes[0].join(240)
         process.send_signal(signal.SIGCONT, rank=1)  # so that it can be ended
@@ -278,24 +281,12 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
     """Where one of them, not the main one, is asked to; and the run goes on from there."""
     out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        process = Command(
-            "trainer",
-            "train",
-            "--config",
-            str(config_file),
-            "--set",
-            f"misc.run_dir={out}",
-            "--set",
-            "misc.save_every_n_updates=0",
-            "--set",
-            "rl.num_updates=100000",
-            environment=os.environ | {"METRICX_URL": m, "XCOMET_URL": x},
-            ranks=2,
+        process = endless(
+            config_file, out, "misc.save_every_n_updates=0", METRICX_URL=m, XCOMET_URL=x
         )
-        log = out / "log.jsonl"
-        wait_until(lambda: process.poll() is not None or log.exists(), 240)
         process.send_signal(signal.SIGTERM, rank=1)
         _, errors = process.communicate()
+        log = out / "log.jsonl"
         done = log.read_text().count("\n")
         assert process.returncode != 0
         told = (out / "messages.log").read_text()
