@@ -1,4 +1,5 @@
-"""python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...]"""
+"""python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...];
+python -m scorekit meta-eval JUDGEMENTS OUT --metric NAME=URL"""
 
 from __future__ import annotations
 
@@ -10,15 +11,18 @@ import typer
 from scorekit.client.scorecommand import score
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
+from scorekit.metaeval.verb import meta_eval
 
 #: What the services load: the variable that tells them, and where it is not set.
 DEFAULT_MODELS = {
     "METRICX_MODEL": "google/metricx-24-hybrid-large-v2p6",
     "XCOMET_MODEL": "Unbabel/XCOMET-XL",
+    "EMBEDDER_MODEL": "dragonkue/BGE-m3-ko",
 }
 
 app = typer.Typer(
-    help="Score a file with a running service; fetch the services' checkpoints.",
+    help="Score a file with a running service; tell how metrics agree with people; fetch the "
+    "services' checkpoints.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -26,6 +30,7 @@ app = typer.Typer(
 
 
 app.command()(score)
+app.command("meta-eval")(meta_eval)
 
 
 @app.command()
@@ -39,8 +44,8 @@ def fetch(
 ) -> None:
     """Bring checkpoints, with the tokenizers that they need, into HF_HOME ahead of time.
 
-    Without a MODEL: what METRICX_MODEL and XCOMET_MODEL name, else the services' defaults. An
-    interrupted download goes on where it was.
+    Without a MODEL: what METRICX_MODEL, XCOMET_MODEL and EMBEDDER_MODEL name, else the services'
+    defaults. An interrupted download goes on where it was.
     """
     from scorekit.hub import fetch_checkpoint, size_of
 

@@ -34,6 +34,8 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
     except ScorekitError as error:
         kept = go_on and not isinstance(error, UserError) and error.word == "error"
         say(f"{error.word}: {error}" + (f"; what is done is kept: {go_on}" if kept else ""))
+        for line in error.lines if isinstance(error, UserError) else ():
+            say(line)
         sys.exit(error.exit_code)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_has_left():

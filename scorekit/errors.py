@@ -3,7 +3,8 @@
     ScorekitError
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
-    │   └── AnswerLost      cut off after the request was sent: it may have ended the service
+    │   ├── AnswerLost      cut off after the request was sent: it may have ended the service
+    │   └── IndexChanged    another index of pages answers than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused
@@ -13,7 +14,7 @@ The two type lists are closed: a client may switch on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: Types of a failed sample. The first two are the text's fault, the others the service's.
@@ -62,9 +63,19 @@ class ScorekitError(Exception):
 
 
 class UserError(ScorekitError):
-    """A mistake that the user can mend: say what, where, and what to do, in one line."""
+    """A mistake that the user can mend: say what, where, and what to do, in one line.
+
+    lines: of several that are mended together (the wrong rows of a file), a line for each.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lines = tuple(lines)
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.lines)
 
 
 class ServiceUnreachable(ScorekitError):
@@ -90,6 +101,18 @@ class AnswerLost(ServiceUnreachable):
 
     def __str__(self) -> str:
         return f"{self.url} ended, or closed the connection, over a request: {self.reason}"
+
+
+class IndexChanged(ServiceUnreachable):
+    """A retriever answers from another index than before: its answers are not to be mixed."""
+
+    def __init__(self, url: str, known: str, found: str) -> None:
+        reason = f"its index changed from revision {known[:80]} to {found[:80]}: start the run anew"
+        super().__init__(url, reason, retryable=False)
+        self.known, self.found = known, found
+
+    def __reduce__(self) -> tuple[type[IndexChanged], tuple[str, str, str]]:
+        return type(self), (self.url, self.known, self.found)
 
 
 class ServiceError(ScorekitError):

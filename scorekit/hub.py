@@ -16,7 +16,8 @@ import yaml
 from scorekit.errors import UserError
 
 METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
-XCOMET_FILES = ["hparams.yaml", "checkpoints/*"]
+#: The latter two: xCOMET-lite's.
+XCOMET_FILES = ["hparams.yaml", "checkpoints/*", "config.json", "model.safetensors"]
 T5_TOKENIZER_FILES = [
     "spiece.model",
     "tokenizer*.json",
@@ -24,7 +25,16 @@ T5_TOKENIZER_FILES = [
     "added_tokens*",
 ]
 #: Of xCOMET's encoder: its weights stand in xCOMET's own checkpoint.
-ENCODER_FILES = ["config.json", "tokenizer*.json", "sentencepiece*", "special_tokens_map.json"]
+ENCODER_FILES = [
+    "config.json",
+    "tokenizer*.json",
+    "sentencepiece*",
+    "spm.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+]
+#: Of xCOMET-lite, whose settings may leave it out.
+LITE_ENCODER = "microsoft/mdeberta-v3-base"
 #: Whose checkpoints come without a tokenizer.
 METRICX_TOKENIZER = "google/mt5-xl"
 
@@ -115,9 +125,13 @@ def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str,
             return [(model, folder)]
         tokenizer = fetch_model(METRICX_TOKENIZER, None, T5_TOKENIZER_FILES, "")
         return [(model, folder), (METRICX_TOKENIZER, tokenizer)]
-    if "xcomet" in name:
+    if "comet" in name:  # XCOMET-XL, wmt22-comet-da, wmt22-cometkiwi-da, ...
         folder = fetch_model(model, revision, XCOMET_FILES, "")
-        encoder = str(_hparams(folder / "hparams.yaml").get("pretrained_model", ""))
+        if (folder / "hparams.yaml").is_file():
+            encoder = str(_hparams(folder / "hparams.yaml").get("pretrained_model", ""))
+        else:
+            config = _hparams(folder / "config.json")
+            encoder = str(config.get("pretrained_model", LITE_ENCODER))
         if not encoder or looks_local(encoder):
             return [(model, folder)]
         return [(model, folder), (encoder, fetch_model(encoder, None, ENCODER_FILES, ""))]

@@ -7,7 +7,7 @@ that a service may grow.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -18,14 +18,24 @@ from pydantic import (
     Field,
     Tag,
     TypeAdapter,
+    model_validator,
 )
 
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
 SCHEMA_VERSION = 2
 
+#: Most pictures of a sample of the judge.
+MAX_JUDGED_IMAGES = 32
+
+#: Most answers of the judge's LLM about a sample.
+MAX_VOTES = 9
+
 #: The severities of our own services. Another service may have other words.
 Severity = Literal["MINOR", "MAJOR", "CRITICAL"]
 Priority = Literal["interactive", "bulk"]
+Overlong = Literal["truncate", "error", "windows"]
+#: What a scorer does with a text of a sample.
+Wanted = Literal["required", "optional", "ignored"]
 
 
 class Wire(BaseModel):
@@ -48,9 +58,13 @@ def _capitals(value: Any) -> Any:
     return value.strip().upper() if isinstance(value, str) else value
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """JSON knows no integers: 512.0 is the number 512, and some callers write it so."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: A code, a tag or an English name.
+Language = Annotated[str | None, BeforeValidator(_empty_is_absent)]
 
 
 class TranslationSample(Wire):
@@ -62,16 +76,24 @@ class TranslationSample(Wire):
     ref: Annotated[str | None, BeforeValidator(_empty_is_absent)] = Field(
         None, description="Reference translation; absent, null or empty: quality estimation."
     )
+    src_lang: Language = Field(None, description="Language of `src`, for scorers that ask for it.")
+    tgt_lang: Language = Field(None, description="Language of `mt`, for scorers that ask for it.")
 
 
 class JudgeSample(Wire):
-    """One thing to judge: the task, and the texts that its rubric names (`candidate`, ...)."""
+    """One thing to judge: the task, the texts that its rubric names (`candidate`, ...), and
+    pictures where the rubric wants some."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, str] = Field(init=False)
 
     id: str | None = Field(None, description="The caller's name for the sample; echoed.")
     task: str = Field(description="Name of the rubric: translation_filter, answer_correctness, ...")
+    images: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_JUDGED_IMAGES,
+        description="Pictures in base64 (PNG, JPEG or WebP), of tasks whose rubric wants some.",
+    )
 
 
 class Options(Wire):
@@ -83,12 +105,13 @@ class Options(Wire):
 class ScoreOptions(Options):
     """Options of the services that score translations."""
 
-    overlong: Literal["truncate", "error"] = Field(
+    overlong: Overlong = Field(
         "truncate",
         description="What to do with an input longer than `max_input_length` tokens: cut it and "
-        "flag the result as truncated, or fail that sample with type `overlong`.",
+        "flag the result as truncated, fail that sample with type `overlong`, or score it in "
+        "windows of sentences (the answer tells them; upstream has no such number).",
     )
-    max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(_whole)] = (
+    max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(whole)] = (
         Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
     )
 
@@ -106,6 +129,12 @@ class XCometOptions(ScoreOptions):
         "unbabel-comet, with its leading spaces and lost spans.",
     )
 
+    @model_validator(mode="after")
+    def _upstream_knows_no_windows(self) -> Self:
+        if self.overlong == "windows" and self.span_offsets == "upstream":
+            raise ValueError("overlong windows: upstream has none, span_offsets must be exact")
+        return self
+
 
 class JudgeOptions(Options):
     """Options of the judge; the back end `rules` reads none of the sampling's."""
@@ -117,15 +146,18 @@ class JudgeOptions(Options):
         description="Name of the model at the upstream server; null: the service's own.",
     )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the rubric's.")
-    max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(_whole)] = (
+    max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(whole)] = (
         Field(None, description="Most tokens of an answer; null: the rubric's.")
+    )
+    votes: Annotated[Annotated[int, Field(ge=1, le=MAX_VOTES)] | None, BeforeValidator(whole)] = (
+        Field(None, description="mqm: answers, of which more than half decide; null: the service's")
     )
 
 
 class ErrorSpan(WireAnswer):
-    """A stretch of `mt` that the model marks as an error."""
+    """A stretch of `mt` that the model marks as an error, or of `src` that `mt` leaves out."""
 
-    start: int = Field(description="First character, in Unicode code points of `mt`.")
+    start: int = Field(description="First character, in Unicode code points.")
     end: int = Field(description="One past the last character.")
     severity: Annotated[str, BeforeValidator(_capitals)] = Field(
         min_length=1,
@@ -138,6 +170,32 @@ class ErrorSpan(WireAnswer):
     text: str | None = Field(
         None, description="With exact offsets, `mt[start:end]`; null: not given."
     )
+    category: str | None = Field(
+        None, max_length=80, description="Kind of error (accuracy/mistranslation); null: not given."
+    )
+
+
+class UnplacedError(WireAnswer):
+    """An error whose quote stands nowhere, or in several places: it has no offsets."""
+
+    quote: str = Field(max_length=2000, description="As the model wrote it.")
+    of: Literal["src", "mt"] = Field(description="The text that it was to be quoted from.")
+    reason: Literal["absent", "ambiguous"] = Field(
+        description="The quote is not in the text, or is there more than once."
+    )
+    severity: Annotated[str, BeforeValidator(_capitals)] = Field(min_length=1, max_length=40)
+    category: str | None = Field(None, max_length=80)
+
+
+class Window(WireAnswer):
+    """A part of a long sample that was scored by itself: `src[src_start:src_end]` beside
+    `mt[mt_start:mt_end]`, in code points, ends exclusive."""
+
+    src_start: int
+    src_end: int
+    mt_start: int
+    mt_end: int
+    score: float
 
 
 class WireError(WireAnswer):
@@ -156,6 +214,13 @@ class Truncated(WireAnswer):
     ref: bool = False
 
 
+class JudgeUsage(WireAnswer):
+    """What the judge's model read and wrote for a verdict, all its answers together."""
+
+    prompt_tokens: int = Field(ge=0, le=2**50)
+    completion_tokens: int = Field(ge=0, le=2**50)
+
+
 class Scored(WireAnswer):
     """A sample that was scored."""
 
@@ -166,7 +231,21 @@ class Scored(WireAnswer):
     truncated: Truncated
     mt_covered: int = Field(description="Number of characters of `mt` that the model read.")
     cached: bool = Field(description="Whether the answer came from the cache.")
-    error_spans: list[ErrorSpan] | None = Field(None, description="xCOMET only.")
+    error_spans: list[ErrorSpan] | None = Field(
+        None, description="Errors in `mt`; null: the model marks none (MetricX)."
+    )
+    omissions: list[ErrorSpan] | None = Field(
+        None, description="Stretches of `src` that `mt` leaves out; null: the model tells none."
+    )
+    unplaced: list[UnplacedError] | None = Field(
+        None, description="Errors without offsets, counted in the score; null: the model has none."
+    )
+    windows: list[Window] | None = Field(
+        None, description="The parts that were scored apart; null: the whole was scored at once."
+    )
+    usage: JudgeUsage | None = Field(
+        None, description="Tokens at the upstream server when this was scored; null: none."
+    )
 
 
 class Verdict(WireAnswer):
@@ -184,9 +263,14 @@ class JudgeScored(WireAnswer):
 
     id: str | None
     ok: Literal[True]
-    score: float = Field(description="0 to 1, as the rubric's score rule says; 1 is best.")
+    score: float = Field(
+        ge=0, le=1, description="0 to 1, as the rubric's score rule says; 1 is best."
+    )
     verdict: Verdict
     cached: bool = Field(description="Whether the answer came from the cache.")
+    usage: JudgeUsage | None = Field(
+        None, description="Tokens at the upstream server when the verdict was made; null: none."
+    )
 
 
 class Failed(WireAnswer):
@@ -208,14 +292,13 @@ def _kind(result: Any) -> str:
     return "judged" if isinstance(result, JudgeScored) else "scored" if result.ok else "failed"
 
 
-score_result = TypeAdapter[Result](
-    Annotated[
-        Annotated[Scored, Tag("scored")]
-        | Annotated[JudgeScored, Tag("judged")]
-        | Annotated[Failed, Tag("failed")],
-        Discriminator(_kind),
-    ]
-)
+JudgeResult = Annotated[
+    Annotated[Scored, Tag("scored")]
+    | Annotated[JudgeScored, Tag("judged")]
+    | Annotated[Failed, Tag("failed")],
+    Discriminator(_kind),
+]
+score_result = TypeAdapter[Result](JudgeResult)
 
 
 class ModelRef(WireAnswer):
@@ -234,10 +317,11 @@ class ScoreResponse(WireAnswer):
 
 
 class JudgeResponse(WireAnswer):
-    """The judge's answer to `POST /v1/score`: result k answers sample k."""
+    """The judge's answer to `POST /v1/score`: result k answers sample k. A task that finds errors
+    in a translation (`mqm`) has spans in place of a verdict."""
 
     model: ModelRef
-    results: list[Annotated[JudgeScored | Failed, Field(discriminator="ok")]]
+    results: list[JudgeResult]
 
 
 class ErrorResponse(WireAnswer):
@@ -251,6 +335,13 @@ class ScoreRange(WireAnswer):
 
     min: float | None
     max: float | None
+
+
+class TaskInfo(WireAnswer):
+    """What a judge's score means for one of its tasks."""
+
+    score_range: ScoreRange
+    higher_is_better: bool
 
 
 class Info(WireAnswer):
@@ -267,6 +358,12 @@ class Info(WireAnswer):
     max_body_bytes: int = Field(description="Largest request body in bytes.")
     score_range: ScoreRange
     higher_is_better: bool
+    inputs: dict[str, Wanted] | None = Field(
+        None, description="Of translation metrics: what is done with `src`, `mt` and `ref`."
+    )
+    tasks: dict[str, TaskInfo] | None = Field(
+        None, description="Of the judge: what the score of each task means."
+    )
     versions: dict[str, str | None] = Field(
         description="scorekit, torch, transformers, comet; null where not used."
     )

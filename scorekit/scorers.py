@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.errors import SampleError, UserError
-from scorekit.schemas import Failed, JudgeScored, Result, Scored
+from scorekit.schemas import Failed, JudgeScored, Overlong, Result, Scored
 
 
 @dataclass(frozen=True, slots=True)
 class SampleForScoring:
-    """A translation to score. `ref` None or "": quality estimation."""
+    """A translation to score. `ref` None or "": quality estimation. src_lang, tgt_lang: codes, tags
+    or English names. task: of a judge's that scores translations (mqm)."""
 
     src: str
     mt: str
     ref: str | None = None
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    task: str | None = None
 
     def wire(self) -> dict[str, Any]:
-        """The sample as a request carries it: without a reference, the field is absent."""
+        """The sample as a request carries it: what is not given is absent."""
         sample = {"src": self.src, "mt": self.mt}
-        if self.ref:
-            sample["ref"] = self.ref
+        for name in ("ref", "src_lang", "tgt_lang", "task"):
+            if value := getattr(self, name):
+                sample[name] = value
         return sample
 
 
@@ -47,8 +52,10 @@ class ScoringConfig(Config):
     batch_size: int = Field(
         64, ge=1, description="Samples a request (remote) or a batch at most (in process)."
     )
-    overlong: Literal["truncate", "error"] = Field(
-        "truncate", description="Inputs over the limit: cut and flagged, or a failed sample."
+    overlong: Overlong = Field(
+        "truncate",
+        description="Inputs over the limit: cut and flagged, a failed sample, or scored in windows "
+        "of sentences.",
     )
     max_input_length: int | None = Field(None, ge=16, description="Limit in tokens.")
     cache: bool = Field(True, description="Use the service's score cache.")

@@ -12,7 +12,19 @@ from functools import partial
 from hashlib import blake2b
 from typing import Literal
 
-Stream = Literal["adapters", "order", "minibatches", "sampling", "prompt", "teacher"]
+Stream = Literal[
+    "adapters",
+    "order",
+    "minibatches",
+    "sampling",
+    "prompt",
+    "teacher",
+    "anchors",
+    "searcher",
+    "turns",
+    "episodes",
+    "further",
+]
 
 
 def stream_seed(stream: Stream, seed: int, *place: int | str) -> int:
@@ -24,6 +36,11 @@ def stream_seed(stream: Stream, seed: int, *place: int | str) -> int:
     sampling, update, rank        of a process's completions
     prompt, index                 of a prompt at a server, under the seed of `sampling`
     teacher, source id, purpose   of a source's candidates, under the seed of a synthesis run
+    anchors, kind                 of the pairs of texts that a calibration compares
+    searcher, trajectory id, turn of a turn that a chat server writes
+    episodes, update, rank, round of the episodes of a searcher's update
+    turns, call (from 0)          of a round of turns of these
+    further, update               of the questions that may come in place of some of an update
 
     Equal are, of one run: `order` of epoch u, `minibatches` of update u and `sampling` of update u
     on rank 0; and `adapters` and the first `order` where the seed is 0. That does no harm: each

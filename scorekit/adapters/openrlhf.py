@@ -26,6 +26,7 @@ from scorekit.adapters.rewards import (
     RewardSettings,
     Samples,
     message_text,
+    options_for,
     reward_of,
     reward_settings,
 )
@@ -33,7 +34,7 @@ from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit
 from scorekit.config import describe_faults
 from scorekit.errors import ScorekitError, UserError
-from scorekit.schemas import Info, JudgeScored, Scored
+from scorekit.schemas import Info, JudgeScored, Overlong, Scored
 from scorekit.scorers import raise_for_failures
 
 #: What models put at the end of a turn; it is no part of the translation.
@@ -125,7 +126,7 @@ class RewardServer:
         """The answer to OpenRLHF. Raises UserError for a request of another shape, SampleError
         where a sample failed, and what the client raises."""
         good, info = await self._scored(self._wanted(body))
-        rewards = [reward_of(result, info, self._settings.offset) for result in good]
+        rewards = [reward_of(result, info, self._settings) for result in good]
         scores = {f"{info.service}_score": [result.score for result in good]}
         return {"rewards": rewards, "scores": rewards, "extra_logs": scores}
 
@@ -138,13 +139,13 @@ class RewardServer:
         mt = without_end_marks(asked.response, self._end_marks)
         sample = self._samples.sample(fields_of(asked.label), message_text(asked.prompt), mt)
         (good,), info = await self._scored([sample])
-        return reward_of(good, info, self._settings.offset)
+        return reward_of(good, info, self._settings)
 
     async def _scored(
         self, samples: list[dict[str, str]]
     ) -> tuple[list[Scored | JudgeScored], Info]:
         info = await self._client.limits()
-        results = await self._client.score(samples, {"overlong": self._settings.overlong})
+        results = await self._client.score(samples, options_for(info, self._settings))
         return raise_for_failures(results), info
 
     def _wanted(self, body: bytes) -> list[dict[str, str]]:
@@ -226,39 +227,58 @@ Postprocess = Annotated[
 ]
 
 
+Service = Annotated[
+    Literal["metricx", "xcomet", "judge"] | None, typer.Option(help="What must run there.")
+]
+SrcKey = Annotated[
+    str, typer.Option(help="Field of the label that is the source; `label`: all of it.")
+]
+SrcPattern = Annotated[
+    str | None, typer.Option(help="Or: a pattern with a group (?P<src>...) for the prompt.")
+]
+SrcTemplate = Annotated[
+    str | None, typer.Option(help="Or: the template that the whole prompt was made from.")
+]
+Task = Annotated[
+    str | None, typer.Option(help="Of a judge: the task that scores translations: mqm.")
+]
+OneLanguage = Annotated[str | None, typer.Option(help="Of a judge: the language of all samples.")]
+LanguageKey = Annotated[
+    str | None, typer.Option(help="Or: field of the label that is the language.")
+]
+EndMark = Annotated[
+    list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
+]
+Cut = Annotated[Overlong, typer.Option(help="Inputs over the limit: cut, failed, or in windows.")]
+Deadline = Annotated[
+    float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180, slime 120.")
+]
+
+
 @app.command()
 def serve(
     url: Annotated[list[str], typer.Option(help="URL of the service; repeat it for replicas.")],
-    service: Annotated[
-        Literal["metricx", "xcomet"] | None, typer.Option(help="What must run there.")
-    ] = None,
+    service: Service = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_auth: NoAuth = False,
-    src_key: Annotated[
-        str, typer.Option(help="Field of the label that is the source; `label`: all of it.")
-    ] = "label",
-    src_pattern: Annotated[
-        str | None, typer.Option(help="Or: a pattern with a group (?P<src>...) for the prompt.")
-    ] = None,
-    src_template: Annotated[
-        str | None, typer.Option(help="Or: the template that the whole prompt was made from.")
-    ] = None,
+    src_key: SrcKey = "label",
+    src_pattern: SrcPattern = None,
+    src_template: SrcTemplate = None,
     ref_key: Annotated[
         str | None, typer.Option(help="Field of the label that is the reference.")
     ] = None,
-    end_mark: Annotated[
-        list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
-    ] = None,
+    task: Task = None,
+    src_lang: OneLanguage = None,
+    tgt_lang: OneLanguage = None,
+    src_lang_key: LanguageKey = None,
+    tgt_lang_key: LanguageKey = None,
+    end_mark: EndMark = None,
     turn_mark: TurnMark = None,
     postprocess: Postprocess = "strip",
     offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
-    overlong: Annotated[
-        Literal["truncate", "error"], typer.Option(help="Inputs over the limit: cut, or failed.")
-    ] = "truncate",
-    deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180, slime 120.")
-    ] = 170.0,
+    overlong: Cut = "truncate",
+    deadline: Deadline = 170.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
 ) -> None:
     """Serve rewards to OpenRLHF and slime."""
@@ -271,6 +291,11 @@ def serve(
             src_pattern=src_pattern,
             src_template=src_template,
             ref_key=ref_key,
+            task=task,
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
+            src_lang_key=src_lang_key,
+            tgt_lang_key=tgt_lang_key,
             postprocess=postprocess,
             offset=offset,
             overlong=overlong,
@@ -302,6 +327,7 @@ async def _serve(
         info = await client.info()
         if service is not None and info.service != service:
             raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
+        options_for(info, settings)
         server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
         typer.echo(
             f"rewards of {info.model}: http://{host}:{port}/get_reward, /remote_rm", err=True

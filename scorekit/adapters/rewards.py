@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -15,7 +15,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.config import describe_faults
 from scorekit.errors import UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
-from scorekit.schemas import Info, JudgeScored, Result, Scored
+from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
 
 #: Trainers that ask for one completion at a time do so from many threads.
 MAX_IN_FLIGHT = 256
@@ -47,6 +47,19 @@ class RewardSettings(BaseSettings):
     ref_key: str | None = Field(
         None, description="Field that is the reference; null: quality estimation."
     )
+    task: str | None = Field(
+        None, description="Of a judge: the task that scores translations (mqm); null: no judge."
+    )
+    src_lang: str | None = Field(
+        None, description="Language of all sources, for scorers that ask for it (mqm)."
+    )
+    tgt_lang: str | None = Field(None, description="Language of all translations, as src_lang.")
+    src_lang_key: str | None = Field(
+        None, description="Or: field that is the source's language; null: src_lang."
+    )
+    tgt_lang_key: str | None = Field(
+        None, description="Or: field that is the translation's language; null: tgt_lang."
+    )
     postprocess: str = Field(
         "strip",
         description="What is done to a completion before it is scored: strip (white space at its "
@@ -55,8 +68,9 @@ class RewardSettings(BaseSettings):
     offset: float = Field(
         5.0, description="Reward of a score where lower is better: offset - score."
     )
-    overlong: Literal["truncate", "error"] = Field(
-        "truncate", description="Inputs over the limit: cut, or a failed sample."
+    overlong: Overlong = Field(
+        "truncate",
+        description="Inputs over the limit: cut, a failed sample, or windows of sentences.",
     )
     timeout_s: float = Field(120.0, gt=0, description="Seconds the service may take.")
     deadline_s: float = Field(170.0, gt=0, description="Seconds for a request with its retries.")
@@ -80,16 +94,21 @@ def reward_settings(**given: Any) -> RewardSettings:
 class Samples:
     """Finds source and reference of a sample in what a trainer passes along.
 
-    Raises UserError for a pattern without a group `src`, two ways to find the source, or a
-    `postprocess` that is not there.
+    Raises UserError for a pattern without a group `src`, two ways to find the source or a language,
+    or a `postprocess` that is not there.
     """
 
     def __init__(self, settings: RewardSettings) -> None:
         if settings.src_pattern is not None and settings.src_template is not None:
             raise UserError("src_pattern and src_template: give one of them")
+        fixed = {name: getattr(settings, name) for name in ("task", "src_lang", "tgt_lang")}
+        keys = {name: getattr(settings, f"{name}_key") for name in ("ref", "src_lang", "tgt_lang")}
+        self._fixed = {name: value for name, value in fixed.items() if value is not None}
+        self._keys = {name: key for name, key in keys.items() if key is not None}
+        if both := sorted(self._fixed.keys() & self._keys.keys()):
+            raise UserError(f"{both[0]} and {both[0]}_key: give one of them")
         self._postprocess = load_postprocess(settings.postprocess)
         self._src_key = settings.src_key
-        self._ref_key = settings.ref_key
         self._pattern: re.Pattern[str] | None = None
         if settings.src_template is not None:
             self._pattern = template_pattern(load_template(settings.src_template))
@@ -110,10 +129,8 @@ class Samples:
             if found is None or found["src"] is None:
                 raise UserError("the source cannot be found in the prompt: check the pattern")
             src = found["src"]
-        sample = {"src": src, "mt": self._postprocess(mt)}
-        if self._ref_key is not None:
-            sample["ref"] = _text(fields, self._ref_key)
-        return sample
+        sample = {**self._fixed, "src": src, "mt": self._postprocess(mt)}
+        return sample | {name: _text(fields, key) for name, key in self._keys.items()}
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -152,9 +169,22 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     return str(fields[key])
 
 
-def reward_of(result: Scored | JudgeScored, info: Info, offset: float) -> float:
+def reward_of(result: Scored | JudgeScored, info: Info, settings: RewardSettings) -> float:
     """The more the better: the score, or offset - score where lower is better."""
-    return result.score if info.higher_is_better else offset - result.score
+    told = (info.tasks or {}).get(settings.task or "", info)
+    return result.score if told.higher_is_better else settings.offset - result.score
+
+
+def options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
+    """Options of a request. A judge has none for what is too long: it fails. Raises UserError where
+    the task and the service do not fit."""
+    if info.service != "judge":
+        if settings.task is not None:
+            raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
+        return {"overlong": settings.overlong}
+    if settings.task is None:
+        raise UserError("the service is a judge: name a task that scores translations (task: mqm)")
+    return {}
 
 
 class Rewards:
@@ -172,11 +202,11 @@ class Rewards:
 
     def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
         """See ScoringClient.score."""
-        return self._client.score(samples, {"overlong": self.settings.overlong})
+        return self._client.score(samples, options_for(self._client.limits(), self.settings))
 
     def reward(self, result: Scored | JudgeScored) -> float:
         """The reward of a result that `score` gave."""
-        return reward_of(result, self._client.limits(), self.settings.offset)
+        return reward_of(result, self._client.limits(), self.settings)
 
 
 def rewards_for(settings: RewardSettings) -> Rewards:

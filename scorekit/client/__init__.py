@@ -1,12 +1,15 @@
-"""Clients of the scoring services: async, and for code that is not. What users import is here."""
+"""Clients of the services: async, and for code that is not. What users import is here."""
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.distinct import Sample
+from scorekit.client.embeddings import EmbeddingModel, Embeddings
 from scorekit.client.remote import RemoteScorer, resolve_scorer
 from scorekit.client.sync import SyncScoringClient
 from scorekit.scorers import raise_for_failures
 
 __all__ = [
+    "EmbeddingModel",
+    "Embeddings",
     "RemoteScorer",
     "Sample",
     "ScoringClient",

@@ -11,24 +11,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
 from scorekit.client.cache import ClientCache, score_keys
 from scorekit.client.distinct import Distinct, Placed, Sample, cut, room
 from scorekit.client.endpoints import Endpoints
 from scorekit.client.exchange import Call, Exchange
-from scorekit.client.transport import attempts, understood
+from scorekit.client.transport import attempts, own_key, understood
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Info, Priority, Result, Scored
 
 #: Seconds between two looks at a service that is not ready.
 _POLL_S = 0.1
-
-
-class _Environment(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SCOREKIT_", extra="ignore")
-    api_key: str | None = None
 
 
 class ScoringClient:
@@ -71,7 +64,7 @@ class ScoringClient:
         self._cache = None if cache_db is None else ClientCache(cache_db)
         self._exchange = Exchange(
             self._endpoints,
-            api_key or _Environment().api_key,
+            own_key(api_key),
             timeout_s=timeout_s,
             deadline_s=deadline_s,
             max_in_flight=max_in_flight,

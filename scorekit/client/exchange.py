@@ -36,6 +36,7 @@ from scorekit.client.transport import (
     understood,
 )
 from scorekit.errors import AnswerLost, RequestError, ServiceUnreachable
+from scorekit.net.answers import read_whole
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
@@ -281,9 +282,9 @@ class Exchange:
         body, deadline = self._body(samples, request), request.deadline
         response = None
         try:
-            async with asyncio.timeout(deadline.left()):
+            async with asyncio.timeout(deadline.for_try()):
                 response = await self._open(endpoint, "POST", "/v1/score/stream", body)
-            lines = lines_of(response)
+            lines = lines_of(response, endpoint.url)
             while True:
                 # Only the wait is bounded: what the caller does with a result may take longer.
                 async with asyncio.timeout(deadline.left()):
@@ -320,15 +321,15 @@ class Exchange:
         deadline: Deadline,
         body: bytes | None = None,
     ) -> Any:
-        within = min(self._timeout_s + _GRACE_S, deadline.left())
+        within = min(self._timeout_s + _GRACE_S, deadline.for_try())
         started = time.monotonic()
         try:
             async with asyncio.timeout(within):
-                response = await self._open(endpoint, method, path, body)
+                opened = await self._open(endpoint, method, path, body)
                 try:
-                    await response.aread()
+                    response = await read_whole(opened, endpoint.url)
                 finally:
-                    await response.aclose()
+                    await opened.aclose()
         except TimeoutError:
             raise _too_late(endpoint, time.monotonic() - started) from None
         except httpx.HTTPError as error:  # the answer had begun: the service had done its work
@@ -351,10 +352,10 @@ class Exchange:
             raise kind(endpoint.url, reason_of(error)) from error
         if response.status_code != 200:
             try:
-                await response.aread()
+                refusal = await read_whole(response, endpoint.url)
             finally:
                 await response.aclose()
-            raise_refusal(endpoint.url, response)
+            raise_refusal(endpoint.url, refusal)
         return response
 
     def _check_model(self, endpoint: Endpoint, call: Call, model: Any) -> None:

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def samples_of_frame(frame: DataFrame) -> list[dict[str, Any]]:
-    """A sample for each row. Raises UserError that names the column, or the row, that is wrong."""
-    missing = [name for name in ("src", "mt") if name not in frame.columns]
+def samples_of_frame(frame: DataFrame, task: str | None = None) -> list[dict[str, Any]]:
+    """A sample for each row. task: of a judge that scores translations; its rows name their
+    languages. Raises UserError that names the column, or the row, that is wrong."""
+    needed = ("src", "mt") if task is None else ("src", "mt", "src_lang", "tgt_lang")
+    missing = [name for name in needed if name not in frame.columns]
     if missing:
         have = ", ".join(map(str, frame.columns))
         raise UserError(f"the data frame has no column {missing[0]!r}; it has: {have}")
-    names = [name for name in ("src", "mt", "ref") if name in frame.columns]
+    names = [name for name in (*needed, "ref") if name in frame.columns]
     samples = []
     for row, cells in zip(frame.index, zip(*(frame[n] for n in names), strict=True), strict=True):
         sample = dict(zip(names, cells, strict=True))
@@ -28,7 +30,7 @@ def samples_of_frame(frame: DataFrame) -> list[dict[str, Any]]:
         for name, text in sample.items():
             if not isinstance(text, str):
                 raise UserError(f"row {row!r}, column {name!r}: {_kind(text)} is no text")
-        samples.append(sample)
+        samples.append(sample if task is None else sample | {"task": task})
     return samples
 
 
@@ -46,10 +48,11 @@ def with_results(frame: DataFrame, results: Sequence[Result]) -> DataFrame:
     )
     new["ok"] = column(good, "bool")
     new["error"] = column([_error(result) for result in results], "object")
-    spans = [r.error_spans if isinstance(r, Scored) else None for r in results]
-    if any(found is not None for found in spans):
-        plain = [s if s is None else [span.model_dump() for span in s] for s in spans]
-        new["error_spans"] = column(plain, "object")
+    for name in ("error_spans", "omissions", "unplaced"):
+        told = [getattr(r, name) if isinstance(r, Scored) else None for r in results]
+        if any(found is not None for found in told):
+            plain = [s if s is None else [error.model_dump() for error in s] for s in told]
+            new[name] = column(plain, "object")
     return new
 
 

@@ -28,15 +28,15 @@ class RemoteScorer(SyncScoringClient):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
-        thread, client = self._own()
-        return thread.run(_scored(client, samples, cfg or ScoringConfig()))
+        cfg = cfg or ScoringConfig()
+        return self._loop.run(lambda client: _scored(client, samples, cfg))
 
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> Future[RewardOutput]:
         """The same, begun and not waited for; to cancel the future ends its requests."""
-        thread, client = self._own()
-        return thread.submit(_scored(client, samples, cfg or ScoringConfig()))
+        cfg = cfg or ScoringConfig()
+        return self._loop.submit(lambda client: _scored(client, samples, cfg))
 
     async def score_batch_async(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
@@ -48,8 +48,19 @@ class RemoteScorer(SyncScoringClient):
 async def _scored(
     client: ScoringClient, samples: Sequence[SampleForScoring], cfg: ScoringConfig
 ) -> RewardOutput:
-    results = await client.score(samples, cfg.options(), batch_size=cfg.batch_size)
-    return reward_output(results)
+    options = cfg.options()
+    if samples and (await client.limits()).service == "judge":
+        options = _judge_options(cfg)
+    return reward_output(await client.score(samples, options, batch_size=cfg.batch_size))
+
+
+def _judge_options(cfg: ScoringConfig) -> dict[str, Any]:
+    """A judge never cuts: what is too long fails, whatever `overlong` says. Raises UserError."""
+    if cfg.overlong == "windows" or cfg.max_input_length is not None:
+        raise UserError(
+            "a judge reads whole texts: leave out overlong: windows and max_input_length"
+        )
+    return {"cache": cfg.cache}
 
 
 def resolve_scorer(target: str, **kwargs: Any) -> Scorer:

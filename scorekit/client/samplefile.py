@@ -68,7 +68,11 @@ class JudgeFields:
     def sample(self, row: Mapping[str, Any]) -> dict[str, str]:
         """The sample of a row. Raises ValueError."""
         variables = self.variables or {name: name for name in row if name not in ("task", self.id)}
-        texts = {name: _text(row, column) for name, column in variables.items()}
+        texts = {
+            name: _text(row, column)
+            for name, column in variables.items()
+            if name != "ref" or row.get(column) not in (None, "")  # none, as in a translation
+        }
         return {"task": self.task, **texts, **self.constants}
 
 

@@ -16,7 +16,7 @@ from scorekit.client.scorefile import ScoreJob, Tally, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.rowfile import Format
-from scorekit.schemas import Info
+from scorekit.schemas import MAX_VOTES, Info, Overlong
 
 _In = Annotated[
     Path,
@@ -36,8 +36,8 @@ _Mt = Annotated[str, typer.Option(help="Field of the translation.")]
 _Ref = Annotated[str, typer.Option(help="Field of the reference.")]
 _Id = Annotated[str, typer.Option(help="Field of the id.")]
 _Overlong = Annotated[
-    Literal["truncate", "error"] | None,
-    typer.Option(help="Inputs over the limit: cut and flagged, or failed."),
+    Overlong | None,
+    typer.Option(help="Inputs over the limit: cut and flagged, failed, or in windows."),
 ]
 _MaxInput = Annotated[
     int | None, typer.Option(min=16, help="Limit in tokens; default: the model's own.")
@@ -67,6 +67,12 @@ _Temperature = Annotated[
 _MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Judge: most tokens of an answer; default: the rubric's.")
 ]
+_Votes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MAX_VOTES, help="Judge, mqm: answers a sample; default: the service's."
+    ),
+]
 _Priority = Annotated[
     Literal["interactive", "bulk"], typer.Option(help="Bulk waits for interactive callers.")
 ]
@@ -95,6 +101,7 @@ def score(
     model: _Model = None,
     temperature: _Temperature = None,
     max_tokens: _MaxTokens = None,
+    votes: _Votes = None,
     priority: _Priority = "bulk",
     batch_size: _Batch = 256,
     max_in_flight: _InFlight = 8,
@@ -115,6 +122,7 @@ def score(
         "model": model,
         "temperature": temperature,
         "max_tokens": max_tokens,
+        "votes": votes,
     }
     with clean_exit():
         fields: Fields | JudgeFields = Fields(src_field, mt_field, ref_field, id_field)
@@ -184,7 +192,9 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
         typer.echo(f"stopped{at}; the same command goes on from there", err=True)
         raise typer.Exit(130) from None
     info, found, asked, seconds = result
-    _print_summary(info, found, asked, seconds, to_stderr=job.out is None)
+    fields = job.samples.fields
+    task = fields.task if isinstance(fields, JudgeFields) else None
+    _print_summary(info, found, asked, seconds, task=task, to_stderr=job.out is None)
     if found.retryable:
         again = "" if job.out is None else "; the same command asks for them again"
         typer.echo(f"{found.retryable:,} samples failed for the moment{again}", err=True)
@@ -192,19 +202,20 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
 
 
 def _print_summary(
-    info: Info, tally: Tally, asked: int, seconds: float, *, to_stderr: bool
+    info: Info, tally: Tally, asked: int, seconds: float, *, task: str | None, to_stderr: bool
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{info.service}: {info.model}", show_header=False)
     table.add_row("scored", f"{tally.ok:,}")
-    if info.service == "judge":
+    if tally.judged or (info.service == "judge" and not tally.ok):
         table.add_row("passed", f"{tally.passed:,}")
     for type, count in sorted(tally.failed.items()):
         if count:
             table.add_row(f"failed: {type}", f"{count:,}")
-    direction = "higher" if info.higher_is_better else "lower"
+    told = (info.tasks or {}).get(task or "", info)
+    direction = "higher" if told.higher_is_better else "lower"
     table.add_row(f"mean score ({direction} is better)", f"{tally.mean:.4f}" if tally.ok else "-")
     table.add_row("this run", f"{asked:,} samples, {asked / seconds:,.0f}/s")
     Console(stderr=to_stderr).print(table)

@@ -36,19 +36,22 @@ _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
 _MOST_ITEMS = 16
 #: A result's fields that depend on what was scored before, not on the sample.
 _PASSING = {"id", "cached"}
+#: What many services do not tell is not written.
+_MAY_LACK = frozenset({"error_spans", "omissions", "unplaced", "windows", "usage"})
 
 
 @dataclass(slots=True)
 class Tally:
     """What an output holds so far.
 
-    retryable: how many another run asks for again. passed: of a judge's verdicts. last_line: the
-    number of the input line it ends with.
+    retryable: how many another run asks for again. judged: results with a verdict, of which
+    `passed` pass. last_line: the number of the input line it ends with.
     """
 
     ok: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     retryable: int = 0
+    judged: int = 0
     passed: int = 0
     score_sum: float = 0.0
     last_line: int = 0
@@ -68,6 +71,7 @@ class Tally:
         if result["ok"]:
             self.ok += times
             self.score_sum += times * result["score"]
+            self.judged += times * ("verdict" in result)
             self.passed += times * result.get("verdict", {}).get("pass", False)
         else:
             self.failed[result["error"]["type"]] += times
@@ -171,7 +175,7 @@ class ScoreJob:
         out.seek(0)
         if out.read(1) == b"":
             _beside(path, "again").unlink(missing_ok=True)
-            write_atomic(meta, json.dumps(about, indent=1, ensure_ascii=False))
+            write_atomic(meta, json.dumps(about, indent=1, ensure_ascii=False), alone=True)
             return Tally()
         try:
             before = json.loads(meta.read_text(encoding="utf-8"))
@@ -292,8 +296,8 @@ def _append(out: BinaryIO, batch: list[_Item], results: list[Result], tally: Tal
         result = next(answers)
         record = {"line": item.line.number, "id": item.line.id}
         record |= result.model_dump(exclude=_PASSING)
-        if isinstance(result, Scored) and result.error_spans is None:
-            del record["error_spans"]
+        if isinstance(result, Scored):
+            record = {n: v for n, v in record.items() if v is not None or n not in _MAY_LACK}
         written.append(to_json(record) + b"\n")
         if item.before is not None:
             tally.add(item.before, -1)

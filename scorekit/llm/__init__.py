@@ -2,6 +2,16 @@
 
 from scorekit.llm.client import LLMClient, LLMCounts
 from scorekit.llm.errors import LLMError
-from scorekit.llm.wire import Choice, Sampling, parse_json
+from scorekit.llm.wire import Choice, Message, Sampling, image_part, parse_json, text_part
 
-__all__ = ["Choice", "LLMClient", "LLMCounts", "LLMError", "Sampling", "parse_json"]
+__all__ = [
+    "Choice",
+    "LLMClient",
+    "LLMCounts",
+    "LLMError",
+    "Message",
+    "Sampling",
+    "image_part",
+    "parse_json",
+    "text_part",
+]

@@ -21,10 +21,11 @@ from tenacity import RetryCallState
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
+from scorekit.llm.dialects import DIALECTS, DialectName
 from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.pacing import InFlight, Patience, SeveralChoices, Spacing, log, read_timeout_s
-from scorekit.llm.wire import ChatPrompt, Choice, Sampling, read_answer
+from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
 from scorekit.net.retry import failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
@@ -69,8 +70,8 @@ class LLMClient:
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
     `llm.pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
     for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
-    for one, for a minute (`llm.pacing.SeveralChoices`). `away`: whether the last attempt found
-    nobody, or no answer in time.
+    for one, for a minute (`llm.pacing.SeveralChoices`). dialect: what the server understands
+    (`llm.dialects`). `away`: whether the last attempt found nobody, or no answer in time.
 
     Use it in one event loop. Raises UserError for what is no http URL.
     """
@@ -90,6 +91,7 @@ class LLMClient:
         requests_per_minute: float | None = None,
         strategy: Strategy = "auto",
         wait_for_server_s: float = 0.0,
+        dialect: DialectName = "vllm",
     ) -> None:
         sequences = max_concurrency * _PART if max_sequences is None else max_sequences
         if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
@@ -100,6 +102,8 @@ class LLMClient:
         self.counts = LLMCounts()
         self.away = False
         self._key = api_key
+        self._dialect = DIALECTS[dialect]
+        strategy = strategy if self._dialect.several else "per_call"
         self._request_timeout_s = request_timeout_s
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
@@ -133,13 +137,13 @@ class LLMClient:
             raise UserError(
                 f"no LLM server answers at {self.base_url}: start it, or mend base_url ({error})"
             ) from None
-        if self.model not in served:
+        if not {self.model, f"models/{self.model}"} & set(served):  # Gemini's list has the folder
             names = ", ".join(map(repr, served)) or "nothing"
             raise wrong_model(self.base_url, self.model, f"it serves {names}")
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Message],
         sampling: Sampling,
         *,
         n: int = 1,
@@ -289,13 +293,13 @@ class LLMClient:
             "X-Stainless-Read-Timeout": str(read_s),
         }
         try:
-            body = prompt.body(self.model, part)
+            body = self._dialect.body(prompt, self.model, part)
         except ValueError:
             raise LLMError(
                 "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
             ) from None
         answer = await self._server.ask(
-            "/chat/completions",
+            self._dialect.path,
             body,
             read_timeout_s=read_s,
             headers=headers,
@@ -306,7 +310,7 @@ class LLMClient:
 
     def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
         try:
-            found, usage = read_answer(body, part)
+            found, usage = self._dialect.read(body, part)
         except LLMError as error:
             error.request_id = part_id
             raise

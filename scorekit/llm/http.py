@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from scorekit import __version__
 from scorekit.errors import UserError
 from scorekit.llm.errors import LLMError
+from scorekit.net.answers import MOST_BYTES, TOO_MUCH
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,6 +40,10 @@ class Reply:
     body: bytes
 
 
+class _TooMuch(Exception):
+    """An answer of over MOST_BYTES."""
+
+
 class ChatServer:
     """The connections to one server. Use it in one event loop; made before one runs, too.
 
@@ -52,7 +57,8 @@ class ChatServer:
             import aiohttp  # noqa: F401
         except ImportError:
             raise UserError(
-                'the LLM client needs `pip install -e ".[synth]"` in the checkout'
+                "the LLM client needs `pip install -e .[EXTRA]` in the checkout, with the extra of "
+                "what it is for: synth, judge or search"
             ) from None
         self.url, basic = _without_credentials(base_url)
         self._connect_timeout_s = connect_timeout_s
@@ -86,7 +92,7 @@ class ChatServer:
         take the key and the texts to wherever the answer says.
 
         read_timeout_s: between two pieces of the answer. Raises LLMError ("unreachable",
-        "timeout"), UserError for a proxy of an unknown kind.
+        "timeout", "malformed" of one that is too long), UserError for a proxy of an unknown kind.
         """
         from aiohttp import ClientError, ClientTimeout
 
@@ -108,11 +114,22 @@ class ChatServer:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as answer:
-                return Reply(answer.status, answer.headers, await answer.read())
+                return Reply(answer.status, answer.headers, await self._read(answer))
+        except _TooMuch:
+            said = f"{self.url}: {TOO_MUCH}"
+            raise LLMError("malformed", said, request_id=request_id) from None
         except (ClientError, OSError) as error:  # a time-out is an OSError, too
             kind = "timeout" if isinstance(error, TimeoutError) else "unreachable"
             said = f"{self.url}: {_reason(error)}"
             raise LLMError(kind, said, retryable=True, request_id=request_id) from None
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for chunk in answer.content.iter_any():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                raise _TooMuch
+        return bytes(body)
 
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json, to_json
 
 from scorekit.llm.errors import LLMError
@@ -19,10 +20,30 @@ _THOUGHT_END = re.compile(r"</(?:\w{1,16}:)?think(?:ing)?>", re.I)
 _BROKEN_OFF = frozenset({"abort", "error"})
 
 
+#: A turn of a chat: its role, and its content, which is a text or a list of parts (`text_part`,
+#: `image_part`).
+Message = Mapping[str, Any]
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A text among the parts of a message."""
+    return {"type": "text", "text": text}
+
+
+def image_part(data: bytes, media_type: str = "image/png") -> dict[str, Any]:
+    """A picture among the parts of a message, in the request itself: as a data URL."""
+    url = f"data:{media_type};base64,{b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Every field is sent, always: a field left out would be filled in from the
-    model's generation_config.json, which commonly holds a top_k of 20."""
+    """How to sample. Every field but the last is sent to vLLM, always: a field left out would be
+    filled in from the model's generation_config.json, which commonly holds a top_k of 20. What goes
+    to other servers: `llm.dialects`.
+
+    effort: how much a reasoning model may think (minimal, low, ...); None: not said.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -34,6 +55,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+    effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +63,23 @@ class Choice:
     """One text. Candidate `index` has the seed `seed + index`, whichever strategy fetched it.
 
     finish_reason: "stop", "length" (cut by max_tokens), or another word of the server; "unknown"
-    where it gave none. text: empty where the server gave none. completion_tokens: None where
-    several choices came in one answer, which counts them together.
+    where it gave none. text: empty where the server gave none. completion_tokens, prompt_tokens:
+    None where several choices came in one answer, which counts them together, and where the server
+    counts none. reasoning: what the server's reasoning parser took out of the text; None: nothing.
     """
 
     index: int
     text: str
     finish_reason: str
     completion_tokens: int | None
+    prompt_tokens: int | None = None
+    reasoning: str | None = None
 
 
 class _Message(BaseModel):
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # its older name, which llama.cpp and others keep
 
 
 class _AnswerChoice(BaseModel):
@@ -61,21 +88,37 @@ class _AnswerChoice(BaseModel):
     finish_reason: str | None = None
 
 
+#: Of one answer; a server that says another number does not know how to count.
+TokenCount = Annotated[int, Field(ge=0, le=2**40)]
+
+
 class Usage(BaseModel):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: TokenCount = 0
+    completion_tokens: TokenCount = 0
+
+
+def _or_none(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(given)
+    except ValidationError:
+        return None
+
+
+T = TypeVar("T")
+#: What a server counts wrongly is not counted: its answer is good, and was paid for.
+Counted = Annotated[T | None, WrapValidator(_or_none)]
 
 
 class _Answer(BaseModel):
     choices: list[_AnswerChoice]
-    usage: Usage | None = None
+    usage: Counted[Usage] = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A logical request: what all its parts share."""
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Message]
     sampling: Sampling
     n: int
     request_id: str
@@ -107,10 +150,17 @@ class ChatPrompt:
             "min_p": s.min_p,
             "repetition_penalty": s.repetition_penalty,
         }
+        if s.effort is not None:
+            fields["reasoning_effort"] = s.effort
         if self.json_schema is not None:
-            answer = {"name": "answer", "schema": self.json_schema, "strict": True}
-            fields["response_format"] = {"type": "json_schema", "json_schema": answer}
+            fields["response_format"] = json_format(self.json_schema)
         return to_json(fields)
+
+
+def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What asks a chat for JSON of a schema."""
+    answer = {"name": "answer", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": answer}
 
 
 def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
@@ -132,11 +182,14 @@ def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
     offsets = [choice.index for choice in choices]
     if len(set(offsets)) < len(offsets) or not set(offsets) <= set(range(len(part))):
         offsets = list(range(len(choices)))  # a server that does not number its choices
-    tokens = answer.usage.completion_tokens if answer.usage and len(part) == 1 else None
+    alone = answer.usage if len(part) == 1 else None
+    tokens = alone.completion_tokens if alone else None
+    prompt_tokens = alone.prompt_tokens if alone else None
     found = {}
     for offset, choice in zip(offsets, choices, strict=True):
         text, reason = choice.message.content or "", choice.finish_reason or "unknown"
-        found[part[offset]] = Choice(part[offset], text, reason, tokens)
+        thought = choice.message.reasoning or choice.message.reasoning_content
+        found[part[offset]] = Choice(part[offset], text, reason, tokens, prompt_tokens, thought)
     return found, answer.usage or Usage()
 
 
@@ -164,10 +217,15 @@ def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
+def without_thinking(text: str) -> str:
+    """What a model says behind its thinking, where that stands in the text (no parser took it)."""
+    thought = _THOUGHT_END.search(text)  # some templates put the opening mark into the prompt
+    return text[thought.end() :] if thought else text
+
+
 def _json_in(text: str) -> Any:
     """The JSON of a text, without what models put around it. Raises ValueError."""
-    thought = _THOUGHT_END.search(text)  # some templates put the opening mark into the prompt
-    answer = text[thought.end() :] if thought else text
+    answer = without_thinking(text)
     for bare in (text, _unfenced(text), answer):
         with contextlib.suppress(ValueError):
             return from_json(bare, allow_inf_nan=False)

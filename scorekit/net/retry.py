@@ -30,6 +30,7 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._at = time.monotonic() + seconds
+        self._failure: BaseException | None = None
 
     def extend(self, seconds: float) -> None:
         """Later by so much: a wait that does not count."""
@@ -45,8 +46,17 @@ class Deadline:
         left = self.left()
         return min(most, max(0.001, left - min(1.0, left / 10)))
 
+    def for_try(self) -> float:
+        """Seconds for the try that begins now. Where none are left, since the machine slept through
+        a pause, raises what the try before ended with: that says more than a timeout of 0 s."""
+        left = self.left()
+        if not left and self._failure is not None:
+            raise self._failure
+        return left
+
     def is_too_near(self, state: RetryCallState) -> bool:
         """Stop: a try that could only begin after it is not waited for."""
+        self._failure = failure_of(state)
         return state.upcoming_sleep >= self.left()
 
 

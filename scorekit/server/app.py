@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ from scorekit.schemas import (
     ErrorResponse,
 )
 from scorekit.server.backend import Backend
-from scorekit.server.http.body import Shape, read_request
+from scorekit.server.http.body import Shape, read_query, read_request
 from scorekit.server.http.gate import Gate
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
+from scorekit.server.page import add_page
 from scorekit.server.queue.work import Job
 from scorekit.server.service import LARGE, MANY, ScoringService
 from scorekit.server.verb import Line
@@ -57,13 +58,20 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    app.add_middleware(Gate, keys=load_api_keys(settings, secrets), metrics=service.metrics)
+    page = backend.verb.page if settings.page else None
+    keys = load_api_keys(settings, secrets)
+    app.add_middleware(Gate, keys=keys, metrics=service.metrics, page=page is not None)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    shape = Shape(backend.verb, backend.verb.request_type(settings.max_samples))
-    _add_verb_routes(app, service, shape)
+    verbs = (backend.verb, *backend.verb.faces)
+    shapes = [Shape(verb, verb.request_type(settings.max_samples)) for verb in verbs]
+    for shape in shapes:
+        _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
-    _describe_requests(app, shape)
+    backend.verb.add_routes(app)
+    if page is not None:
+        add_page(app, page, backend.service)
+    _describe_requests(app, shapes)
     return app
 
 
@@ -95,7 +103,7 @@ def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> Non
     router.add_api_route(
         verb.path,
         _answering(service, shape),
-        methods=["POST"],
+        methods=[verb.method],
         name=verb.name,
         description=verb.about,
         responses={200: {"model": verb.response_type}, **refusals},
@@ -159,8 +167,11 @@ async def _open_job(
 ) -> tuple[Any, Job]:
     service.refuse_if_unavailable()  # before the body is read
     share = held.enter_context(service.budget.share())
-    asked = await read_request(request, shape, service.settings, share)
-    job = await service.open(asked, share.size)
+    if shape.verb.method == "GET":
+        asked = read_query(request, shape)
+    else:
+        asked = await read_request(request, shape, service.settings, share)
+    job = await service.open(asked, share.size, shape.verb)
     if (key := request.scope.get("key_id")) is not None:
         service.metrics.key_samples.labels(key).inc(len(job.answers))
     return asked, job
@@ -288,7 +299,7 @@ def _info(service: ScoringService) -> BaseModel:
             "max_input_length": told.max_input_length,
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
-            "versions": own | told.versions,
+            "versions": told.versions | own,
             "commit": _commit(),
             "device_memory_bytes": memory[0] if memory else None,
         },
@@ -321,27 +332,38 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _describe_requests(app: FastAPI, shape: Shape) -> None:
+def _describe_requests(app: FastAPI, shapes: Sequence[Shape]) -> None:
     """Bodies are read by hand (limits come first), so their schema is added by hand too."""
-    name, path = shape.request_type.__name__, shape.verb.path
-    schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = default()
-        document["components"]["schemas"] |= definitions | {name: schema}
-        body = {"$ref": f"#/components/schemas/{name}"}
-        for route in (path, f"{path}/stream"):
-            if route in document["paths"]:
-                document["paths"][route]["post"]["requestBody"] = {
-                    "required": True,
-                    "content": {"application/json": {"schema": body}},
-                }
+        for shape in shapes:
+            _describe_request(document, shape)
         _describe_keys(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_request(document: dict[str, Any], shape: Shape) -> None:
+    name, path = shape.request_type.__name__, shape.verb.path
+    schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    if shape.verb.method == "GET":
+        document["paths"][path]["get"]["parameters"] = [
+            {"name": field, "in": "query", "required": True, "schema": told}
+            for field, told in schema["properties"].items()
+        ]
+        return
+    document["components"]["schemas"] |= definitions | {name: schema}
+    body = {"$ref": f"#/components/schemas/{name}"}
+    for route in (path, f"{path}/stream"):
+        if route in document["paths"]:
+            document["paths"][route]["post"]["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": body}},
+            }
 
 
 def _describe_keys(document: dict[str, Any]) -> None:

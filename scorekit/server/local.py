@@ -13,6 +13,7 @@ from scorekit.server.backend import Encoded, Outcome, ScoringBackend
 from scorekit.server.http.checks import text_fault
 from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
 from scorekit.server.scoring import resolve_options
+from scorekit.server.windows.backend import with_windows
 
 
 class LocalScorer:
@@ -23,7 +24,8 @@ class LocalScorer:
 
     def __init__(self, backend: ScoringBackend, *, max_batch_tokens: int | None = None) -> None:
         self.backend = backend
-        self.description = backend.load()
+        self._windowed = with_windows(backend, max_batch_tokens)
+        self.description: Any = self._windowed.load()
         self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
         self._lock = threading.Lock()  # a model is not thread-safe
 
@@ -47,7 +49,7 @@ class LocalScorer:
             else:
                 outcomes[index] = fault
         with self._lock:
-            encoded = self.backend.encode([checked[i] for i in readable], options)
+            encoded = self._windowed.encode([checked[i] for i in readable], options)
             waiting: list[tuple[int, Encoded]] = []
             for index, one in zip(readable, encoded, strict=True):
                 if isinstance(one, SampleError):
@@ -57,7 +59,7 @@ class LocalScorer:
             lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
-                scored = run_batch(self.backend.forward, in_hand, verb.outcome_fault)
+                scored = run_batch(self._windowed.forward, in_hand, verb.outcome_fault)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

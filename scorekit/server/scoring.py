@@ -13,10 +13,14 @@ from pydantic import BaseModel
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import (
     Info,
+    JudgeSample,
     ModelRef,
     Options,
     ScoreOptions,
     ScoreRange,
+    TaskInfo,
+    TranslationSample,
+    Wanted,
     Wire,
     score_request,
     score_response,
@@ -30,10 +34,13 @@ from scorekit.server.verb import Answer, Asked, Line, Verb
 
 @dataclass(slots=True, kw_only=True)
 class ScoreDescription(Description):
-    """What a backend that scores says of itself."""
+    """What a backend that scores says of itself. inputs: of a translation metric. tasks: of a
+    judge, where a score means something else than these."""
 
     score_range: ScoreRange
     higher_is_better: bool
+    inputs: dict[str, Wanted] | None = None
+    tasks: dict[str, TaskInfo] | None = None
 
 
 class Scoring(Verb):
@@ -51,6 +58,8 @@ class Scoring(Verb):
         self.sample_type = sample_type
         self.options_type = options_type
         self.response_type = score_response(sample_type)
+        if issubclass(sample_type, TranslationSample | JudgeSample):
+            self.page = "judge" if issubclass(sample_type, JudgeSample) else "translations"
         self._texts_of = _texts_of(sample_type)
 
     def request_type(self, max_items: int) -> type[BaseModel]:
@@ -91,7 +100,8 @@ class Scoring(Verb):
     def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
         """Types, fields, the range of the score, and spans that lie in `mt`."""
         assert isinstance(told, ScoreDescription)
-        return could_be_answer(value, item, options, told.score_range)
+        task = (told.tasks or {}).get(getattr(item, "task", ""))
+        return could_be_answer(value, item, options, task.score_range if task else told.score_range)
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
@@ -106,9 +116,15 @@ class Scoring(Verb):
         return lambda index, answer, cached: line_json(index, ids[index], answer, cached)
 
     def info(self, common: dict[str, Any], told: Description) -> Info:
-        """The range of the score and its direction, too."""
+        """The range of the score, its direction and what it is made of, too."""
         assert isinstance(told, ScoreDescription)
-        return Info(**common, score_range=told.score_range, higher_is_better=told.higher_is_better)
+        return Info(
+            **common,
+            score_range=told.score_range,
+            higher_is_better=told.higher_is_better,
+            inputs=told.inputs,
+            tasks=told.tasks,
+        )
 
 
 def resolve_options(options: Any, told: Description) -> Any:
@@ -126,8 +142,9 @@ def resolve_options(options: Any, told: Description) -> Any:
 
 def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
     """What gives everything of a sample that its score may depend on."""
-    # A fixed list of fields: its JSON is unambiguous.
-    fields = attrgetter(*(name for name in sample_type.model_fields if name != "id"))
+    # A fixed list of fields: its JSON is unambiguous. No metric of ours reads the languages.
+    unread = {"id", "src_lang", "tgt_lang"} if sample_type is TranslationSample else {"id"}
+    fields = attrgetter(*(name for name in sample_type.model_fields if name not in unread))
     if sample_type.model_config.get("extra") != "allow":
         return fields
     return lambda sample: (fields(sample), sorted(sample.model_extra.items()))

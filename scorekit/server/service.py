@@ -24,7 +24,8 @@ from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.budget import Budget
 from scorekit.server.queue.work import Job, Wanted
 from scorekit.server.tiers import open_tier
-from scorekit.server.verb import Asked
+from scorekit.server.verb import Asked, Verb
+from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class ScoringService:
     """Owns the model, the queue and the cache of one process."""
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
-        self.backend = backend
+        self.backend = backend = with_windows(backend, settings.max_batch_tokens)
         self.verb = backend.verb
         self.settings = settings
         self.metrics = Metrics()
@@ -105,15 +106,16 @@ class ScoringService:
         if self.draining or not self.loaded:
             raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
 
-    async def open(self, request: Any, size: int) -> Job:
+    async def open(self, request: Any, size: int, verb: Verb | None = None) -> Job:
         """Look up what is known and put the rest in flight. Close the job when done with it.
 
-        size: bytes of the request.
+        size: bytes of the request. verb: that it is a request of; None: the service's own, else one
+        of its faces.
 
         Raises RequestError where the request as a whole cannot be taken.
         """
         self.refuse_if_unavailable()
-        asked = self._read(request)
+        asked = self._read(request, verb or self.verb)
         timeout_s = asked.timeout_s or self.settings.timeout_s
         job = Job(len(asked.items), time.monotonic(), timeout_s)
         if len(asked.items) > MANY or size > LARGE:
@@ -216,9 +218,9 @@ class ScoringService:
                 job.cached.add(one.index)
         return [one for one in wanted if one.key not in known]
 
-    def _read(self, request: Any) -> Asked:
+    def _read(self, request: Any, verb: Verb) -> Asked:
         try:
-            return self.verb.read(request, self.description)
+            return verb.read(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreRange
+from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreRange, Window
 
 #: Many times the largest answer: a hundred spans that quote a long text.
 MAX_VALUE_BYTES = 2**20
@@ -45,7 +45,9 @@ def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange)
     fields = read_value(value)
     if fields is None:
         return False
-    answer_type = JudgeScored if isinstance(sample, JudgeSample) else Scored
+    judge = isinstance(sample, JudgeSample)
+    # A verdict's score ends at 1: a task whose does not has spans.
+    answer_type = JudgeScored if judge and scores.max == 1.0 else Scored
     try:
         answer = answer_type.model_validate(fields | _OF_THE_SERVICE)
     except ValidationError:
@@ -57,12 +59,27 @@ def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange)
         return False
     if isinstance(answer, JudgeScored):
         return True
-    mt: str = sample.mt
+    # A judge's texts are the rubric's: those of `mqm` are these.
+    texts = (sample.model_extra or {}) if judge else sample.__dict__
+    src, mt = texts.get("src"), texts.get("mt")
     exact = getattr(options, "span_offsets", "exact") == "exact"
     return (
-        answer.tokens >= 0
+        isinstance(src, str)
+        and isinstance(mt, str)
+        and answer.tokens >= 0
         and 0 <= answer.mt_covered <= len(mt)
         and _lie_in(mt, answer.error_spans or (), exact)
+        and _lie_in(src, answer.omissions or (), exact)
+        and (judge or all(span.confidence is not None for span in answer.error_spans or ()))
+        and all(_is_part(window, src, mt) for window in answer.windows or ())
+    )
+
+
+def _is_part(window: Window, src: str, mt: str) -> bool:
+    return (
+        0 <= window.src_start <= window.src_end <= len(src)
+        and 0 <= window.mt_start <= window.mt_end <= len(mt)
+        and math.isfinite(window.score)
     )
 
 
@@ -70,13 +87,13 @@ def _lie_in(mt: str, spans: Sequence[ErrorSpan], exact: bool) -> bool:
     """Whether spans are whole and within a text; exact ones are ordered, disjoint and quote it."""
     end = 0
     for span in spans:
-        if span.severity not in _SEVERITIES or span.confidence is None or span.text is None:
+        if span.severity not in _SEVERITIES or span.text is None:
             return False
         if not (0 <= span.start <= len(mt) and 0 <= span.end <= len(mt)):
             return False
         if exact and not (end <= span.start < span.end and mt[span.start : span.end] == span.text):
             return False
-        if not 0.0 <= span.confidence <= 1.0:
+        if span.confidence is not None and not 0.0 <= span.confidence <= 1.0:
             return False
         end = span.end
     return True

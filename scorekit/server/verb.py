@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
@@ -47,8 +48,11 @@ class Verb(ABC):
     path, about: of the route, and what its OpenAPI document says of it. name, done: what the model
     does with an item, and what the item then is: `score`, `scored`. field, items: of a request, the
     list of its items, and what several of them are called. streams: whether `path`/stream answers
-    too, an item a line (`lines`). response_type, info_type: the shapes of its answer, and of `GET
-    /v1/info`.
+    too, an item a line (`lines`). method: POST, or GET, whose request is its query string. faces:
+    the same verb in other clothes, as other servers have it: their `read` gives items and options
+    of this one, their `answer` what it wrote. page: which page of scorekit/server/page
+    tries it at `/`; None: none. response_type, info_type: the shapes of its answer, and of
+    `GET /v1/info`.
     """
 
     path: ClassVar[str]
@@ -58,6 +62,9 @@ class Verb(ABC):
     field: ClassVar[str]
     items: ClassVar[str]
     streams: ClassVar[bool] = False
+    method: ClassVar[str] = "POST"
+    page: str | None = None
+    faces: Sequence[Verb] = ()
     response_type: type[BaseModel]
     info_type: type[BaseModel]
 
@@ -110,6 +117,9 @@ class Verb(ABC):
     def lines(self, request: Any) -> Line:
         """What writes the lines of this request's stream."""
         raise NotImplementedError
+
+    def add_routes(self, app: FastAPI) -> None:  # noqa: B027  # most have none
+        """Add what else there is to be had of the model, besides the verb."""
 
     @abstractmethod
     def info(self, common: dict[str, Any], told: Description) -> BaseModel:

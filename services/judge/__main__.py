@@ -6,6 +6,7 @@ import os
 
 from scorekit.command import clean_exit
 from scorekit.config import refuse_password
+from scorekit.errors import UserError
 from scorekit.server.http.run import main
 from services.judge.model import OpenAIBackend, RulesBackend
 from services.judge.rubrics import load_rubrics
@@ -19,6 +20,8 @@ def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
         refuse_password(settings.base_url or "", "--base-url", instead)
     rubrics = load_rubrics(settings.rubrics)
     if settings.backend == "rules":
+        if settings.mqm_examples is not None or settings.mqm_votes > 1:
+            raise UserError("--mqm-examples, --mqm-votes: the task mqm needs --backend openai")
         return RulesBackend(rubrics, settings.max_input_length)
     return OpenAIBackend(rubrics, settings, UpstreamSecrets().key)
 

@@ -10,34 +10,40 @@ import asyncio
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import SecretStr
 
-from scorekit import languages
+from scorekit import __version__, languages
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
-from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
+from scorekit.llm import LLMClient, Sampling
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.scoring import ScoreDescription, Scoring
 from scorekit.text import chatmarks, chatter, checks, markup, variants, writing_scripts
 from scorekit.text import rules as shared_rules
-from services.judge import rules
-from services.judge.rubrics import Rubric, digest_of
+from services.judge import answers, rules
+from services.judge.asking import JudgeQuestion, JudgeTask, all_of, ask
+from services.judge.mqm import MqmTask
+from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
 
-#: The one task of the back end `rules`.
-RULES_TASK = "translation_filter"
+#: What the back end `rules` can judge: task -> variables of the built-in rubric, and the rule.
+_RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]] = {
+    "translation_filter": (
+        frozenset({"source_lang", "target_lang", "source_text", "candidate"}),
+        rules.judge_translation,
+    ),
+    "answer_correctness": (frozenset({"query", "answer", "reference"}), answers.judge_answer),
+}
+_OWN_VERSION: dict[str, str | None] = {"scorekit": __version__}  # in the cache keys: code judges
+_ONE_ANSWER = "options.votes: the task has one answer; mqm alone can be asked several times"
 #: Clients that are kept open for models that requests named.
 MAX_CLIENTS = 8
-#: Added for the second try after an answer that was not the JSON asked for.
-_AGAIN = (
-    "\n\nAn earlier answer was not the JSON asked for. Answer with one JSON object, nothing "
-    "before or after it."
-)
 
 
 class Probe(JudgeSample):
@@ -55,8 +61,8 @@ class _Judge:
     service = "judge"
     verb = Scoring(JudgeSample, JudgeOptions)
 
-    def __init__(self, rubrics: Mapping[str, Rubric], max_input_length: int) -> None:
-        self.rubrics = rubrics
+    def __init__(self, tasks: Mapping[str, JudgeTask], max_input_length: int) -> None:
+        self.tasks = tasks
         self.max_input_length = max_input_length
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
@@ -72,22 +78,23 @@ class _Judge:
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         raise NotImplementedError
 
-    def _texts(self, sample: JudgeSample) -> tuple[Rubric, dict[str, str]]:
-        rubric = self.rubrics.get(sample.task)
-        if rubric is None:
-            known = ", ".join(self.rubrics)
+    def _texts(self, sample: JudgeSample) -> tuple[JudgeTask, dict[str, str]]:
+        task = self.tasks.get(sample.task)
+        if task is None:
+            known = ", ".join(self.tasks)
             raise SampleError("invalid_input", f"task {sample.task[:64]!r}: there are {known}")
-        texts = rubric.prepare(sample.model_extra or {})
+        texts = task.prepare(sample.model_extra or {})
         tokens = _tokens(texts)
         if tokens > self.max_input_length:
             raise SampleError("overlong", f"about {tokens} tokens, limit {self.max_input_length}")
-        return rubric, texts
+        return task, texts
 
-    def _describe(self, **told: Any) -> ScoreDescription:
+    def _describe(self, tasks: Mapping[str, JudgeTask], **told: Any) -> ScoreDescription:
         return ScoreDescription(
             max_input_length=self.max_input_length,
             score_range=ScoreRange(min=0.0, max=1.0),
             higher_is_better=True,
+            tasks={name: task.info for name, task in tasks.items()},
             **told,
         )
 
@@ -97,7 +104,11 @@ class _Judge:
 
 
 class RulesBackend(_Judge):
-    """Rules over the two texts: the same verdict everywhere, without any model."""
+    """Rules over texts: the same verdict everywhere, without any model."""
+
+    def __init__(self, rubrics: Mapping[str, Rubric], max_input_length: int) -> None:
+        super().__init__(rubrics, max_input_length)
+        self._judged = {n: rubric for n, rubric in rubrics.items() if _has_rule(n, rubric)}
 
     def load(self) -> ScoreDescription:
         """Load the language identifier. Raises UserError where it is not installed."""
@@ -106,41 +117,45 @@ class RulesBackend(_Judge):
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chatmarks, chatter, markup, writing_scripts, variants)
-        modules = (rules, *texts, languages)
+        modules = (rules, answers, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
         return self._describe(
+            self._judged,
             model="rules",
             revision=digest_files(code),
             tokenizer="none",
             dtype="none",
             device="cpu",
-            versions=installed_versions("scorekit", "py3langid"),
+            versions=_OWN_VERSION | installed_versions("py3langid"),
         )
 
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if options.model not in (None, "rules"):
             raise SampleError("invalid_input", f"options.model {options.model!r}: rules ask none")
-        if sample.task in self.rubrics.keys() - {RULES_TASK}:
+        if sample.task == MQM or sample.task in self.tasks.keys() - self._judged.keys():
             raise SampleError("invalid_input", f"task {sample.task!r} needs --backend openai")
-        said = sample.model_extra or {}  # by their tags: a name may not say the variant
-        texts = self._texts(sample)[1] | {key: said[key] for key in ("source_lang", "target_lang")}
-        return Encoded(_tokens(texts), {}, texts)
+        _, texts = self._texts(sample)
+        if options.votes not in (None, 1):
+            raise SampleError("invalid_input", _ONE_ANSWER)
+        rubric = self._judged[sample.task]
+        rubric.pictures(sample.images)
+        said = sample.model_extra or {}  # languages by their tags: a name may not say the variant
+        texts |= {name: said[name] for name, kind in rubric.variables.items() if kind == "language"}
+        return Encoded(_tokens(texts), {}, (_RULES[sample.task][1], texts))
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order."""
-        return [rules.judge_translation(one.payload) for one in batch]
+        return [rule(texts) for rule, texts in (one.payload for one in batch)]
 
     def probe(self, words: int) -> JudgeSample:
         """A good translation; its length is no matter."""
-        texts = {"source_text": "The house is red.", "candidate": "집은 빨간색이다."}
-        return JudgeSample(task=RULES_TASK, source_lang="en", target_lang="ko", **texts)
+        texts: Any = {"source_text": "The house is red.", "candidate": "집은 빨간색이다."}
+        return JudgeSample(task="translation_filter", source_lang="en", target_lang="ko", **texts)
 
 
-class _Question(NamedTuple):
-    rubric: Rubric
-    texts: dict[str, str]
-    model: str
-    sampling: Sampling
+def _has_rule(task: str, rubric: Rubric) -> bool:
+    """Whether rules judge a task; not one whose rubric the operator has replaced by another."""
+    return task in _RULES and rubric.variables.keys() == _RULES[task][0]
 
 
 class OpenAIBackend(_Judge):
@@ -153,7 +168,9 @@ class OpenAIBackend(_Judge):
     def __init__(
         self, rubrics: Mapping[str, Rubric], settings: JudgeSettings, key: SecretStr | None
     ) -> None:
-        super().__init__(rubrics, settings.max_input_length)
+        super().__init__(
+            {**rubrics, MQM: MqmTask(settings.mqm_examples)}, settings.max_input_length
+        )
         if not settings.base_url or not settings.model:
             raise UserError("--backend openai needs --base-url http://HOST:PORT/v1 and --model")
         self.model = settings.model
@@ -167,35 +184,57 @@ class OpenAIBackend(_Judge):
     def load(self) -> ScoreDescription:
         """Nothing to load: the upstream server need not be there yet."""
         threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
+        settings = self._settings
+        digests = {name: task.digest for name, task in self.tasks.items()}
         return self._describe(
+            self.tasks,
             model=self.model,
-            revision=digest_of(self.rubrics),
+            revision=digest_of(digests, settings.effort, settings.mqm_votes),
             tokenizer="upstream",
             dtype="upstream",
             device="upstream",
-            versions=installed_versions("scorekit"),
-            engine={"base_url": self._clients[self.model].base_url},
+            versions=_OWN_VERSION,
+            engine={
+                "base_url": self._clients[self.model].base_url,
+                "api": settings.api,
+                "mqm": MqmTask.code_digest(),
+            },
         )
 
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if isinstance(sample, Probe):
             return Encoded(1, {}, None)
-        rubric, texts = self._texts(sample)
+        task, texts = self._texts(sample)
+        votes = self._votes(sample, options)
         temperature, tokens = options.temperature, options.max_tokens
         sampling = Sampling(
-            max_tokens=rubric.max_tokens if tokens is None else tokens,
-            temperature=rubric.temperature if temperature is None else temperature,
+            max_tokens=task.max_tokens if tokens is None else tokens,
+            temperature=task.temperature_of(votes) if temperature is None else temperature,
             seed=0,
+            effort=self._settings.effort,
         )
-        question = _Question(rubric, texts, options.model or self.model, sampling)
-        return Encoded(1, {}, question)  # a batch is so many requests, however long
+        if votes > 1 and sampling.temperature == 0:
+            raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
+        pictures = task.pictures(sample.images)
+        model = options.model or self.model
+        question = JudgeQuestion(task, texts, pictures, model, sampling, votes)
+        # A batch is so many samples, however long.
+        return Encoded(1, _read_whole(texts) if sample.task == MQM else {}, question)
+
+    def _votes(self, sample: JudgeSample, options: JudgeOptions) -> int:
+        """How often the sample is asked about."""
+        if sample.task == MQM:
+            return options.votes or self._settings.mqm_votes
+        if options.votes not in (None, 1):
+            raise SampleError("invalid_input", _ONE_ANSWER)
+        return 1
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order; a sample without one has the reason why."""
         asked = self._judge_all([one.payload for one in batch])
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
-    async def _judge_all(self, questions: Sequence[_Question | None]) -> list[Outcome]:
+    async def _judge_all(self, questions: Sequence[JudgeQuestion | None]) -> list[Outcome]:
         models = [question.model for question in questions if question is not None]
         self._asking.update(models)
         try:
@@ -207,28 +246,24 @@ class OpenAIBackend(_Judge):
             self._asking = +self._asking  # callers name models: none is kept that nobody asks
         return [task.result() for task in tasks]
 
-    async def _judge(self, question: _Question | None) -> Outcome:
+    async def _judge(self, question: JudgeQuestion | None) -> Outcome:
         if question is None:  # a probe: the service answers, whatever the upstream does
             return {"score": 1.0}
+        if (known := question.task.unasked(question.texts)) is not None:
+            return known
         client = self._client(question.model)
-        messages = question.rubric.messages(question.texts)
-        name = hashlib.blake2b(repr(messages).encode(), digest_size=8).hexdigest()
-        again = [messages[0], messages[1] | {"content": messages[1]["content"] + _AGAIN}]
+        content = repr(question.task.messages(question.texts, question.pictures))
+        name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
         try:
-            try:
-                return await _ask(client, question, messages, f"judge-{name}")
-            except _Unfit as unfit:
-                if unfit.is_cut:
-                    return unfit.error
-                return await _ask(client, question, again, f"judge-{name}-again")
-        except _Unfit as unfit:
-            return unfit.error
-        except LLMError as error:
-            if error.type == "overlong":
-                return SampleError("overlong", f"{error}")
-            return SampleError("upstream", f"{error}", retryable=error.retryable)
-        except UserError as error:  # a key or a model's name that the upstream refuses
-            return SampleError("upstream", f"{error}", retryable=False)
+            answers = await all_of(
+                [_vote(client, question, i, name) for i in range(question.votes)]
+            )
+        except SampleError as error:
+            return error
+        outcome = question.task.outcome([read for read, _ in answers], question.texts)
+        usage = sum((used for _, used in answers), Counter[str]())
+        told = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+        return outcome | {"usage": told}
 
     async def _close_idle(self) -> None:
         """Close clients of models that nobody asks now, so that not too many stay open."""
@@ -254,6 +289,7 @@ class OpenAIBackend(_Judge):
             max_concurrency=settings.max_concurrency,
             max_attempts=settings.max_attempts,
             backoff_s=BACKOFF_S,
+            dialect=settings.api,
         )
 
     def probe(self, words: int) -> JudgeSample:
@@ -261,27 +297,22 @@ class OpenAIBackend(_Judge):
         return Probe(task="probe")
 
 
-class _Unfit(Exception):
-    """The LLM answered, but gave no verdict."""
-
-    def __init__(self, error: LLMError, max_tokens: int) -> None:
-        super().__init__(error)
-        self.is_cut = error.type == "length"
-        if self.is_cut:
-            message = f"the judge's JSON was cut at {max_tokens} tokens: raise options.max_tokens"
-        else:
-            message = f"the judge's answer, asked for twice, is no verdict: {error.message[:200]}"
-        self.error = SampleError("model_failure", message)
-
-
-async def _ask(
-    client: LLMClient, question: _Question, messages: list[dict[str, str]], request_id: str
-) -> Outcome:
-    schema = question.rubric.schema_
-    (choice,) = await client.chat(
-        messages, question.sampling, request_id=request_id, json_schema=schema
-    )
+async def _vote(
+    client: LLMClient, question: JudgeQuestion, number: int, name: str
+) -> tuple[Any, Counter[str]]:
+    """One of the answers about a sample. Where one fails the sample does: no majority of fewer is
+    passed off as one of all."""
+    if question.votes == 1:
+        return await ask(client, question, question.sampling, name)
     try:
-        return question.rubric.outcome(parse_json(choice, schema))
-    except LLMError as error:
-        raise _Unfit(error, question.sampling.max_tokens) from None
+        sampling = replace(question.sampling, seed=number)
+        return await ask(client, question, sampling, f"{name}-{number}")
+    except SampleError as error:
+        said = f"answer {number + 1} of {question.votes}: {error.message}"
+        raise SampleError(error.type, said, retryable=error.retryable) from None
+
+
+def _read_whole(texts: Mapping[str, str]) -> dict[str, Any]:
+    """What is told of the texts of a translation: nothing is ever cut."""
+    truncated = {"src": False, "mt": False, "ref": False}
+    return {"tokens": _tokens(texts), "truncated": truncated, "mt_covered": len(texts["mt"])}

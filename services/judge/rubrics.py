@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,18 +18,22 @@ from pydantic_core import to_json
 from scorekit.config import Config, load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language, language_name
-from scorekit.llm.errors import LLMError
+from scorekit.llm import LLMError, Message, text_part
+from scorekit.schemas import MAX_JUDGED_IMAGES, ScoreRange, TaskInfo
 from scorekit.text.chatmarks import CLOSES, OPENS
-from services.judge.fence import END, RULE, code_of, fenced
+from services.judge.fence import END, PICTURES, RULE, code_of, fenced
+from services.judge.pictures import picture_parts
 
 BUILT_IN = Path(__file__).parent / "rubrics"
+#: The task that has no rubric: services/judge/mqm.py.
+MQM = "mqm"
 #: Longest notes of a verdict, in characters; the rest is cut.
 MAX_NOTES = 300
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 #: A language that the table does not have: BCP-47's language, script and region.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z]{4})?(?:-(?:[A-Za-z]{2}|[0-9]{3}))?")
 #: Names that a sample already has.
-_TAKEN = {"id", "task"}
+_TAKEN = {"id", "task", "images"}
 
 Kind = Literal["text", "language"]
 
@@ -57,6 +61,13 @@ class Rubric(Config):
     )
     system: str = Field(description="Instructions; the rule about the fence goes before them.")
     user: str = Field(description="Jinja template over the variables; its end goes after it.")
+    images: int = Field(
+        0,
+        ge=0,
+        le=MAX_JUDGED_IMAGES,
+        description="Most pictures of a sample, which brings one at least; 0: it brings none. They "
+        "go after the texts.",
+    )
     schema_: dict[str, Any] = Field(alias="schema", description="JSON schema of the answer.")
     score: ScoreRule = ScoreRule()
     temperature: float = Field(0.0, ge=0, le=2)
@@ -71,7 +82,7 @@ class Rubric(Config):
     @cached_property
     def digest(self) -> str:
         """128 bits in hex over all that shapes a verdict, the fence's words included."""
-        content = [self.model_dump(by_alias=True), RULE, END, MAX_NOTES]
+        content = [self.model_dump(by_alias=True), RULE, PICTURES, END, MAX_NOTES]
         content += [OPENS.pattern, CLOSES.pattern]
         return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
 
@@ -83,22 +94,61 @@ class Rubric(Config):
             known = ", ".join(self.variables)
             raise SampleError("invalid_input", f"a text that the rubric has not; it has {known}")
         return {
-            name: texts[name] if kind == "text" else _language_name(name, texts[name])
+            name: texts[name] if kind == "text" else named_language(name, texts[name])
             for name, kind in self.variables.items()
         }
 
-    def messages(self, texts: Mapping[str, str]) -> list[dict[str, str]]:
-        """The chat that asks for a verdict on prepared texts."""
+    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+        """The sample's pictures as parts of a message. Raises SampleError where there are more, or
+        fewer, than the rubric wants."""
+        if not images and not self.images:
+            return []
+        if not self.images:
+            raise SampleError("invalid_input", "images: the rubric wants no pictures")
+        if not 1 <= len(images) <= self.images:
+            raise SampleError(
+                "invalid_input", f"images: {len(images)}, the rubric wants 1 to {self.images}"
+            )
+        return picture_parts(images)
+
+    def messages(
+        self, texts: Mapping[str, str], pictures: Sequence[dict[str, Any]] = (), again: str = ""
+    ) -> list[Message]:
+        """The chat that asks for a verdict on prepared texts and pictures. again: added to the end
+        where it is asked a second time."""
         code = code_of(bytes.fromhex(self.digest), texts)
         values = {
             name: fenced(name, value, code) if self.variables[name] == "text" else value
             for name, value in texts.items()
         }
-        system = f"{RULE.format(code=code)}\n\n{self.system.strip()}"
-        user = f"{self._template.render(values).strip()}\n\n{END}"
-        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        rule = RULE.format(code=code) + (f" {PICTURES}" if pictures else "")
+        system = f"{rule}\n\n{self.system.strip()}"
+        shown = self._template.render(values).strip()
+        content: Any = f"{shown}\n\n{END}{again}"
+        if pictures:  # the last word stays ours
+            content = [text_part(shown), *pictures, text_part(f"{END}{again}")]
+        return [{"role": "system", "content": system}, {"role": "user", "content": content}]
 
-    def outcome(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def info(self) -> TaskInfo:
+        """A rubric's score: 0 to 1, 1 is best."""
+        return TaskInfo(score_range=ScoreRange(min=0.0, max=1.0), higher_is_better=True)
+
+    def temperature_of(self, votes: int) -> float:
+        """What is sampled with where the request says nothing."""
+        return self.temperature
+
+    def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
+        """An LLM is always asked."""
+        return None
+
+    def outcome(
+        self, answers: Sequence[dict[str, Any]], texts: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """A rubric's one answer is its outcome."""
+        return answers[0]
+
+    def read(self, answer: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
         """Score and verdict of an answer that fits the schema. Raises LLMError where its reason
         contradicts it."""
         score = float(answer[self.score.field])
@@ -114,7 +164,9 @@ class Rubric(Config):
     def check(self) -> None:
         """Raises ValueError that says what is wrong with the rubric."""
         if bad := [n for n in self.variables if not _NAME.fullmatch(n) or n in _TAKEN]:
-            raise ValueError(f"variables: {bad[0]!r} cannot be a name (a-z, 0-9, _; not id, task)")
+            raise ValueError(
+                f"variables: {bad[0]!r} cannot be a name (a-z, 0-9, _; not id, task, images)"
+            )
         self._check_template()
         try:
             jsonschema.Draft202012Validator.check_schema(self.schema_)
@@ -170,15 +222,17 @@ def load_rubrics(folder: Path | None = None) -> dict[str, Rubric]:
     }
 
 
-def digest_of(rubrics: Mapping[str, Rubric]) -> str:
-    """128 bits in hex over all rubrics and their names."""
-    parts = sorted((name, rubric.digest) for name, rubric in rubrics.items())
+def digest_of(digests: Mapping[str, str], *more: Any) -> str:
+    """128 bits in hex over the digests of all tasks by their names, and what else is said."""
+    parts: list[Any] = [*sorted(digests.items()), *(one for one in more if one is not None)]
     return hashlib.blake2b(to_json(parts), digest_size=16).hexdigest()
 
 
 def _load(path: Path) -> Rubric:
     if not _NAME.fullmatch(path.stem):
         raise UserError(f"{path}: the file's name is the task's: use a-z, 0-9 and _")
+    if path.stem == MQM:
+        raise UserError(f"{path}: the task mqm is no rubric: name your examples by --mqm-examples")
     rubric = load_config(Rubric, path)
     try:
         rubric.check()
@@ -187,8 +241,9 @@ def _load(path: Path) -> Rubric:
     return rubric
 
 
-def _language_name(variable: str, value: str) -> str:
-    """Languages stand outside the fence, so they must look like one."""
+def named_language(variable: str, value: str) -> str:
+    """The English name of a language, or its tag. Languages stand outside the fence, so they must
+    look like one. Raises SampleError."""
     if find_language(value):
         return language_name(value)
     if not _LANGUAGE.fullmatch(value):

@@ -8,6 +8,8 @@ from typing import Literal, Self
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict
 
+from scorekit.llm.dialects import DialectName
+from scorekit.schemas import MAX_VOTES
 from scorekit.server.http.settings import ServiceSettings
 
 #: Seconds before the second, third, ... attempt at the upstream server; the last one repeats.
@@ -24,15 +26,35 @@ class JudgeSettings(ServiceSettings):
     port: int = Field(8003, ge=0, le=65535, description="Port to listen on; 0: any free one.")
     backend: Literal["rules", "openai"] = Field(
         "rules",
-        description="rules: deterministic, translation_filter alone; openai: any "
-        "OpenAI-compatible server (vLLM).",
+        description="rules: deterministic, translation_filter and (by exact and numeric match) "
+        "answer_correctness; openai: any OpenAI-compatible server (vLLM).",
     )
     base_url: str | None = Field(
         None, description="The upstream server with its /v1; its key: JUDGE_UPSTREAM_API_KEY."
     )
     model: str | None = Field(None, description="Name of the model at the upstream server.")
+    api: DialectName = Field(
+        "vllm",
+        description="vllm: chat completions with every sampling field; openai: with OpenAI's "
+        "own alone; gemini: as openai, without a seed; responses: OpenAI's Responses API.",
+    )
+    effort: str | None = Field(
+        None,
+        description="How much a model that thinks may do so (low, medium, ...); null: not said. "
+        "Its thinking counts to a verdict's tokens (max_tokens of a request, or of the rubric).",
+    )
     rubrics: Path | None = Field(
         None, description="Folder with rubrics (*.yaml) besides the built-in ones."
+    )
+    mqm_examples: Path | None = Field(
+        None, description="File with examples for the task mqm in place of the built-in ones."
+    )
+    mqm_votes: int = Field(
+        1,
+        ge=1,
+        le=MAX_VOTES,
+        description="Answers that the task mqm is asked for, where a request does not say: what "
+        "more than half of them mark is told.",
     )
     max_concurrency: int = Field(
         32, ge=1, description="Samples judged at once: requests in flight at the upstream server."
@@ -59,8 +81,9 @@ class JudgeSettings(ServiceSettings):
         self.max_batch_tokens = 1 if self.backend == "openai" else RULES_BATCH
         if self.backend == "openai" and self.stall_after is None:
             # Two questions a sample, each with all its attempts: longer is no waiting any more.
+            # Of several answers each may wait for a place.
             waits = self.max_attempts * (self.request_timeout_s + BACKOFF_S[-1])
-            self.stall_after = 2 * waits + 60.0
+            self.stall_after = 2 * waits * MAX_VOTES + 60.0
         return self
 
 

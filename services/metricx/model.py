@@ -122,6 +122,7 @@ class MetricXBackend:
             max_input_length=MAX_INPUT_LENGTH,
             score_range=ScoreRange(min=0.0, max=25.0),
             higher_is_better=False,
+            inputs={"src": "required", "mt": "required", "ref": "optional"},
             versions=installed_versions("torch", "transformers", "tokenizers"),
             engine={"attention": "eager", "tokenizer_digest": _tokenizer_digest(tokenizer_folder)},
         )

@@ -1,4 +1,8 @@
-"""Finding an xCOMET checkpoint, and checking it before its weights are read."""
+"""Finding a checkpoint of the COMET family, and checking it before its weights are read.
+
+Two forms are known: unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that of
+xCOMET-lite on the hub (`config.json` beside `model.safetensors`, both of huggingface_hub's mixin).
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,49 @@ from typing import Any
 import yaml
 
 from scorekit.errors import UserError
+from scorekit.hub import LITE_ENCODER
 
 log = logging.getLogger(__name__)
 
-#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json.
-ENCODERS = {"XLM-RoBERTa": "xlm-roberta", "XLM-RoBERTa-XL": "xlm-roberta-xl"}
-#: Of `XCOMETMetric.__init__`.
-_CLASS_DEFAULTS = {
-    "encoder_model": "XLM-RoBERTa-XL",
-    "pretrained_model": "facebook/xlm-roberta-xl",
-    "layer_transformation": "sparsemax",
+#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json. DeBERTa is ours:
+#: unbabel-comet has no such encoder.
+ENCODERS = {
+    "XLM-RoBERTa": "xlm-roberta",
+    "XLM-RoBERTa-XL": "xlm-roberta-xl",
+    "DeBERTa": "deberta-v2",
 }
-_TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model")
+#: `class_identifier` -> defaults of that class's `__init__` that are needed before it is built.
+CLASSES = {
+    "regression_metric": {
+        "encoder_model": "XLM-RoBERTa",
+        "pretrained_model": "xlm-roberta-large",
+        "layer_transformation": "softmax",
+    },
+    "referenceless_regression_metric": {
+        "encoder_model": "XLM-RoBERTa",
+        "pretrained_model": "xlm-roberta-large",
+        "layer_transformation": "softmax",
+    },
+    "unified_metric": {
+        "encoder_model": "XLM-RoBERTa",
+        "pretrained_model": "microsoft/infoxlm-large",
+        "layer_transformation": "sparsemax",
+    },
+    "xcomet_metric": {
+        "encoder_model": "XLM-RoBERTa-XL",
+        "pretrained_model": "facebook/xlm-roberta-xl",
+        "layer_transformation": "sparsemax",
+    },
+}
+#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults.
+_LITE = {
+    "encoder_model": "DeBERTa",
+    "pretrained_model": LITE_ENCODER,
+    "layer_transformation": "softmax",
+    "word_layer": 8,
+    "hidden_sizes": [3072, 1024],
+}
+_TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model", "spm.model")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
 
 
@@ -34,15 +69,17 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
 class Checkpoint:
     """A checkpoint that passed the checks.
 
-    name: hub id or folder name. revision: hub commit, None for local files.
-    encoder: local folder or hub id of the encoder's config and tokenizer.
+    kind: one of `CLASSES`. name: hub id or folder name. revision: hub commit, None for local files.
+    encoder_model: of `ENCODERS`. encoder: local folder or hub id of its config and tokenizer.
     layer_transformation: softmax or sparsemax. keys: names of the stored weights.
     """
 
+    kind: str
     name: str
     revision: str | None
     file: Path
     hparams_file: Path
+    encoder_model: str
     encoder: str
     layer_transformation: str
     keys: frozenset[str]
@@ -63,8 +100,12 @@ class Checkpoint:
 
 
 def find_file(path: Path) -> Path:
-    """The `.ckpt` of a local model, given that file or the folder above `checkpoints/`."""
-    file = path / "checkpoints" / "model.ckpt" if path.is_dir() else path
+    """The weights of a local model, given that file or the folder that holds its settings."""
+    file = path
+    if path.is_dir():
+        file = path / "checkpoints" / "model.ckpt"
+        lite = path / "model.safetensors"
+        file = lite if lite.is_file() and not file.is_file() else file
     if not file.is_file():
         raise UserError(
             f"--model {path}: no checkpoints/model.ckpt there; give a hub id, a folder with "
@@ -80,13 +121,15 @@ def inspect(
 
     encoder: overrides the stored path. Raises UserError with one line on what is wrong.
     """
-    folder = file.parents[1]
-    hparams_file = folder / "hparams.yaml"
+    folder = file.parent if _is_lite(file) else file.parents[1]
+    hparams_file = folder / ("config.json" if _is_lite(file) else "hparams.yaml")
     hparams = _read_hparams(hparams_file)
     stored = read_checkpoint(file)
     weights = stored["state_dict"]
+    if not any(key.startswith("estimator.") for key in weights):
+        raise UserError(f"{file}: no weights of a COMET model (it has no estimator)")
     # As upstream: the class comes from hparams.yaml, all else from the checkpoint itself.
-    arguments = {**_CLASS_DEFAULTS, **stored.get("hyper_parameters", {})}
+    arguments = {**CLASSES[hparams["class_identifier"]], **stored.get("hyper_parameters", {})}
     encoder_model = arguments["encoder_model"]
     if encoder_model not in ENCODERS:
         raise UserError(
@@ -96,10 +139,12 @@ def inspect(
     if Path(found).is_dir():
         _check_encoder(Path(found), ENCODERS[encoder_model], weights, file)
     return Checkpoint(
+        kind=hparams["class_identifier"],
         name=name or folder.name,
         revision=revision,
         file=file,
         hparams_file=hparams_file,
+        encoder_model=encoder_model,
         encoder=found,
         layer_transformation=decide_layer_transformation(hparams, arguments),
         keys=frozenset(weights),
@@ -140,6 +185,8 @@ def decide_layer_transformation(hparams: dict[str, Any], arguments: dict[str, An
 
 def read_checkpoint(file: Path) -> dict[str, Any]:
     """Structure, hyper-parameters and weights (mapped, not read), safely unpickled."""
+    if _is_lite(file):
+        return _read_lite(file)
     import torch
 
     try:
@@ -186,7 +233,27 @@ def safe_unpickling() -> Iterator[None]:
         yield
 
 
+def _is_lite(file: Path) -> bool:
+    return file.suffix == ".safetensors"
+
+
+def _read_lite(file: Path) -> dict[str, Any]:
+    """As `read_checkpoint`: the arguments of xCOMET-lite's class stand in config.json."""
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(file)
+    except Exception as error:  # cut short, another format, ...
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{file}: not weights that safetensors can load: {reason}") from None
+    return {
+        "state_dict": weights,
+        "hyper_parameters": _LITE | _read_hparams(file.parent / "config.json"),
+    }
+
+
 def _read_hparams(path: Path) -> dict[str, Any]:
+    """The settings in hparams.yaml, or in the config.json of xCOMET-lite (which names no class)."""
     try:
         # FullLoader, as upstream: it also reads the tuples that Lightning may write.
         hparams = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.FullLoader)
@@ -195,11 +262,16 @@ def _read_hparams(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"{path}: cannot be read: {reason}") from None
+    if isinstance(hparams, dict) and path.name == "config.json":
+        hparams.setdefault("class_identifier", "xcomet_metric")
     found = hparams.get("class_identifier") if isinstance(hparams, dict) else None
-    if found != "xcomet_metric":
+    if found == "ranking_metric":
         raise UserError(
-            f"{path}: class_identifier is {found!r}; this service needs an xcomet_metric checkpoint"
+            f"{path}: class_identifier is 'ranking_metric', which unbabel-comet itself gives no "
+            f"scores for; served are {', '.join(CLASSES)}"
         )
+    if found not in CLASSES:
+        raise UserError(f"{path}: class_identifier is {found!r}; served are {', '.join(CLASSES)}")
     return dict(hparams)
 
 
@@ -221,6 +293,8 @@ def _check_encoder(folder: Path, model_type: str, weights: dict[str, Any], file:
             f"{config_file}: model_type is {config.get('model_type')!r}, "
             f"the checkpoint needs {model_type!r}"
         )
+    if model_type == "deberta-v2" and config.get("type_vocab_size"):
+        raise UserError(f"{config_file}: a DeBERTa with token types is not served")
     table = weights.get("encoder.model.embeddings.word_embeddings.weight")
     layers = {k.split(".")[4] for k in weights if k.startswith("encoder.model.encoder.layer.")}
     stored = (*(table.shape if table is not None else (0, 0)), len(layers))

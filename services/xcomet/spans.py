@@ -13,13 +13,13 @@ Everything here is pure: numpy arrays and lists in, lists out. Offsets are in Un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-#: Label id -> severity; 0 is "no error".
+#: Label id of xCOMET -> severity; 0 is "no error".
 SEVERITIES = ("O", "MINOR", "MAJOR", "CRITICAL")
 _MQM_WEIGHTS = {"MINOR": 1, "MAJOR": 5, "CRITICAL": 10}
 _MQM_WORST = 25
@@ -45,18 +45,21 @@ def label_runs(labels: np.ndarray) -> list[tuple[int, int]]:
 
 
 def upstream_spans(
-    labels: np.ndarray, confidence: np.ndarray, offsets: np.ndarray
+    labels: np.ndarray,
+    confidence: np.ndarray,
+    offsets: np.ndarray,
+    severities: Sequence[str] = SEVERITIES,
 ) -> list[RawSpan]:
     """Spans as `predict` reports them.
 
     labels, confidence: [n], one for each position with its `<s>` first and its `</s>` last.
-    offsets: [n, 2], (0, 0) for `<s>` and `</s>`.
+    offsets: [n, 2], (0, 0) for `<s>` and `</s>`. severities: of each label.
     """
     return [
         RawSpan(
             start=int(offsets[first, 0]),
             end=int(offsets[stop - 1, 1]),
-            severity=SEVERITIES[int(labels[first])],
+            severity=severities[int(labels[first])],
             confidence=float(confidence[first:stop].mean()),
             first=first,
             stop=stop,
@@ -67,7 +70,11 @@ def upstream_spans(
 
 
 def exact_spans(
-    labels: np.ndarray, confidence: np.ndarray, offsets: np.ndarray, mt: str
+    labels: np.ndarray,
+    confidence: np.ndarray,
+    offsets: np.ndarray,
+    mt: str,
+    severities: Sequence[str] = SEVERITIES,
 ) -> list[dict[str, Any]]:
     """Spans whose offsets are right: `mt[start:end] == text`, ordered, disjoint, visible edges.
 
@@ -90,7 +97,7 @@ def exact_spans(
         {
             "start": start,
             "end": end,
-            "severity": SEVERITIES[int(labels[positions[0]])],
+            "severity": severities[int(labels[positions[0]])],
             "confidence": float(confidence[positions].mean()),
             "text": mt[start:end],
         }

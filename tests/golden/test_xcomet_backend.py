@@ -69,7 +69,7 @@ def test_padding_marks_in_a_text(folder):
     for (start, end), token in zip(
         marked.payload.read_offsets[1:-1].tolist(), marked.payload.rows[0][1:], strict=False
     ):
-        piece = backend._tokenizer.convert_ids_to_tokens(token).replace("▁", "")
+        piece = backend.comet.tokenizer.convert_ids_to_tokens(token).replace("▁", "")
         assert mt[start:end].strip() == piece or not piece
 
 
@@ -90,12 +90,12 @@ def test_non_finite_score_is_a_failure(folder):
     first, second, third = (set(e.payload.rows[0]) for e in encoded)
     token = min(second - first - third)
     with torch.no_grad():
-        backend._transformer.embeddings.word_embeddings.weight[token] = float("nan")
+        backend.comet.transformer.embeddings.word_embeddings.weight[token] = float("nan")
     outcomes = backend.forward(encoded)
     assert [isinstance(o, SampleError) for o in outcomes] == [False, True, False]
     assert outcomes[1].type == "non_finite"
     with torch.no_grad():
-        backend._hidden2tag.bias[2] = float("nan")
+        backend.comet.hidden2tag.bias[2] = float("nan")
     assert all(isinstance(o, SampleError) for o in backend.forward(encoded))
 
 

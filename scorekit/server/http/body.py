@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.requests import Request
 
 from scorekit.config import describe_errors
@@ -53,6 +53,14 @@ async def read_request(
         asked = _parse(body, shape)
     share.count(getattr(asked, shape.verb.field))
     return asked
+
+
+def read_query(request: Request, shape: Shape) -> Any:
+    """The checked request of a GET: the query string's values by name, each a list. Raises
+    RequestError where it is not of the right shape."""
+    given = request.query_params
+    lists = {name: given.getlist(name) for name in given}
+    return _parse(bytearray(to_json(lists)), shape)
 
 
 async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearray:

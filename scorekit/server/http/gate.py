@@ -30,10 +30,14 @@ _HOW_TO_GIVE_ONE = (
 
 
 class Gate:
-    """ASGI middleware. Health is open; everything else wants the key when one is configured."""
+    """ASGI middleware. Health is open, and the page at `/`, which holds no data; everything else
+    wants the key when one is configured. page: whether there is one."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[bytes, ...], metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: tuple[bytes, ...], metrics: Metrics, page: bool = False
+    ) -> None:
         self.app = app
+        self.page = page
         self.keys = {key: key_id(key) for key in keys}
         self.metrics = metrics
         for name in self.keys.values():  # as many as are configured; a wrong key has no series
@@ -69,7 +73,7 @@ class Gate:
             await send(message)
 
         try:
-            if not self.keys or scope["key_id"] or _path(scope).startswith("/health/"):
+            if not self.keys or scope["key_id"] or self._is_open(scope):
                 await self.app(scope, receive, send_marked)
             else:
                 what = "not a key of this service" if token else "this service wants a key"
@@ -88,6 +92,13 @@ class Gate:
                 await _refuse(send_marked, RequestError("internal", message), [])
         finally:
             self._note(scope, token, status, time.perf_counter() - started)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Whether nobody needs a key for it."""
+        path = _path(scope)
+        if path == "/":
+            return self.page and scope["method"] in ("GET", "HEAD")
+        return path.startswith("/health/")
 
     def _known(self, token: bytes) -> str | None:
         """The id of a configured key; None for any other token."""

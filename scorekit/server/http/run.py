@@ -259,6 +259,7 @@ def _configure_logs(level: str) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)  # else Python's warnings stand between the lines as bare text
 
 
 def _add_request_id(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:

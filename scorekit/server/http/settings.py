@@ -42,6 +42,9 @@ class ServiceSettings(BaseSettings):
     no_auth: CliToggleFlag[bool] = Field(
         False, description="Allow an address that others can reach without an API key."
     )
+    page: CliToggleFlag[bool] = Field(
+        True, description="Serve a page at / to try the service by hand; --no-page: none."
+    )
     api_keys_file: Path | None = Field(
         None,
         description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS.",

@@ -57,12 +57,15 @@ class Admission:
         not fit now. Then nothing was put in flight.
         """
         flights, options, priority = self.flights, asked.options, asked.priority
+        in_windows = getattr(options, "overlong", None) == "windows"  # all of a text is read
         now = time.monotonic()
         new: dict[bytes, Flight] = {}
         room = 0
         for one in wanted:
             if one.key not in flights and one.key not in new:
-                takes = min(one.size // BYTES_A_TOKEN + 1, self.max_length)
+                takes = one.size // BYTES_A_TOKEN + 1
+                if not in_windows:
+                    takes = min(takes, self.max_length)
                 room += takes
                 new[one.key] = Flight(one.key, one.sample, priority, takes, now, one.size)
         self._admit(len(new), room)

@@ -165,6 +165,7 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
     hub: Hub, tmp_path: Path
 ) -> None:
     told = {"METRICX_MODEL": "google/metricx-24-hybrid-tiny", "XCOMET_MODEL": "Unbabel/XCOMET-tiny"}
+    told["EMBEDDER_MODEL"] = "some/policy"
     done = fetch(hub, tmp_path, **told)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
@@ -172,6 +173,7 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
         "google/mt5-xl",
         "Unbabel/XCOMET-tiny",
         "facebook/encoder",
+        "some/policy",
     ]
 
 

@@ -31,6 +31,7 @@ OTHERS = {
     "tools/check_imports.py": "says what is missing, so it imports nothing",
     "scorekit/server/fake.py": "a service for tests and benches",
     "synth_parallel/cli.py": "synth's command",
+    "services/retriever/index/worker.py": "a process of ingest, which tells how it ended",
 }
 
 

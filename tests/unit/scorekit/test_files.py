@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from scorekit.files import put_folder, remove_folder, replacing, write_atomic
+from scorekit.files import (
+    put_folder,
+    remove_folder,
+    remove_temporaries,
+    replacing,
+    replacing_folder,
+    temporary_of,
+    write_atomic,
+)
+from tests.kits.disk.full import full_disk
 
 ROOT = Path(__file__).parents[3]
 #: Who gives files their names without scorekit/files.py, and why.
@@ -97,6 +107,62 @@ def test_a_folder_goes_at_once_and_what_a_killed_process_left_with_it(
     remove_folder(_folder(tmp_path / "x", "again"))
     assert not list(tmp_path.iterdir())
     remove_folder(folder)  # which is not there
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "x") as folder:
+        (folder / "half").write_text("")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with replacing_folder(tmp_path / "x") as folder:
+        (folder / "whole").write_text("")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x/whole").exists()
+
+
+def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a", "old")
+    with pytest.raises(OSError) as found, full_disk(9):
+        write_atomic(tmp_path / "a", b"new" * 9)
+    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(tmp_path / "a"))
+    with pytest.raises(OSError) as found, full_disk(9), replacing_folder(tmp_path / "x") as folder:
+        (folder / "deep").write_bytes(b"new" * 9)
+    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(tmp_path / "x"))
+    with pytest.raises(FileNotFoundError) as other, replacing(tmp_path / "a"):
+        (tmp_path / "gone").read_bytes()
+    assert other.value.filename == str(tmp_path / "gone")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    ours = [temporary_of(tmp_path / "a.json"), temporary_of(deep / "b[1].json")]
+    theirs = [
+        tmp_path / name for name in ("a.json", ".a.json.tmp", ".a.gone", "a.0123456789ab.tmp")
+    ]
+    for path in (*ours, *theirs):
+        path.write_text("")
+    folders = [_folder(temporary_of(tmp_path / "c"), ""), _folder(tmp_path / ".d.gone", "")]
+    remove_temporaries(tmp_path, "a.*")
+    assert [path.exists() for path in (*ours, *folders)] == [False, True, True, True]
+    remove_temporaries(tmp_path)
+    assert [path.exists() for path in (*ours, *folders)] == [False, True, False, False]
+    remove_temporaries(tmp_path, deep=True)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(theirs)
+    remove_temporaries(tmp_path / "not there")
+
+
+def test_only_who_writes_a_file_alone_takes_away_what_another_left_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "b[1].json"
+    left, neighbour = temporary_of(path), temporary_of(tmp_path / "b1.json")
+    for each in (left, neighbour):
+        each.write_text("")
+    write_atomic(path, "1")
+    assert left.exists()  # another may be at work on it
+    write_atomic(path, "2", alone=True)
+    assert not left.exists() and neighbour.exists() and path.read_text() == "2"
 
 
 def _renames(path: Path) -> bool:

@@ -245,7 +245,7 @@ def test_who_gives_up_while_it_fails_is_not_shown_the_failure(caplog):
             raise ServiceUnreachable("http://x", "gone")
 
     with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as client:
-        future = client._thread.submit(failing())
+        future = client._loop.thread.submit(failing())
         assert reached.wait(PATIENCE_S)
         assert future.cancel()
         del future

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.judge import running_judge
-from bench.kit.servers import running_service
+from bench.embeddings.fake import FakeEmbedder
+from bench.kit.judge import running_judge, saying
+from bench.kit.servers import running_app, running_service
 from scorekit.adapters.verl import compute_score
 from scorekit.server.fake import FakeBackend
+from tests.kits.retrieval.stand_in import StandInRetriever
 
 TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 SHELL = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-OURS = "http://127.0.0.1:8001"
+OURS, EMBEDDER = "http://127.0.0.1:8001", "http://127.0.0.1:8004"
+RETRIEVER = "http://127.0.0.1:8005"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,22 @@ def url():
         yield url
 
 
+@pytest.fixture(scope="module")
+def embedder_url():
+    with running_service(FakeEmbedder()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def retriever_url():
+    with running_app(StandInRetriever({"deck_1": "life expectancy in Korea"}).app) as url:
+        yield url
+
+
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
-def test_python(code, url, capsys):
-    exec(compile(code.replace(OURS, url), "docs/clients.md", "exec"), {"__name__": "__example__"})
+def test_python(code, url, embedder_url, retriever_url, capsys):
+    code = code.replace(OURS, url).replace(EMBEDDER, embedder_url).replace(RETRIEVER, retriever_url)
+    exec(compile(code, "docs/clients.md", "exec"), {"__name__": "__example__"})
     assert capsys.readouterr().out
 
 
@@ -48,11 +64,15 @@ def test_the_command(url, tmp_path):
 
 
 def test_the_command_with_a_judge(tmp_path):
-    (command,) = (code for code in SHELL if "--task" in code)
+    command, mqm = (code for code in SHELL if "--task" in code)
     (tmp_path / "in.jsonl").write_text('{"src": "The house is red.", "mt": "집은 빨간색이다."}\n')
     with running_judge() as url:
         _run(command.replace("http://127.0.0.1:8003", url), tmp_path)
     assert '"pass":true' in (tmp_path / "verdicts.jsonl").read_text()
+    fake = saying({"errors": []})
+    with fake.running() as upstream, running_judge(upstream=upstream) as url:
+        _run(mqm.replace("http://127.0.0.1:8003", url), tmp_path)
+    assert '"error_spans":[],"omissions":[]' in (tmp_path / "errors.jsonl").read_text()
 
 
 def _run(command, folder):

@@ -14,6 +14,7 @@ from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.errors import SampleError
+from scorekit.files import temporary_of
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 
@@ -137,9 +138,11 @@ def test_a_refused_key_is_told_at_once_and_asked_for_again_when_it_is_mended(tmp
 def test_an_output_that_is_begun_anew_forgets_what_was_asked_again(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     stale = tmp_path / "out.jsonl.again"
+    half = temporary_of(tmp_path / "out.jsonl.meta.json")
+    half.write_text("{")
     stale.write_text('{"line": 1, "id": "other", "ok": true, "score": 99.0}\n')
     with running_service(Moody()) as url:
         assert _run(url, source, str(out), "--overwrite").exit_code == 3
-        assert not stale.exists()
+        assert not stale.exists() and not half.exists()
         assert _run(url, source, str(out)).exit_code == 3
     assert _read(out)[0]["id"] == "n0"

@@ -43,7 +43,7 @@ def test_every_sampling_field_is_sent_even_when_it_is_the_default(url, fake):
         "stop": None,
     }
     assert choice == Choice(
-        0, fake.respond(body, 1000), "stop", len(fake.respond(body, 1000).split())
+        0, fake.respond(body, 1000), "stop", len(fake.respond(body, 1000).split()), 7
     )
 
 

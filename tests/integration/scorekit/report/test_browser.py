@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from scorekit.report.page import STYLE
+from tests.kits.browser import BROWSER, ask_page, picture
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.report import write_comparison, write_report
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
 SRC, MT = "Open the configuration file. " * 8, "설정파일을열고저장하십시오" * 12
-
-
-def browse(folder: Path, page: Path, *flags: str) -> str:
-    """Open a page in headless Chromium."""
-    command = [
-        str(BROWSER),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={folder / 'profile'}",
-        *flags,
-        page.as_uri(),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-
-def picture(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
-    """What a window of this size shows: [height, width, 3]."""
-    target = folder / "page.png"
-    browse(folder, page, f"--window-size={width},{height}", f"--screenshot={target}")
-    return np.asarray(Image.open(target).convert("RGB")).astype(int)
 
 
 def line(number: int, score: float) -> dict:
@@ -109,17 +83,10 @@ def test_nothing_is_wider_than_a_narrow_window(run: Path, tmp_path: Path) -> Non
     told = ("a" * 90, "b"), groups, lines, lines[::-1]
     pages = [write_report(run), write_comparison(run / "comparison.html", *told)]
     for page in pages:
-        frame = tmp_path / "frame.html"
-        frame.write_text(
-            f'<iframe id="f" src="{page.as_uri()}" width="390" height="800" style="border:0" '
-            "onload=\"const d = document.getElementById('f').contentDocument.documentElement; "
-            "document.title = d.scrollWidth + '/' + d.scrollHeight\"></iframe>"
-        )
-        dom = browse(tmp_path, frame, "--allow-file-access-from-files", "--dump-dom")
-        found = re.search(r"<title>(\d+)/(\d+)</title>", dom)
-        assert found, dom[:300]
-        assert int(found[1]) <= 390, page.name
-        assert int(found[2]) > 800
+        size = "document.documentElement.scrollWidth + '/' + document.documentElement.scrollHeight"
+        wide, high = ask_page(tmp_path, page, size, width=390).split("/")
+        assert int(wide) <= 390, page.name
+        assert int(high) > 800
 
 
 @pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""The house round a model is the same for another verb: a toy embedder, asked as OpenAI's is."""
+"""The house round a model is the same for another verb: the embedder's, asked as OpenAI's is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from pydantic import SecretStr
@@ -40,7 +41,7 @@ def url(toy):
 
 
 def ask(url, given, **more):
-    body = {"input": given, "model": "toy"} | more
+    body = {"input": given, "model": "fake"} | more
     return httpx.post(f"{url}/v1/embeddings", json=body, timeout=PATIENCE_S)
 
 
@@ -63,7 +64,7 @@ def test_the_answer_is_openais(url):
             {"object": "embedding", "index": 0, "embedding": vector_of("a b")},
             {"object": "embedding", "index": 1, "embedding": vector_of("c")},
         ],
-        "model": "toy",
+        "model": "fake",
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
     assert vectors(url, "c") == [vector_of("c")]
@@ -72,12 +73,12 @@ def test_the_answer_is_openais(url):
 def test_openais_own_client_reads_it(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
         texts = ["a", "b c"]
-        answer = client.embeddings.create(model="toy", input=texts)  # it asks for base64
+        answer = client.embeddings.create(model="fake", input=texts)  # it asks for base64
         assert [row.embedding for row in answer.data] == [vector_of(text) for text in texts]
-        plain = client.embeddings.create(model="toy", input="a", encoding_format="float")
+        plain = client.embeddings.create(model="fake", input="a", encoding_format="float")
         assert plain.data[0].embedding == vector_of("a") and plain.usage.total_tokens == 1
         with pytest.raises(openai.UnprocessableEntityError, match="overlong"):
-            client.embeddings.create(model="toy", input="w " * 99)
+            client.embeddings.create(model="fake", input="w " * 99)
 
 
 def test_callers_share_batches_and_equal_texts_their_flight(url, toy):
@@ -115,16 +116,16 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
     assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
     verb, told = ToyEmbedder.verb, ToyEmbedder().load()
     good = verb.write({"tokens": 1, "embedding": vector_of("kept")})
-    assert verb.fits(good, "kept", False, told)
-    for damaged in (b"", good[:-4], good + b"1234", good[:-4] + b"\0\0\xc0\x7f"):  # a NaN
-        assert not verb.fits(damaged, "kept", False, told)
+    assert verb.fits(good, "kept", None, told)
+    nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: not of length 1
+    for damaged in (b"", good[:-4], good + b"1234", nan, long):
+        assert not verb.fits(damaged, "kept", None, told)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nan", "input.1: non_finite: a number of the vector is not finite"),
-        ("short", f"input.1: model_failure: a vector of 1, not {LENGTH}"),
         ("poison", "input.1: model_failure: the model failed: RuntimeError"),
     ],
 )
@@ -146,12 +147,23 @@ def test_what_is_no_vector_is_an_error_and_never_kept(url, toy, text, message):
         ({"input": ""}, 422, "input.0: String should have at least 1 character"),
         ({"input": ["a", ""]}, 422, "input.1: String should have at least 1 character"),
         ({"input": ["a", 5]}, 422, "input.1: Input should be a valid string"),
-        ({"input": "a", "dimensions": 3}, 422, "body: a field that is not known; there are input,"),
-        ({"model": "toy"}, 422, "input: Field required"),
-        ({"input": ["a"] * 101}, 413, "input: more than 100 inputs in a request"),
+        ({"input": ["a", None]}, 422, "input.1: Input should be a valid string"),
+        ({"input": {"a": 1}}, 422, "input: Input should be a valid array"),
+        ({"input": 5}, 422, "input: Input should be a valid array"),
+        ({"input": [5, 6]}, 422, "input: token ids are not taken: send the texts themselves"),
+        ({"input": [[5, 6]]}, 422, "input: token ids are not taken: send the texts themselves"),
+        ({"input": "a", "dimensions": 3}, 422, "dimensions: 3; vectors of this model have 8"),
+        ({"input": "a", "dimensions": "8"}, 422, "dimensions: Input should be a valid integer"),
+        ({"input": "a", "model": "toy"}, 422, "model: another one is asked for; here is fake"),
+        ({"input": "a", "encoding_format": "int8"}, 422, "encoding_format: Input should be"),
+        ({"input": "a", "truncat": True}, 422, "body: a field that is not known; there are input,"),
+        ({"input": "a", "prompt_name": "x"}, 422, "the model has no prompt of that name; it has q"),
+        ({"input": ["a", "b\0"]}, 422, "input.1: invalid_input: NUL character at position 1"),
+        ({"model": "fake"}, 422, "input: Field required"),
+        ({"input": ["a"] * 101}, 413, "input: more than 100 texts in a request"),
         ({"input": "a" * 2**20}, 413, f"body: more than {2**20} bytes"),
         ({"input": "a" * 1001}, 422, "input.0: invalid_input: 1,001 characters, at most"),
-        ({"input": "w " * 17}, 422, f"input.0: overlong: 17 tokens, at most {MAX_TOKENS}"),
+        ({"input": "w " * 17}, 422, f"input.0: overlong: more than {MAX_TOKENS} tokens"),
     ],
 )
 def test_limits_and_shapes_are_told(url, body, status, told):
@@ -159,6 +171,26 @@ def test_limits_and_shapes_are_told(url, body, status, told):
     error = answer.json()["error"]
     assert answer.status_code == status and told in error["message"]
     assert error["type"] == ("too_large" if status == 413 else "invalid_request")
+
+
+def test_a_lone_surrogate_is_no_json(url):
+    body = b'{"input": ["\\ud800"]}'
+    answer = httpx.post(f"{url}/v1/embeddings", content=body)
+    assert answer.status_code == 422 and "Invalid JSON" in answer.json()["error"]["message"]
+
+
+def test_every_bad_text_is_named_and_the_others_are_kept(url, toy):
+    long = "w " * 17
+    error = ask(url, ["a", long, "b\0", "c"]).json()["error"]["message"]
+    assert error.startswith("input.1: overlong: ") and "; input.2: invalid_input: NUL" in error
+    toy.batches.clear()
+    assert vectors(url, ["a", "c"]) == [vector_of("a"), vector_of("c")] and toy.batches == []
+    assert ask(url, [long] * 12).json()["error"]["message"].endswith("; and more")
+
+
+def test_a_copy_of_a_hub_model_goes_by_the_hubs_name_too(url):
+    assert ask(url, "a", model="owner/Fake").status_code == 200
+    assert ask(url, "a", model=None).status_code == 200
 
 
 def test_what_is_cut_on_request_is_the_vector_of_the_start(url):
@@ -180,12 +212,10 @@ def test_keys_info_figures_and_routes_are_the_houses():
         assert ask(url, "a").status_code == 401
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer k3y"}) as client:
             assert client.post("/v1/embeddings", json={"input": ["a", "b c"]}).status_code == 200
-            assert client.get("/v1/info").json() == {
-                "service": "embedder",
-                "model": "toy",
-                "max_input_length": MAX_TOKENS,
-                "dimensions": LENGTH,
-            }
+            info = client.get("/v1/info").json()
+            told = {"model": "fake", "revision": "0", "pooling": "mean", "dimension": LENGTH}
+            told |= {"service": "embedder", "max_input_length": MAX_TOKENS, "max_samples": 10_000}
+            assert info | told == info
             assert client.post("/v1/score", json={}).status_code == 404
             assert client.post("/v1/embeddings/stream", json={}).status_code == 404
             figures = client.get("/metrics").text
@@ -207,7 +237,7 @@ def test_keys_info_figures_and_routes_are_the_houses():
 def test_a_model_that_embeds_no_plain_text_takes_no_work():
     class Broken(ToyEmbedder):
         def forward(self, batch):
-            return [{"embedding": [float("nan")] * LENGTH} for _ in batch]
+            return [{"embedding": np.full(LENGTH, np.nan)} for _ in batch]
 
     app = create_app(Broken(), ServiceSettings(cache="memory"))
     with running_app(app) as url:

@@ -63,6 +63,16 @@ def test_logs_are_json_lines_with_the_request_id_and_without_the_text():
     assert "SECRET" not in stderr
 
 
+def test_a_librarys_warning_is_a_json_line_too():
+    code = (
+        "import warnings; from scorekit.server.http.run import prepare_process; "
+        "prepare_process('info'); warnings.warn('is old')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert "UserWarning: is old" in line["event"] and line["level"] == "warning"
+
+
 def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     """Tracebacks must not show the locals of their frames."""
     code = FAKE.format(loads_when="/", answers_when="/", batch_s=0, load_extra="pass", then="pass")

@@ -10,7 +10,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from bench.embeddings.fake import FakeEmbedder
 from bench.kit.servers import running_service
+from bench.retrieval.fake import FakeRetriever
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 
@@ -21,18 +23,32 @@ database = "none"
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "504"]  # 504: the caller's own `timeout_s` was short
 [checks.negative_data_rejection]
-expected-statuses = ["400", "401", "404", "405", "413", "422"]  # 413: too many samples
+expected-statuses = ["400", "401", "404", "405", "413", "422", "431"]  # 413: too many samples
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "3xx", "404", "431", "5xx"]  # 431: a query string of 70,000 bytes
 """
+#: No NUL, and not only what Python calls blanks.
+_NOT_BLANK = (
+    "^[^\\u0000]*[^\\u0000\\u0009-\\u000d\\u001c-\\u0020\\u0085\\u00a0\\u1680\\u2000-\\u200a"
+    "\\u2028\\u2029\\u202f\\u205f\\u3000][^\\u0000]*$"
+)
 
 
 @pytest.mark.parametrize(
-    ("service", "phases"), [("metricx", "coverage,fuzzing"), ("xcomet", "fuzzing")]
+    ("backend", "phases", "routes"),
+    [
+        (FakeBackend("metricx"), "coverage,fuzzing", 6),
+        (FakeBackend("xcomet"), "fuzzing", 6),
+        (FakeEmbedder(), "coverage,fuzzing", 5),
+        (FakeRetriever(), "coverage,fuzzing", 9),
+    ],
+    ids=lambda given: getattr(given, "service", None),
 )
-def test_no_request_makes_a_service_break_its_word(service, phases, tmp_path):
-    with running_service(FakeBackend(service), Secrets(api_keys=SecretStr("key"))) as url:
+def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_path):
+    with running_service(backend, Secrets(api_keys=SecretStr("key"))) as url:
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}) as client:
             document = client.get("/openapi.json").json()
-            limit = client.get("/v1/info").json()["max_input_length"]
+            limit = client.get("/v1/info").json().get("max_input_length")
         _tell_what_only_the_running_service_knows(document, limit)
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
@@ -59,12 +75,23 @@ def test_no_request_makes_a_service_break_its_word(service, phases, tmp_path):
             timeout=120,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 selected / 6 total" in done.stdout
+    assert f"{routes} selected / {routes} total" in done.stdout
 
 
 def _tell_what_only_the_running_service_knows(document, max_input_length):
-    """The limit of its model, and that it wants a key."""
+    """The limit of its model, its names and numbers, which texts it takes, and that it wants a
+    key."""
     schemas = document["components"]["schemas"]
+    if "EmbeddingsRequest" in schemas:
+        asked = schemas["EmbeddingsRequest"]["properties"]
+        text, several = asked["input"]["anyOf"]
+        for one in (text, several["items"]):
+            one |= {"pattern": "^[^\\u0000]+$"}
+        known = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
+        for name, value in known.items():
+            asked[name] = {"enum": [value, None]}
+    if "SearchRequest" in schemas:
+        _tell_of_pages(document)
     for name in ("MetricXOptions", "XCometOptions"):
         if name in schemas:
             either = schemas[name]["properties"]["max_input_length"]["anyOf"]
@@ -73,3 +100,19 @@ def _tell_what_only_the_running_service_knows(document, max_input_length):
         for operation in operations.values():
             if "security" in operation:
                 operation["security"] = [{"key": []}]
+
+
+def _tell_of_pages(document):
+    """Which there are, how large they are, and what JSON Schema cannot say of a query."""
+    schemas = document["components"]["schemas"]
+    text = {"type": "string", "minLength": 1, "pattern": _NOT_BLANK}
+    asked = schemas["RetrieveRequest"]["properties"]
+    asked.pop("query")
+    asked["queries"] |= {"minItems": 1, "items": text}
+    schemas["RetrieveRequest"]["required"] = ["queries"]
+    (queries,) = document["paths"]["/search"]["get"]["parameters"]
+    queries["schema"] |= {"items": text}
+    for operations in document["paths"].values():
+        for parameter in operations.get("get", {}).get("parameters", []):
+            known = {"page_id": {"enum": ["trade_1"]}, "crop": {"pattern": "^0,0,[1-9],[1-9]$"}}
+            parameter["schema"] |= known.get(parameter["name"], {})

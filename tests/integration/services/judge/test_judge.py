@@ -73,14 +73,6 @@ def test_rules_call_themselves_rules_and_need_no_llm(rules_url):
     assert info["score_range"] == {"min": 0.0, "max": 1.0} and info["higher_is_better"]
 
 
-def test_rules_answer_the_translation_filter_alone(rules_url):
-    good, other = judge(rules_url, GOOD | {"id": "a"}, ANSWER | {"id": "b"})
-    assert good["ok"] and good["id"] == "a"
-    assert other["error"]["type"] == "invalid_input" and other["id"] == "b"
-    (named,) = judge(rules_url, GOOD, model="gpt")
-    assert named["error"]["type"] == "invalid_input"
-
-
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
@@ -113,7 +105,10 @@ def test_an_llms_verdict_comes_back_with_the_sampling_of_the_rubric():
     fake = saying(PASS)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, GOOD | {"id": "x"})
+        usage = result.pop("usage")
         assert result == {"id": "x", "ok": True, "cached": False, "score": 1.0, "verdict": PASS}
+        assert usage["completion_tokens"] == len(json.dumps(PASS).split())
+        assert usage["prompt_tokens"] > 100
         body = fake.requests[0].body
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("teacher", 0.0, 128)
         assert (body["top_p"], body["top_k"], body["seed"]) == (1.0, 0, 0)
@@ -129,6 +124,18 @@ def test_model_temperature_and_max_tokens_may_come_with_the_request():
         assert result["ok"]
         body = fake.requests[0].body
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("other", 0.5, 64)
+
+
+def test_how_much_is_thought_is_told_and_makes_it_another_judge():
+    fake, revisions = saying(PASS), set()
+    with fake.running() as upstream:
+        for settings in ({}, {"effort": "low"}, {"effort": "low", "api": "gemini"}):
+            with running_judge(upstream=upstream, **settings) as url:
+                assert judge(url, GOOD)[0]["ok"]
+                assert fake.requests[-1].body.get("reasoning_effort") == settings.get("effort")
+                revisions.add(httpx.get(f"{url}/v1/info").json()["revision"])
+    assert "seed" not in fake.requests[-1].body and "seed" in fake.requests[0].body
+    assert len(revisions) == 2
 
 
 @pytest.mark.parametrize(("said", "passed"), [(0.5, True), (0.25, False), (1, True)])
@@ -345,7 +352,7 @@ def test_samples_that_differ_only_in_a_rubrics_variable_are_not_mixed_up():
 
 def test_api_keys_metrics_and_streams_are_those_of_every_service():
     with running_judge(secrets=Secrets(api_keys="k")) as url:
-        body = {"samples": [GOOD, ANSWER]}
+        body = {"samples": [GOOD, ANSWER | {"task": "answer_grounded"}]}
         assert httpx.post(f"{url}/v1/score", json=body).status_code == 401
         headers = {"Authorization": "Bearer k"}
         answer = httpx.post(f"{url}/v1/score/stream", json=body, headers=headers)
@@ -358,7 +365,8 @@ def test_api_keys_metrics_and_streams_are_those_of_every_service():
 def test_the_client_takes_mappings_and_gives_verdicts(rules_url):
     async def ask():
         async with ScoringClient(rules_url) as client:
-            samples = [GOOD | {"id": "g"}, ANSWER, GOOD | {"candidate": "\ud800"}]
+            foreign = {"task": "poetry", "candidate": "x"}
+            samples = [GOOD | {"id": "g"}, foreign, GOOD | {"candidate": "\ud800"}]
             streamed = {index: result async for index, result in client.stream(samples)}
             return await client.score(samples, {"cache": False}), streamed
 

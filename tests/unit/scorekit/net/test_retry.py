@@ -98,6 +98,27 @@ def test_a_try_is_repeated_only_where_the_caller_says_so(worth: bool) -> None:
     assert asked == ([1, 2, 3] if worth else [1])
 
 
+def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed() -> None:
+    """A machine that stood still wakes from a pause when nothing is left."""
+    deadline = Deadline(3600)
+    assert deadline.for_try() > 0
+
+    async def ask() -> None:
+        async for attempt in tries(
+            lambda error: True,
+            wait=lambda state: 0.0,
+            stop=deadline.is_too_near,
+            note=lambda state: deadline.extend(-7200),
+        ):
+            with attempt:
+                deadline.for_try()
+                raise RequestError("unavailable", "away")
+
+    with pytest.raises(RequestError, match="away"):
+        asyncio.run(ask())
+    assert Deadline(0).for_try() == 0  # a first try ends by its own timeout
+
+
 def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: 42.0)
     assert growing(state(1)) == 42.0

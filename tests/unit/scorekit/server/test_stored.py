@@ -21,7 +21,8 @@ GOOD = {
 
 def _counts(value, sample=SAMPLE, **options):
     stored = value if isinstance(value, bytes) else to_json(value)
-    return could_be_answer(stored, sample, XCometOptions(**options), ScoreRange(min=None, max=1.0))
+    most = None if getattr(sample, "task", "") == "mqm" else 1.0
+    return could_be_answer(stored, sample, XCometOptions(**options), ScoreRange(min=None, max=most))
 
 
 def test_what_a_service_writes_counts():
@@ -30,6 +31,26 @@ def test_what_a_service_writes_counts():
     assert _counts({name: value for name, value in GOOD.items() if name != "error_spans"})
     judged = {"score": 1.0, "verdict": {"pass": True, "reason_code": "ok", "notes": ""}}
     assert _counts(judged, JudgeSample(task="translation_filter"))
+
+
+def test_errors_that_a_judge_found_lie_in_both_texts():
+    sample = JudgeSample(task="mqm", src="The house", mt="집은 빨간색")
+    left = {"start": 4, "end": 9, "severity": "MAJOR", "confidence": None, "text": "house"}
+    found = GOOD | {"error_spans": [SPAN | {"confidence": None}], "omissions": [left]}
+    assert _counts(found, sample)
+    assert not _counts(found | {"omissions": [left | {"end": 10}]}, sample)
+    assert not _counts(found | {"omissions": [left | {"text": "other"}]}, sample)
+    assert not _counts(found)  # xCOMET knows how sure it is
+    verdict = {"pass": True, "reason_code": "ok", "notes": ""}
+    assert not _counts({"score": 0.0, "verdict": verdict}, sample)
+    assert not _counts(found, JudgeSample(task="own", src="The house", mt="집은 빨간색"))
+
+
+def test_windows_lie_in_both_texts():
+    window = {"src_start": 0, "src_end": 9, "mt_start": 0, "mt_end": 6, "score": 0.5}
+    assert _counts(GOOD | {"windows": [window]})
+    for other in ({"src_end": 10}, {"mt_end": 7}, {"mt_start": -1}, {"src_start": 10}):
+        assert not _counts(GOOD | {"windows": [window | other]}), other
 
 
 def test_what_no_service_could_have_written_does_not():

@@ -28,6 +28,9 @@ from tests.kits.hostile_texts import (
     searching,
     sources,
 )
+from trainer.roleplay.formulas import roles
+from trainer.roleplay.korean import names
+from trainer.roleplay.reply import CutReply
 
 #: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
 MADE = {
@@ -36,6 +39,15 @@ MADE = {
         template_pattern(text) for text in TEMPLATES.values()
     ],
     ("scorekit.adapters.rewards", "_compiled"): lambda: [],
+    ("trainer.roleplay.reply", "_speech"): lambda: [
+        CutReply("")._speech,
+        CutReply("", True)._speech,
+    ],
+    ("trainer.roleplay.korean.names", "_pattern"): lambda: [
+        names._pattern(name) for name in ("유나", "서유나", "Alex B")
+    ],
+    ("trainer.roleplay.formulas.roles", "_speaker"): lambda: [],  # those of its module
+    ("trainer.roleplay.formulas.roles", "_label"): lambda: [roles._label("유나")],
 }
 #: What else has kept a reader busy for long.
 PUMPS = [
@@ -98,11 +110,12 @@ def run_patterns() -> None:
 
 def run_functions() -> None:
     """In a process of its own: what reads a text whole."""
+    from scorekit.text.sentences import split_sentences
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
     from synth.config import SegmentationConfig
     from synth.filters import RuleConfig, check_rules
-    from synth.sources.segment import find_blobs, find_segments, split_sentences
+    from synth.sources.segment import find_blobs, find_segments
     from trainer.translation.rewards.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:

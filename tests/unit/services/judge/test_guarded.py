@@ -109,7 +109,7 @@ WRAPPED = [
 
 
 def judged(text, rubric=FILTER, finish_reason="stop"):
-    return rubric.outcome(parse_json(Choice(0, text, finish_reason, 1), rubric.schema_))
+    return rubric.read(parse_json(Choice(0, text, finish_reason, 1), rubric.schema_), {})
 
 
 @given(VERDICTS, NOTES, st.sampled_from(WRAPPED))

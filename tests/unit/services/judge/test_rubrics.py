@@ -31,7 +31,8 @@ def load(folder, **changes):
 
 def test_the_built_in_rubrics_are_the_seeds():
     rubrics = load_rubrics()
-    assert set(rubrics) == {"translation_filter", "answer_correctness"}
+    assert set(rubrics) == {"translation_filter", "answer_correctness", "answer_grounded"}
+    assert [name for name, rubric in rubrics.items() if rubric.images] == ["answer_grounded"]
     wanted = rubrics["translation_filter"]
     assert (wanted.temperature, wanted.max_tokens) == (0.0, 128)
     assert list(wanted.schema_["properties"]) == ["pass", "reason_code", "notes"]
@@ -112,10 +113,10 @@ def test_a_file_of_the_folder_replaces_a_built_in_rubric(tmp_path):
     ],
 )
 def test_the_digest_follows_every_change(tmp_path, changes):
-    before = digest_of({"own": load(tmp_path)})
-    assert digest_of({"own": load(tmp_path)}) == before
-    assert digest_of({"own": load(tmp_path, **changes)}) != before
-    assert digest_of({"other": load(tmp_path)}) != before
+    before = digest_of({"own": load(tmp_path).digest})
+    assert digest_of({"own": load(tmp_path).digest}) == before
+    assert digest_of({"own": load(tmp_path, **changes).digest}) != before
+    assert digest_of({"other": load(tmp_path).digest}) != before
 
 
 def test_languages_become_names_and_must_look_like_one(tmp_path):
@@ -187,6 +188,6 @@ def test_no_text_holds_a_mark_or_a_chat_token(text):
     assert fenced("text", text, "c0de").count("c0de") == 2 + text.count("c0de")
 
 
-@given(st.text(alphabet=st.characters(exclude_characters="⟦⟧<>[|｜")))
+@given(st.text(alphabet=st.characters(exclude_characters="⟦⟧<>[|｜¦│")))
 def test_ordinary_text_is_not_changed(text):
     assert defused(text) == text

@@ -97,10 +97,11 @@ def test_broken_hparams(folder):
     assert "hparams.yaml: cannot be read" in refusal(folder)
 
 
-def test_checkpoint_of_another_class(folder):
-    (folder / "hparams.yaml").write_text("class_identifier: regression_metric", encoding="utf-8")
+@pytest.mark.parametrize("kind", ["ranking_metric", "my_metric"])
+def test_checkpoint_of_another_class(folder, kind):
+    (folder / "hparams.yaml").write_text(f"class_identifier: {kind}", encoding="utf-8")
     message = refusal(folder)
-    assert "'regression_metric'" in message and "xcomet_metric" in message
+    assert f"'{kind}'" in message and "served are regression_metric, " in message
 
 
 def test_not_a_checkpoint(folder):

@@ -1,0 +1,175 @@
+"""What servers that speak OpenAI's API understand beyond its core, and what they refuse.
+
+- `vllm`: chat completions with every sampling field (`wire.Sampling`).
+- `openai`: chat completions with OpenAI's own fields alone. It refuses vLLM's, and its reasoning
+  models refuse those of sampling; so what stands at the API's default is left out.
+- `gemini`: as `openai`, without a seed, which Gemini's endpoint for OpenAI's clients refuses.
+- `responses`: the Responses API. One text a request, no seed, no stop; nothing is kept there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from scorekit.errors import UserError
+from scorekit.llm.errors import LLMError
+from scorekit.llm.wire import (
+    ChatPrompt,
+    Choice,
+    Counted,
+    Message,
+    Sampling,
+    TokenCount,
+    Usage,
+    json_format,
+    read_answer,
+)
+
+DialectName = Literal["vllm", "openai", "gemini", "responses"]
+Found = tuple[dict[int, Choice], Usage]
+
+
+class Dialect(NamedTuple):
+    """path: of a request. body: of a prompt, a model and a part (`ChatPrompt`). read: an answer's
+    choices and tokens. several: whether a request may ask for several choices."""
+
+    path: str
+    body: Callable[[ChatPrompt, str, range], bytes]
+    read: Callable[[bytes, range], Found]
+    several: bool
+
+
+def _own_sampling(sampling: Sampling) -> dict[str, Any]:
+    """The fields that OpenAI knows and that are not at its defaults. Raises UserError for the
+    others."""
+    if (sampling.top_k, sampling.min_p, sampling.repetition_penalty) != (0, 0.0, 1.0):
+        raise UserError("top_k, min_p and repetition_penalty: vLLM alone knows them")
+    given = {"temperature": (sampling.temperature, 1.0), "top_p": (sampling.top_p, 1.0)}
+    return {name: value for name, (value, usual) in given.items() if value != usual}
+
+
+def _chat_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
+    s = prompt.sampling
+    fields: dict[str, Any] = {
+        "model": model,
+        "messages": prompt.messages,
+        "max_completion_tokens": s.max_tokens,
+        **_own_sampling(s),
+    }
+    if len(part) > 1:
+        fields["n"] = len(part)
+    optional = {
+        "seed": None if s.seed is None else s.seed + part[0],
+        "presence_penalty": s.presence_penalty or None,
+        "frequency_penalty": s.frequency_penalty or None,
+        "stop": list(s.stop) or None,
+        "reasoning_effort": s.effort,
+        "response_format": None if prompt.json_schema is None else json_format(prompt.json_schema),
+    }
+    return to_json(fields | {name: value for name, value in optional.items() if value is not None})
+
+
+def _gemini_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
+    unseeded = replace(prompt, sampling=replace(prompt.sampling, seed=None))
+    return _chat_body(unseeded, model, part)
+
+
+def _responses_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
+    s = prompt.sampling
+    if s.stop or s.presence_penalty or s.frequency_penalty:
+        raise UserError("stop and penalties: the Responses API does not know them")
+    fields: dict[str, Any] = {
+        "model": model,
+        "input": [_input_item(message) for message in prompt.messages],
+        "max_output_tokens": s.max_tokens,
+        "store": False,
+        **_own_sampling(s),
+    }
+    if s.effort is not None:
+        fields["reasoning"] = {"effort": s.effort}
+    if prompt.json_schema is not None:
+        wanted = json_format(prompt.json_schema)["json_schema"]
+        fields["text"] = {"format": {"type": "json_schema", **wanted}}
+    return to_json(fields)
+
+
+def _input_item(message: Message) -> dict[str, Any]:
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    said = "output_text" if message["role"] == "assistant" else "input_text"
+    return {"role": message["role"], "content": [_input_part(part, said) for part in parts]}
+
+
+def _input_part(part: Any, said: str) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": said, "text": part["text"]}
+    return {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+
+
+class _Part(BaseModel):
+    type: str
+    text: str = ""
+
+
+class _Item(BaseModel):
+    type: str
+    content: list[_Part] | None = None
+
+
+class _Incomplete(BaseModel):
+    reason: str | None = None
+
+
+class _ResponsesUsage(BaseModel):
+    input_tokens: TokenCount = 0
+    output_tokens: TokenCount = 0
+
+
+class _Response(BaseModel):
+    status: str = "completed"
+    output: list[_Item]
+    usage: Counted[_ResponsesUsage] = None
+    incomplete_details: _Incomplete | None = None
+
+
+#: Why a response is incomplete, in the chat API's words.
+_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def _read_response(body: bytes, part: range) -> Found:
+    """The text of a response; empty where there is none, as where all tokens went into thinking.
+
+    Raises LLMError (retryable) for what is no response, or was broken off by the server.
+    """
+    try:
+        answer = _Response.model_validate_json(body)
+    except ValidationError:
+        shown = body[:80].decode(errors="replace")
+        raise LLMError("malformed", f"no response: {shown!r}", retryable=True) from None
+    if answer.status not in ("completed", "incomplete"):
+        raise LLMError("server_error", f"a response that is {answer.status[:40]}", retryable=True)
+    said = [item.content or [] for item in answer.output if item.type == "message"]
+    text = "".join(p.text for parts in said for p in parts if p.type == "output_text")
+    why = answer.incomplete_details.reason if answer.incomplete_details else None
+    reason = "stop" if answer.status == "completed" else _REASONS.get(str(why), "unknown")
+    if any(p.type == "refusal" for parts in said for p in parts):
+        reason = "content_filter"
+    used = answer.usage
+    usage = Usage()
+    if used:
+        usage = Usage(prompt_tokens=used.input_tokens, completion_tokens=used.output_tokens)
+    counted = (usage.completion_tokens, usage.prompt_tokens) if used else (None, None)
+    return {part[0]: Choice(part[0], text, reason, *counted)}, usage
+
+
+DIALECTS: dict[DialectName, Dialect] = {
+    "vllm": Dialect("/chat/completions", ChatPrompt.body, read_answer, several=True),
+    "openai": Dialect("/chat/completions", _chat_body, read_answer, several=True),
+    "gemini": Dialect("/chat/completions", _gemini_body, read_answer, several=True),
+    "responses": Dialect("/responses", _responses_body, _read_response, several=False),
+}

@@ -1,0 +1,238 @@
+"""Human judgements of translations: JSON lines, or the MQM files of WMT as they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scorekit.errors import UserError
+from scorekit.metaeval.marks import errors_of_row
+from scorekit.rowfile import RowFile
+
+#: DrawWeights of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478).
+#: CRITICAL is not among theirs; 10 is ours.
+WEIGHTS = {"MINOR": 1.0, "MAJOR": 5.0, "CRITICAL": 10.0, "NEUTRAL": 0.0}
+NON_TRANSLATION = 25.0
+MINOR_PUNCTUATION = 0.1
+#: Names of a segment's columns; those that are there make its name together.
+_DOCUMENT = ("doc", "document")
+_SEGMENT = ("globalSegId", "seg_id", "segment", "seg", "segment_id")
+_LONGEST_NAME = 80
+
+
+class Span(NamedTuple):
+    """`mt[start:end]`, code points; severity in capitals."""
+
+    start: int
+    end: int
+    severity: str
+
+
+@dataclass(slots=True)
+class Rating:
+    """What one rater says. score: higher is better. spans: None where only a score was given."""
+
+    score: float
+    spans: list[Span] | None
+
+
+@dataclass(slots=True)
+class JudgedTranslation:
+    """A system's translation of a segment with its ratings."""
+
+    system: str
+    segment: str
+    src: str
+    mt: str
+    ref: str | None = None
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    ratings: list[Rating] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """The mean over its raters."""
+        return sum(rating.score for rating in self.ratings) / len(self.ratings)
+
+
+@dataclass
+class Judgements:
+    """Translations in the order of the file; notes: what was left out, and why."""
+
+    translations: list[JudgedTranslation]
+    notes: list[str]
+
+    @property
+    def systems(self) -> list[str]:
+        """Their names in order."""
+        return sorted({one.system for one in self.translations})
+
+    @property
+    def segments(self) -> list[str]:
+        """Their names in the order of the file."""
+        return list(dict.fromkeys(one.segment for one in self.translations))
+
+
+def weight(severity: str, category: str) -> float:
+    """Penalty of an error. Raises ValueError for a severity that has none."""
+    kind = category.lower()
+    if "non-translation" in kind:
+        return NON_TRANSLATION
+    if severity == "MINOR" and kind.startswith("fluency/punctuation"):
+        return MINOR_PUNCTUATION
+    if severity not in WEIGHTS:
+        known = ", ".join(WEIGHTS)
+        raise ValueError(f"severity {severity[:40]!r} is none of {known}")
+    return WEIGHTS[severity]
+
+
+def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
+    """Read a file of judgements.
+
+    .jsonl: a row a rater, with `src`, `mt`, `system` and `spans` or `score` (or both: the score
+    counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional. .tsv: WMT's
+    MQM, an error a row. lower_is_better: of `score`. A segment without a name is its source; where
+    a system has several translations of it, they are segments apart.
+
+    Raises UserError that names the line.
+    """
+    file = RowFile(path, remedy="judgements are .jsonl or .tsv")
+    judgements = _published(file) if file.format == "tsv" else _json(file, lower_is_better)
+    if not judgements.translations:
+        raise UserError(f"{path}: no judgement in it")
+    return judgements
+
+
+def _json(file: RowFile, lower_is_better: bool) -> Judgements:
+    found: dict[tuple[str, str, str], JudgedTranslation] = {}
+    empty = 0
+    for number, row in file.rows((), None):
+        try:
+            one = _translation(row, "src", "mt")
+            rating, dropped = _rating(row, one.mt, lower_is_better)
+        except ValueError as error:
+            raise UserError(f"{file.path}, line {number}: {error}") from None
+        empty += dropped
+        _put(found, one, row).ratings.append(rating)
+    notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
+    return Judgements(_checked(found, file.path), notes)
+
+
+def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation:
+    texts = {name: row.get(name) for name in ("system", src, mt)}
+    for name, text in texts.items():
+        if name not in row:
+            raise ValueError(f"no field {name!r}")
+        if not isinstance(text, str):
+            raise ValueError(f"field {name!r} is no text")
+    optional: dict[str, Any] = {
+        name: row.get(name) or None for name in ("ref", "src_lang", "tgt_lang")
+    }
+    for name, value in optional.items():
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"field {name!r} is no text")
+    parts = [str(row[name]) for names in (_DOCUMENT, _SEGMENT) for name in names if name in row]
+    is_named = any(name in row for name in _SEGMENT)
+    segment = "/".join(parts) if is_named else ""
+    return JudgedTranslation(
+        str(texts["system"]), segment, str(texts[src]), str(texts[mt]), **optional
+    )
+
+
+def _put(
+    found: dict[tuple[str, str, str], JudgedTranslation],
+    one: JudgedTranslation,
+    row: Mapping[str, Any],
+) -> JudgedTranslation:
+    return found.setdefault((one.system, one.segment or one.src, one.mt), one)
+
+
+def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rating, int]:
+    listed, score = row.get("spans"), row.get("score")
+    if listed is None and score is None:
+        raise ValueError("neither 'spans' nor 'score'")
+    if score is not None:
+        if isinstance(score, bool) or not isinstance(score, int | float) or score != score:
+            raise ValueError("field 'score' is no number")
+        score = -float(score) if lower_is_better else float(score)
+    if listed is None:
+        assert score is not None
+        return Rating(score, None), 0
+    if not isinstance(listed, list) or not all(isinstance(span, dict) for span in listed):
+        raise ValueError("field 'spans' is no list of objects")
+    penalty = 0.0
+    spans = []
+    for given in listed:
+        span = checked_span(given, len(mt))
+        penalty += weight(span.severity, str(given.get("category") or ""))
+        spans.append(span)
+    whole = [span for span in spans if span.end > span.start]
+    return Rating(-penalty if score is None else score, whole), len(spans) - len(whole)
+
+
+def checked_span(given: Mapping[str, Any], length: int) -> Span:
+    """A span within a text of `length` characters. Raises ValueError."""
+    start, end, severity = (given.get(name) for name in ("start", "end", "severity"))
+    if type(start) is not int or type(end) is not int or not isinstance(severity, str):
+        raise ValueError("a span needs whole numbers 'start' and 'end', and a 'severity'")
+    if not 0 <= start <= end <= length:
+        raise ValueError(f"span {start} to {end} is not in a translation of {length} characters")
+    return Span(start, end, severity.strip().upper())
+
+
+def _published(file: RowFile) -> Judgements:
+    """One row an error; a rater's rows of a translation are together or not."""
+    found: dict[tuple[str, str, str], JudgedTranslation] = {}
+    raters: dict[tuple[int, str], Rating] = {}
+    tests = unplaced = 0
+    wanted = ("system", "rater", "source", "target", "category", "severity")
+    for number, row in file.rows(wanted, None):
+        if "hotw" in row["severity"].lower():  # WMT 2023's checks of the raters' attention
+            tests += 1
+            continue
+        try:
+            src, mt, errors = errors_of_row(row)
+            one = _put(found, _translation(row | {"src": src, "mt": mt}, "src", "mt"), row)
+            rating = raters.setdefault((id(one), row["rater"]), Rating(0.0, []))
+            if errors is not None:
+                rating.score -= weight(errors.severity, row["category"])
+        except ValueError as error:
+            raise UserError(f"{file.path}, line {number}: {error}") from None
+        if errors is not None:
+            assert rating.spans is not None
+            rating.spans += [Span(a, b, errors.severity) for a, b in errors.places]
+            unplaced += not errors.places
+        if not any(rating is known for known in one.ratings):
+            one.ratings.append(rating)
+    notes = []
+    if tests:
+        notes.append(f"{tests:,} rows that test the raters' attention (HOTW) are left out")
+    if unplaced:
+        notes.append(f"{unplaced:,} errors have no mark in the translation: in the score alone")
+    return Judgements(_checked(found, file.path), notes)
+
+
+def _checked(
+    found: dict[tuple[str, str, str], JudgedTranslation], path: Path
+) -> list[JudgedTranslation]:
+    """Names for segments without one. Raises UserError for a named one with two translations."""
+    several: dict[tuple[str, str], int] = {}
+    for (system, name, _), one in found.items():
+        count = several[system, name] = several.get((system, name), 0) + 1
+        if count > 1 and one.segment:
+            raise UserError(
+                f"{path}: system {system[:_LONGEST_NAME]!r} has two translations of segment "
+                f"{name[:_LONGEST_NAME]!r}: name documents and segments apart"
+            )
+        one.segment = one.segment or (name if count == 1 else f"{name}\n{count}")
+    return list(found.values())
+
+
+def each_rating(translations: list[JudgedTranslation]) -> Iterator[tuple[int, Rating, float]]:
+    """(number of the translation, rating, its part of 1) of those that have spans."""
+    for number, one in enumerate(translations):
+        with_spans = [rating for rating in one.ratings if rating.spans is not None]
+        for rating in with_spans:
+            yield number, rating, 1 / len(with_spans)

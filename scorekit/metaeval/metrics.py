@@ -1,0 +1,226 @@
+"""The scores of the metrics that are asked about: from a service, or from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scorekit.client.asynchronous import ScoringClient
+from scorekit.client.samplefile import Fields, JudgeFields, SampleFile
+from scorekit.client.scorefile import ScoreJob, Tally, first_info
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
+from scorekit.report.progress import progress_bar
+from scorekit.rowfile import RowFile
+from scorekit.schemas import Info
+
+
+@dataclass(frozen=True)
+class MetricSource:
+    """name: in the report. target: URL or file. task: of a judge's."""
+
+    name: str
+    target: str
+    task: str | None = None
+
+    @property
+    def is_service(self) -> bool:
+        """Whether it is asked; else it is read."""
+        return self.target.startswith(("http://", "https://"))
+
+
+@dataclass
+class MetricScores:
+    """Of each translation: the score (None: none), and the spans (None: it marks none, or failed).
+
+    model: whose they are. failed: type of a failure -> how many. truncated: not read to the end.
+    """
+
+    name: str
+    model: str
+    higher_is_better: bool
+    scores: list[float | None]
+    spans: list[list[Span] | None]
+    failed: dict[str, int]
+    truncated: int = 0
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether it marks errors at all."""
+        return any(spans is not None for spans in self.spans)
+
+
+def parse_metric(text: str) -> MetricSource:
+    """NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
+    name, equals, target = text.partition("=")
+    if not (name.strip() and equals and target.strip()):
+        raise UserError(f"--metric {text}: write NAME=URL, NAME=URL#task or NAME=FILE")
+    task = None
+    if target.startswith(("http://", "https://")):
+        target, _, task = target.partition("#")
+    elif not Path(target).is_file():
+        raise UserError(f"--metric {name}: {target} is neither an http URL nor a file")
+    if any(letter in name for letter in "/\\\0") or name.startswith("."):
+        raise UserError(
+            f"--metric {name}: a name is part of a file's name: no / and no leading dot"
+        )
+    return MetricSource(name.strip(), target.strip(), task or None)
+
+
+def service_scores(
+    sources: Sequence[MetricSource],
+    translations: Sequence[JudgedTranslation],
+    folder: Path,
+    say: Callable[[str], None],
+    **settings: Any,
+) -> list[MetricScores]:
+    """Ask the services, one after another. What is scored stands in `folder` (NAME.jsonl): the
+    same call goes on from there, and asks again for what failed for the moment. All of them are
+    asked for their /v1/info before the first scores anything.
+
+    Raises UserError for a service that wants what the rows do not have, and what the client raises.
+    """
+    infos = [asyncio.run(_info(source, settings)) for source in sources]
+    for source, info in zip(sources, infos, strict=True):
+        _check_wanted(source, info, translations)
+    found = []
+    for source, info in zip(sources, infos, strict=True):
+        say(f"{source.name}: {info.service}, {info.model}")
+        out = folder / f"{source.name}.jsonl"
+        job = _job(source, info, translations, folder, out)
+        tally = asyncio.run(_score(source, job, settings))
+        if tally.retryable:
+            say(f"{source.name}: {tally.retryable:,} failed for the moment: run it again")
+        found.append(_read_results(source.name, info, source.task, out, translations))
+    return found
+
+
+async def _info(source: MetricSource, settings: Mapping[str, Any]) -> Info:
+    async with ScoringClient(source.target, **settings) as client:
+        return await first_info(client, 1)
+
+
+def _check_wanted(
+    source: MetricSource, info: Info, translations: Sequence[JudgedTranslation]
+) -> None:
+    if (info.service == "judge") != (source.task is not None):
+        advice = (
+            "name its task: NAME=URL#mqm" if source.task is None else "leave out #" + source.task
+        )
+        raise UserError(f"--metric {source.name}: the service is {info.service}: {advice}")
+    if source.task is not None and info.tasks is not None and source.task not in info.tasks:
+        known = ", ".join(sorted(info.tasks))
+        raise UserError(
+            f"--metric {source.name}: the judge has no task {source.task}; it has {known}"
+        )
+    lacking = sum(not one.ref for one in translations)
+    if lacking and (info.inputs or {}).get("ref") == "required":
+        raise UserError(
+            f"--metric {source.name}: it wants a reference, and {lacking:,} of "
+            f"{len(translations):,} translations have none: add `ref` to the rows, "
+            "or name a system by --ref-system"
+        )
+
+
+def _job(
+    source: MetricSource,
+    info: Info,
+    translations: Sequence[JudgedTranslation],
+    folder: Path,
+    out: Path,
+) -> ScoreJob:
+    wants_ref = (info.inputs or {"ref": "optional"}).get("ref") != "ignored"
+    names = ("src", "mt", "src_lang", "tgt_lang") if source.task else ("src", "mt")
+    lines = []
+    for one in translations:
+        sample = {name: getattr(one, name) for name in names if getattr(one, name) is not None}
+        if wants_ref and one.ref:
+            sample["ref"] = one.ref
+        lines.append(json.dumps(sample, ensure_ascii=False) + "\n")
+    path = folder / f"{source.name}.samples.jsonl"
+    write_atomic(path, "".join(lines))
+    fields = Fields() if source.task is None else JudgeFields(source.task, {}, {})
+    return ScoreJob(samples=SampleFile(path, None, fields), out=out, options={})
+
+
+async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> Tally:
+    contents = job.check()
+    async with ScoringClient(source.target, pin_model=True, **settings) as client:
+        info = await first_info(client, 1)
+        with ExitStack() as stack:
+
+            def on_start(tally: Tally) -> Callable[[int], None]:
+                done = tally.done - tally.retryable
+                return stack.enter_context(progress_bar(contents.samples, done))
+
+            return await job.run(client, info, contents, on_start)
+
+
+def _read_results(
+    name: str, info: Info, task: str | None, path: Path, translations: Sequence[JudgedTranslation]
+) -> MetricScores:
+    higher = info.higher_is_better
+    if task is not None and info.tasks is not None:
+        higher = info.tasks[task].higher_is_better
+    found = MetricScores(name, info.model, higher, [], [], {})
+    for number, row in RowFile(path).rows((), None):
+        _add(found, row, len(translations[number - 1].mt), f"{path}, line {number}")
+    return found
+
+
+def file_scores(
+    source: MetricSource, translations: Sequence[JudgedTranslation], higher_is_better: bool
+) -> MetricScores:
+    """Scores of a file: rows with `score` and, where it marks errors, `error_spans`; each belongs
+    to the translation with its `src` and `mt`. A row with `ok` false or a null score has failed; so
+    has a translation without a row (`absent`).
+
+    Raises UserError for a fault in a row, and where no row belongs to any translation.
+    """
+    file = RowFile(Path(source.target))
+    rows: dict[tuple[str, str], tuple[int, Mapping[str, Any]]] = {}
+    for number, row in file.rows(("src", "mt", "score"), None):
+        for name in ("src", "mt"):
+            if not isinstance(row.get(name), str):
+                raise UserError(f"{file.path}, line {number}: no text {name!r}")
+        rows[row["src"], row["mt"]] = number, row
+    found = MetricScores(source.name, file.path.name, higher_is_better, [], [], {})
+    absent: Mapping[str, Any] = {"ok": False, "error": {"type": "absent"}}
+    for one in translations:
+        number, fields = rows.get((one.src, one.mt), (0, absent))
+        _add(found, fields, len(one.mt), f"{file.path}, line {number}")
+    if found.failed.get("absent") == len(translations):
+        raise UserError(f"{file.path}: none of its {len(rows):,} rows is one of the translations")
+    return found
+
+
+def _add(found: MetricScores, row: Mapping[str, Any], length: int, where: str) -> None:
+    score = row.get("score")
+    if row.get("ok") is False or score in (None, ""):
+        error = row.get("error")
+        type = error.get("type", "failed") if isinstance(error, Mapping) else "failed"
+        found.failed[type] = found.failed.get(type, 0) + 1
+        found.scores.append(None)
+        found.spans.append(None)
+        return
+    try:
+        number = float(score)
+        if not math.isfinite(number) or isinstance(score, bool):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: score {score!r} is no number") from None
+    spans = row.get("error_spans")
+    try:
+        marked = None if spans is None else [checked_span(span, length) for span in spans]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from None
+    found.scores.append(number)
+    found.spans.append(None if marked is None else [s for s in marked if s.end > s.start])
+    found.truncated += any((row.get("truncated") or {}).values())

@@ -1,0 +1,143 @@
+"""Whether a metric marks what people mark: by characters, and span for span.
+
+`chars`: precision, recall and F1 of marked characters; a character is marked once, however many
+spans hold it. Long spans count for much in it.
+
+`mpp`: match with partial overlap and partial credit, micro-averaged (Perrella et al. 2026,
+arXiv 2603.19921). Spans are matched one to one (matching.py); precision is the sum of
+`overlap / length of the metric's span` over the matched ones, by the number of all spans of the
+metric; recall that of `overlap / length of the human span`, by the number of all human spans; F1 is
+their harmonic mean. Every span counts alike, long or short. What is ours: the matching maximises
+the sum of both credits, spans of the source (omissions) are left out, and each of several raters is
+compared apart, with 1 / raters of the weight.
+
+Sums of all translations together give a figure (micro-averages): without errors there is no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scorekit.metaeval.judgements import JudgedTranslation, Span, each_rating
+from scorekit.metaeval.matching import matched, overlap
+
+Array = Any
+
+FIGURES = {
+    "chars_precision": "character precision",
+    "chars_recall": "character recall",
+    "chars_f1": "character F1",
+    "mpp_precision": "MPP precision",
+    "mpp_recall": "MPP recall",
+    "mpp_f1": "MPP F1",
+}
+#: Upper ends of the bins of spans by length in characters.
+_LENGTHS = (5, 15, 40)
+_SUMS = ("common", "common_gold", "found", "gold", "credit_p", "found_n", "credit_r", "gold_n")
+
+
+def length_bin(length: int) -> str:
+    """Name of the bin of a span."""
+    low = 1
+    for high in _LENGTHS:
+        if length <= high:
+            return f"{low}-{high}"
+        low = high + 1
+    return f"{low}+"
+
+
+BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
+
+
+@dataclass
+class SpanSums:
+    """sums: (translations, 8), weighted over raters. known: (translations,), whether there are
+    human spans to compare with. groups: (kind, name) -> sums of the spans of that severity or
+    length: a metric's in the precision's, people's in the recall's."""
+
+    sums: Array
+    known: Array
+    groups: dict[tuple[str, str], Array] = field(default_factory=dict)
+
+    def figures(self, weights: Array) -> dict[str, Array]:
+        """Each of FIGURES. weights: (draws, translations)."""
+        return figures_of(weights @ self.sums)
+
+
+def span_sums(
+    translations: Sequence[JudgedTranslation], found: Sequence[Sequence[Span]]
+) -> SpanSums:
+    """found: the metric's spans of each translation."""
+    result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
+    for number, rating, part in each_rating(list(translations)):
+        result.known[number] = True
+        assert rating.spans is not None
+        if found[number] or rating.spans:
+            whole, groups = _compare(found[number], rating.spans)
+            result.sums[number] += part * whole
+            for key, sums in groups.items():
+                result.groups[key] = result.groups.get(key, 0.0) + part * sums
+    return result
+
+
+def figures_of(sums: Array) -> dict[str, Array]:
+    """Sums (..., 8) -> each of FIGURES; NaN where there is nothing to divide by."""
+    common, common_gold, found, gold, credit_p, found_n, credit_r, gold_n = np.moveaxis(sums, -1, 0)
+    figures: dict[str, Array] = {}
+    for name, parts in {
+        "chars": (common, found, common_gold, gold),
+        "mpp": (credit_p, found_n, credit_r, gold_n),
+    }.items():
+        p, r = _ratio(parts[0], parts[1]), _ratio(parts[2], parts[3])
+        figures |= {f"{name}_precision": p, f"{name}_recall": r}
+        # no span of the metric at all: its F1 is 0 where people have some
+        below = np.nan_to_num(p) + np.nan_to_num(r)
+        f1 = np.where(
+            below > 0, 2 * np.nan_to_num(p) * np.nan_to_num(r) / np.maximum(below, 1e-12), 0
+        )
+        figures[f"{name}_f1"] = np.where(parts[3] > 0, f1, np.nan)
+    return figures
+
+
+def _compare(
+    found: Sequence[Span], gold: Sequence[Span]
+) -> tuple[Array, dict[tuple[str, str], Array]]:
+    end = max(span.end for span in (*found, *gold))
+    by_metric, by_people = _covered(found, end), _covered(gold, end)
+    groups: dict[tuple[str, str], Array] = {}
+    for spans, other, k in ((found, by_people, 0), (gold, by_metric, 1)):
+        for key in {key for span in spans for key in _keys(span)}:
+            mask = _covered([span for span in spans if key in _keys(span)], end)
+            sums = groups.setdefault(key, np.zeros(8))
+            sums[k], sums[2 + k] = (mask & other).sum(), mask.sum()
+            sums[5 + 2 * k] += sum(key in _keys(span) for span in spans)
+    whole = np.zeros(8)
+    whole[:4] = (common := (by_metric & by_people).sum()), common, by_metric.sum(), by_people.sum()
+    whole[5], whole[7] = len(found), len(gold)
+    for f, g in matched(found, gold):
+        shared = overlap(found[f], gold[g])
+        for span, place in ((found[f], 4), (gold[g], 6)):
+            credit = shared / (span.end - span.start)
+            whole[place] += credit
+            for key in _keys(span):
+                groups[key][place] += credit
+    return whole, groups
+
+
+def _keys(span: Span) -> tuple[tuple[str, str], ...]:
+    return ("severity", span.severity), ("length", length_bin(span.end - span.start))
+
+
+def _covered(spans: Sequence[Span], end: int) -> Array:
+    mask = np.zeros(end, bool)
+    for span in spans:
+        mask[span.start : span.end] = True
+    return mask
+
+
+def _ratio(above: Array, below: Array) -> Array:
+    return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)

@@ -1,0 +1,82 @@
+"""The page at `/`: a form to try a service by hand, in one document without foreign assets.
+
+It is put together from the files beside this one when the service starts. It holds no data and so
+needs no key; what it shows it asks for over the routes that everybody has, with the key that it is
+given. Its Content-Security-Policy names its script and its style by their hashes: no other runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from html import escape
+from importlib.resources import files
+
+from fastapi import FastAPI, Request, Response
+
+#: What every page has, and what a kind of service adds, in the order in which it is run.
+_COMMON = ("dom", "call", "code")
+_SPANS = ("marks", "card")
+_SCRIPTS: dict[str, tuple[str, ...]] = {
+    "translations": (*_COMMON, *_SPANS, "rows", "batch", "translations", "start"),
+    "judge": (*_COMMON, *_SPANS, "judge", "start"),
+    "embedder": (*_COMMON, "embedder", "start"),
+    "retriever": (*_COMMON, "crop", "retriever", "start"),
+}
+
+
+def add_page(app: FastAPI, kind: str, service: str) -> None:
+    """Serve the page of a kind of service (`Verb.page`) at `/`. service: its name, shown."""
+    body, headers = make_page(kind, service)
+
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        known = {one.strip() for one in request.headers.get("if-none-match", "").split(",")}
+        if headers["ETag"] in {one.removeprefix("W/") for one in known}:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def make_page(kind: str, service: str) -> tuple[bytes, dict[str, str]]:
+    """The document, in UTF-8, and the headers that it is sent with."""
+    parts = "\n".join(_read(f"{name}.js") for name in _SCRIPTS[kind])
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    style = _read("style.css")
+    document = _read("shell.html").replace("@SERVICE@", escape(service))
+    document = document.replace("@STYLE@", style).replace("@SCRIPT@", script)
+    body = document.encode()
+    return body, {
+        "Content-Security-Policy": _policy(script, style),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",  # asked for each time, sent when it is another one
+        "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
+    }
+
+
+def _policy(script: str, style: str) -> str:
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "connect-src 'self'",
+            "img-src 'self' blob: data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            # Text that becomes HTML by mistake is refused by the browser.
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")

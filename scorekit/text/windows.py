@@ -1,0 +1,191 @@
+"""Texts that say the same, cut side by side into parts: where, and which parts go together.
+
+A border is a position in each of the texts (source, translation and, if there is one, reference);
+a part reaches from one border to the next, so that every character is in exactly one.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from scorekit.text.alignment import align
+from scorekit.text.sentences import sentence_starts
+
+Border = tuple[int, ...]
+Part = tuple[Border, Border]
+#: Sizes of parts; None of one that does not fit.
+Measure = Callable[[list[Part]], list[int | None]]
+
+#: Where a part may be cut, the best first: behind a clause, behind white space.
+_CLAUSE = re.compile(r"[,;:，、；：،؛—–][\"'”’»）」』)\]]{0,4}\s?")
+_SPACE = re.compile(r"\s")
+#: How far from the wanted place a better one is looked for, as a share of the part.
+_NEAR = 1 / 8
+_JOINER = "\u200d"
+
+
+def common_borders(texts: Sequence[str]) -> list[Border]:
+    """Borders at ends of sentences that belong together, from all zeros to all lengths.
+
+    texts: source, translation, and a reference or none. The translation is aligned to the source;
+    so is the reference (to the translation, where the source is empty).
+    """
+    borders: list[Border] = list(align(texts[0], texts[1]))
+    if len(texts) > 2:
+        pivot = 0 if texts[0].strip() else 1
+        known = align(texts[pivot], texts[2])
+        third = _Follower(known, texts[2])
+        borders = [(*border, third.position(border[pivot])) for border in borders]
+        borders = [(0, 0, 0), *borders[1:-1], tuple(map(len, texts))]
+    return list(dict.fromkeys(borders))
+
+
+class _Follower:
+    """Where a position of one text lies in another that was aligned to it."""
+
+    def __init__(self, borders: Sequence[tuple[int, int]], text: str) -> None:
+        self._ours = [ours for ours, _ in borders]
+        self._theirs = [theirs for _, theirs in borders]
+        self._text = text
+        self._last = 0
+
+    def position(self, at: int) -> int:
+        """Of ascending positions, ascending ones: where there is no border, in proportion."""
+        k = bisect_left(self._ours, at)
+        if self._ours[k] == at:
+            found = self._theirs[k]
+        else:
+            a, b = self._theirs[k - 1], self._theirs[k]
+            share = (at - self._ours[k - 1]) / (self._ours[k] - self._ours[k - 1])
+            found = _cut_near(self._text, a, b, a + round((b - a) * share))
+        self._last = max(self._last, found)
+        return self._last
+
+
+def halve(texts: Sequence[str], part: Part) -> Border | None:
+    """A border about the middle of a part: at an end of a sentence, of a clause, at white space or
+    between characters, whatever is near, and in the same share of each text. None where no text
+    has two characters."""
+    ranges = list(zip(*part, strict=True))
+    first = max(range(len(texts)), key=lambda k: ranges[k][1] - ranges[k][0])
+    a, b = ranges[first]
+    if b - a < 2:
+        return None
+    middle = _cut_near(texts[first], a, b, (a + b) // 2)
+    share = (middle - a) / (b - a)
+    return tuple(
+        middle
+        if k == first
+        else _cut_near(texts[k], start, end, start + round((end - start) * share))
+        for k, (start, end) in enumerate(ranges)
+    )
+
+
+def _cut_near(text: str, start: int, end: int, wanted: int) -> int:
+    """The best place to cut text[start:end] near a position; never its ends, if it has others."""
+    if end - start < 2:
+        return end if wanted > start else start
+    wanted = min(max(wanted, start + 1), end - 1)
+    reach = max(1, round((end - start) * _NEAR))
+    low, high = max(start + 1, wanted - reach), min(end - 1, wanted + reach)
+    for places in (_sentence_cuts, _clause_cuts, _space_cuts, _character_cuts):
+        found = [at for at in places(text, low, high) if low <= at <= high]
+        if found:
+            return min(found, key=lambda at: abs(at - wanted))
+    return wanted
+
+
+def _sentence_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    begin = max(0, low - 100)  # what is before a full stop tells whether it ends a sentence
+    return (begin + at for at in sentence_starts(text[begin : high + 2])[1:-1])
+
+
+def _clause_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    return (match.end() for match in _CLAUSE.finditer(text, max(0, low - 6), high + 2))
+
+
+def _space_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    return (match.end() for match in _SPACE.finditer(text, max(0, low - 1), high))
+
+
+def _character_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    """Between characters, but not within one that is written as several."""
+    return (
+        at
+        for at in range(low, high + 1)
+        if _JOINER not in text[at - 1 : at + 1] and unicodedata.category(text[at])[0] != "M"
+    )
+
+
+def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], most: int) -> list[int]:
+    """Neighbours joined into windows of at most `most` together: as few windows as there can be
+    that lack one of the texts, then as few as there can be, then as equal as there can be.
+
+    sizes: of each part; one over `most` is a window by itself. empties: of each part, which of its
+    texts are empty. Returns where windows begin, as indexes of parts, and their number.
+    """
+    count = len(sizes)
+    filled = [_sums(not empty for empty in column) for column in zip(*empties, strict=True)]
+    filled = [sums for sums in filled if sums[-1]]  # a text that is empty throughout lacks nowhere
+    totals = _sums(sizes)
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]
+    begins = [0]
+    for end in range(1, count + 1):
+        least: tuple[int, int, int] | None = None
+        origin = end - 1
+        for begin in range(end - 1, -1, -1):
+            size = totals[end] - totals[begin]
+            if size > most and begin < end - 1:
+                break
+            lacks = any(sums[end] == sums[begin] for sums in filled)
+            before = best[begin]
+            cost = (before[0] + lacks, before[1] + 1, before[2] + size * size)
+            if least is None or cost < least:
+                least, origin = cost, begin
+        assert least is not None  # a part alone is always looked at
+        best.append(least)
+        begins.append(origin)
+    kept = [count]
+    while kept[-1]:
+        kept.append(begins[kept[-1]])
+    return kept[::-1]
+
+
+def _sums(values: Iterator[int] | Sequence[int]) -> list[int]:
+    sums = [0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
+
+
+def refine(
+    texts: Sequence[str],
+    borders: Sequence[Border],
+    measure: Callable[[list[Part]], list[int | None]],
+) -> tuple[list[Border], list[int | None]]:
+    """Borders between which every part fits, and the parts' sizes: what does not is halved, again
+    and again. measure: sizes of parts, None of one that does not fit; None is left where a part
+    cannot be cut any more."""
+    known: dict[Part, int | None] = {}
+    cut = list(borders)
+    todo = list(pairwise(cut))
+    while todo:
+        known |= dict(zip(todo, measure(todo), strict=True))
+        new: dict[Border, Border] = {}  # by the border before
+        for part in todo:
+            if known[part] is None and (middle := halve(texts, part)) not in (None, *part):
+                assert middle is not None
+                new[part[0]] = middle
+        todo = []
+        grown = []
+        for border, after in pairwise(cut):
+            grown.append(border)
+            if border in new:
+                grown.append(new[border])
+                todo += [(border, new[border]), (new[border], after)]
+        cut = [*grown, cut[-1]]
+    return cut, [known[part] for part in pairwise(cut)]

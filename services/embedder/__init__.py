@@ -1,0 +1,1 @@
+"""Texts to vectors: sentence-transformers behind OpenAI's `POST /v1/embeddings`."""

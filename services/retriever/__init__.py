@@ -1,0 +1,1 @@
+"""The retriever: an index of document pages behind HTTP."""

@@ -1,0 +1,44 @@
+"""`python -m services.retriever --index DIR` serves; `... ingest SOURCES... --index DIR` makes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from scorekit.command import clean_exit
+from scorekit.config import refuse_password
+from scorekit.server.http.run import main
+from services.retriever.backends.opening import Servers
+from services.retriever.model import RetrieverBackend
+from services.retriever.settings import RetrieverSettings
+
+
+def make_backend(settings: RetrieverSettings) -> RetrieverBackend:
+    """The backend that the settings describe; its index is checked, not yet loaded."""
+    for url, flag, name in (
+        (settings.embeddings_url, "--embeddings-url", "RETRIEVER_EMBEDDINGS_URL"),
+        (settings.late_url, "--late-url", "RETRIEVER_LATE_URL"),
+    ):
+        if url != os.environ.get(name):
+            refuse_password(url or "", flag, f"put the address into the variable {name}")
+    servers = Servers(
+        settings.embeddings_url,
+        settings.embeddings_model,
+        settings.late_url,
+        settings.late_model,
+        os.environ.get("VLLM_API_KEY"),
+    )
+    backend = RetrieverBackend(
+        settings.index, settings.backend, servers, max_query_chars=settings.max_field_chars
+    )
+    backend.check()
+    return backend
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["ingest"]:
+        from services.retriever.command import app
+
+        app(args=sys.argv[2:], prog_name="python -m services.retriever ingest")
+    with clean_exit():
+        main(RetrieverSettings, make_backend)

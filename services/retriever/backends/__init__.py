@@ -1,0 +1,1 @@
+"""What searches the pages: by words, by vectors of their text, by vectors of their pictures."""

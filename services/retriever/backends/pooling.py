@@ -1,0 +1,120 @@
+"""Vectors of texts and pictures, one for each token, from vLLM's `POST /pooling`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+from pydantic_core import from_json, to_json
+
+from scorekit.client.transport import OneServer, checked_url
+from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.net.own_loop import OwnLoop
+from scorekit.net.retry import retry_after_s
+from services.retriever.backends.vectors import Vectors, checked_vectors
+
+#: Queries of one request.
+_MOST = 64
+
+
+class Pooling:
+    """The client of one such server; threads may share it.
+
+    model: its name there. key: sent where there is one. prompt: the text beside each picture.
+    timeout_s, deadline_s: seconds for one request, and for it with its second tries.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key: str | None = None,
+        prompt: str = "",
+        timeout_s: float = 120.0,
+        deadline_s: float = 600.0,
+        max_in_flight: int = 8,
+    ) -> None:
+        self._url = checked_url(url).removesuffix("/v1").removesuffix("/pooling")
+        self._model, self._prompt = model, prompt
+
+        def make() -> OneServer:
+            return OneServer(
+                self._url,
+                key,
+                "pooling server",
+                timeout_s=timeout_s,
+                deadline_s=deadline_s,
+                max_in_flight=max_in_flight,
+            )
+
+        self._own = OwnLoop("pooling client", make, OneServer.close)
+
+    def texts(self, texts: Sequence[str]) -> list[Vectors]:
+        """[tokens, D] of each text. Raises ServiceUnreachable, RequestError."""
+        parts = [list(texts[k : k + _MOST]) for k in range(0, len(texts), _MOST)]
+        found = self._own.run(lambda http: self._all(http, [self._body(input=p) for p in parts]))
+        vectors = [one for part, answer in zip(parts, found, strict=True) for one in answer]
+        if len(vectors) != len(texts):
+            raise self._unwanted(f"{len(vectors)} answers for {len(texts)} texts")
+        return vectors
+
+    def pictures(self, pngs: Sequence[bytes]) -> list[Vectors]:
+        """[tokens, D] of each picture. Raises ServiceUnreachable, RequestError."""
+        bodies = [self._body(messages=[self._message(png)]) for png in pngs]
+        found = self._own.run(lambda http: self._all(http, bodies))
+        if any(len(answer) != 1 for answer in found):
+            raise self._unwanted("several answers for one picture")
+        return [answer[0] for answer in found]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._own.close()
+
+    def _body(self, **what: Any) -> bytes:
+        told = {"model": self._model, "task": "token_embed", "encoding_format": "float"}
+        return to_json(told | what)
+
+    def _message(self, png: bytes) -> dict[str, Any]:
+        url = "data:image/png;base64," + base64.b64encode(png).decode()
+        parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}}]
+        if self._prompt:
+            parts.append({"type": "text", "text": self._prompt})
+        return {"role": "user", "content": parts}
+
+    async def _all(self, server: OneServer, bodies: Sequence[bytes]) -> list[list[Vectors]]:
+        tasks = [
+            asyncio.create_task(server.asked("POST", "/pooling", body, read=self._read))
+            for body in bodies
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _read(self, response: httpx.Response) -> list[Vectors]:
+        status = response.status_code
+        if status == 429 or status >= 500:
+            kind = "overloaded" if status == 429 else "unavailable"
+            wait = retry_after_s(response.headers)
+            told = f"{self._url}: HTTP {status}"
+            raise RequestError(kind, told, status=status, retry_after=wait)
+        if status != 200:
+            raise self._unwanted(f"HTTP {status}: no /pooling there, or not for this model")
+        try:
+            rows = from_json(response.content, allow_inf_nan=False)["data"]
+            by_index = {row["index"]: checked_vectors(row["data"]) for row in rows}
+            vectors = [by_index[k] for k in range(len(rows))]
+            if any(not len(one) for one in vectors):
+                raise ValueError("a text or picture without a vector")
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"an answer of another shape ({type(error).__name__})"
+            raise self._unwanted(what) from None
+        return vectors
+
+    def _unwanted(self, reason: str) -> ServiceUnreachable:
+        return ServiceUnreachable(self._url, reason, retryable=False)

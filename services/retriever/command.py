@@ -1,0 +1,198 @@
+"""The command `python -m services.retriever ingest`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from scorekit.command import clean_exit, say
+from scorekit.errors import UserError
+from scorekit.report.progress import progress_bar
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.backends.dense import DenseBuilder
+from services.retriever.backends.late import LateBuilder, VectorFile
+from services.retriever.index.ingest import IndexBuilder, ingest
+from services.retriever.index.reading import ReadingRules
+from services.retriever.index.records import Manifest
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class BackendName(StrEnum):
+    """What can be made for an index."""
+
+    BM25 = "bm25"
+    DENSE = "dense"
+    LATE = "late"
+
+
+#: Of what could not be read, and of pages without text, so many are named.
+_NAMED = 10
+
+
+class _Wishes(NamedTuple):
+    """What the back ends are told."""
+
+    korean: Literal["morphemes", "bigrams"]
+    embeddings_url: str | None
+    embeddings_model: str | None
+    query_prefix: str
+    page_prefix: str
+    late_url: str | None
+    late_model: str | None
+    late_vectors: Path | None
+    late_query_prefix: str
+    late_prompt: str
+
+
+_Sources = Annotated[
+    list[Path],
+    typer.Argument(metavar="SOURCES...", help="PDFs, pictures, and folders of them."),
+]
+_Index = Annotated[Path, typer.Option(help="Folder of the index.")]
+_Backend = Annotated[
+    list[BackendName] | None,
+    typer.Option(help="What is to search it; repeat it for several. Default: bm25."),
+]
+_Korean = Annotated[
+    Literal["morphemes", "bigrams"], typer.Option(help="bm25: how it finds Korean words.")
+]
+_EmbeddingsUrl = Annotated[str | None, typer.Option(help="dense: a server of /v1/embeddings.")]
+_EmbeddingsModel = Annotated[
+    str | None, typer.Option(help="dense: the model's name there; default: its only one.")
+]
+_QueryPrefix = Annotated[
+    str, typer.Option(help='dense: what the model wants before a query ("query: ").')
+]
+_PagePrefix = Annotated[
+    str, typer.Option(help='dense: what it wants before a text that is found ("passage: ").')
+]
+_LateUrl = Annotated[str | None, typer.Option(help="late: vLLM with a late-interaction model.")]
+_LateModel = Annotated[str | None, typer.Option(help="late: the model's name.")]
+_LateVectors = Annotated[
+    Path | None,
+    typer.Option(help="late: in place of a server, .safetensors or .npz: page id -> [n, D]."),
+]
+_LateQueryPrefix = Annotated[str, typer.Option(help="late: what the model wants before a query.")]
+_LatePrompt = Annotated[str, typer.Option(help="late: the text beside each picture.")]
+_Dpi = Annotated[float, typer.Option(min=18, max=1200, help="Of a PDF page's picture.")]
+_MaxPixels = Annotated[
+    int, typer.Option(min=10_000, max=100_000_000, help="Most pixels of a page's picture.")
+]
+_Ocr = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Gives the text of a page that has none: from its picture (PIL) to text boxes.",
+    ),
+]
+_PageTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds after which a page counts as hanging.")
+]
+_Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes that read; default: one a CPU.")
+]
+
+
+@app.command()
+def make_index(
+    sources: _Sources,
+    index: _Index,
+    backend: _Backend = None,
+    korean: _Korean = "morphemes",
+    embeddings_url: _EmbeddingsUrl = None,
+    embeddings_model: _EmbeddingsModel = None,
+    query_prefix: _QueryPrefix = "",
+    page_prefix: _PagePrefix = "",
+    late_url: _LateUrl = None,
+    late_model: _LateModel = None,
+    late_vectors: _LateVectors = None,
+    late_query_prefix: _LateQueryPrefix = "",
+    late_prompt: _LatePrompt = "Describe the image.",
+    dpi: _Dpi = 144.0,
+    max_pixels: _MaxPixels = 16_000_000,
+    ocr: _Ocr = None,
+    page_timeout: _PageTimeout = 120.0,
+    workers: _Workers = None,
+) -> None:
+    """Make the index of these files; what it held before and they do not is no longer in it.
+
+    The same command goes on where it was stopped. What cannot be read is listed and skipped.
+    """
+    wishes = _Wishes(
+        korean,
+        embeddings_url,
+        embeddings_model,
+        query_prefix,
+        page_prefix,
+        late_url,
+        late_model,
+        late_vectors,
+        late_query_prefix,
+        late_prompt,
+    )
+    with clean_exit(stopped="stopped: the same command goes on from there"):
+        made = ingest(
+            sources,
+            index,
+            [_builder(name, wishes) for name in dict.fromkeys(backend or [BackendName.BM25])],
+            ReadingRules(dpi, max_pixels, ocr),
+            timeout_s=page_timeout,
+            workers=workers,
+            bar=progress_bar,
+        )
+        _tell(made)
+
+
+def _builder(name: BackendName, wishes: _Wishes) -> IndexBuilder:
+    if name == BackendName.BM25:
+        return Bm25Builder(wishes.korean)
+    if name == BackendName.DENSE:
+        if wishes.embeddings_url is None:
+            raise UserError("--backend dense: name its server, --embeddings-url")
+        return DenseBuilder(
+            wishes.embeddings_url,
+            wishes.embeddings_model,
+            wishes.query_prefix,
+            wishes.page_prefix,
+        )
+    if wishes.late_model is None or (wishes.late_url is None) == (wishes.late_vectors is None):
+        raise UserError(
+            "--backend late: name the model, --late-model, and where its vectors are: either "
+            "--late-url or --late-vectors"
+        )
+    if wishes.late_vectors is not None:
+        return VectorFile(wishes.late_vectors, wishes.late_model, wishes.late_query_prefix)
+    assert wishes.late_url is not None
+    return LateBuilder(
+        wishes.late_url,
+        wishes.late_model,
+        key=os.environ.get("VLLM_API_KEY"),
+        query_prefix=wishes.late_query_prefix,
+        prompt=wishes.late_prompt,
+    )
+
+
+def _tell(made: Manifest) -> None:
+    for skipped in made.skipped[:_NAMED]:
+        page = f", page {skipped.page}" if skipped.page else ""
+        say(f"skipped {skipped.source}{page}: {skipped.reason}")
+    if len(made.skipped) > _NAMED:
+        say(f"and {len(made.skipped) - _NAMED} more: index.json lists them")
+    _tell_pages("without text", made.textless)
+    _tell_pages("without a vector", made.backends.get("dense", {}).get("without", []))
+    typer.echo(
+        f"{made.pages} pages of {made.documents} documents, {', '.join(made.backends)}; "
+        f"state {made.revision}"
+    )
+
+
+def _tell_pages(what: str, ids: Sequence[str]) -> None:
+    if ids:
+        named = ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
+        say(f"{len(ids)} pages {what}: {named}")

@@ -1,0 +1,1 @@
+"""An index of document pages on the disk: made by `ingest`, read by the service."""

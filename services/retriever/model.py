@@ -1,0 +1,148 @@
+"""An index behind the Backend protocol: queries are read by one thread and searched by another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scorekit import __version__
+from scorekit.errors import SampleError
+from scorekit.retrieval.wire import IndexInfo
+from scorekit.server.backend import Encoded, Outcome, installed_versions
+from services.retriever.backends.opening import Searcher, Servers, open_searcher
+from services.retriever.backends.ranking import best
+from services.retriever.faces import Retrieve, SearchByQueryString
+from services.retriever.index.records import PageRecord
+from services.retriever.index.store import Index
+from services.retriever.routes import PageRoutes
+from services.retriever.verb import (
+    IndexRef,
+    PageSearch,
+    Query,
+    RetrieverDescription,
+    SearchOptions,
+    hit_of,
+)
+
+
+class _Wanted(NamedTuple):
+    query: Any
+    top_k: int
+    without: list[int]
+
+
+class RetrieverBackend:
+    """An index, searched by one back end or by several.
+
+    backend: its name; None: the only one of the index, `hybrid` where it has several. servers: of
+    the models that give queries their vectors.
+    """
+
+    service = "retriever"
+
+    def __init__(
+        self,
+        index: Path,
+        backend: str | None = None,
+        servers: Servers | None = None,
+        *,
+        max_query_chars: int = 4000,
+    ) -> None:
+        self._index = Index(index)
+        self._backend = backend
+        self._servers = servers or Servers()
+        # Who waits for a server is no work: several batches wait at once.
+        self.workers = 4 if self._servers != Servers() else 1
+        self._max_query_chars = max_query_chars
+        self._pages: list[PageRecord] = []
+        self._searcher: Searcher
+        self._routes = PageRoutes(self._index.places)
+        faces = (Retrieve(self._text_of), SearchByQueryString())
+        self.verb = PageSearch(self._routes.add, faces)
+
+    def check(self) -> None:
+        """Raises UserError where there is no index."""
+        self._index.open()
+
+    def load(self) -> RetrieverDescription:
+        """Read the index into memory. Raises UserError."""
+        manifest, self._pages, folder = self._index.open()
+        name, self._searcher = open_searcher(
+            self._backend, folder, manifest.backends, self._servers
+        )
+        self._searcher.check()
+        self.verb.pages = [hit_of(page) for page in self._pages]
+        self._numbers = {page.page_id: k for k, page in enumerate(self._pages)}
+        told = {
+            part: settings
+            for part, settings in manifest.backends.items()
+            if name in (part, "hybrid")
+        }
+        engine = json.dumps([manifest.revision, name, told], sort_keys=True)
+        revision = hashlib.blake2b(engine.encode(), digest_size=16).hexdigest()
+        self._routes.open(self._pages, revision)
+        info = IndexInfo(
+            id=manifest.id,
+            revision=revision,
+            pages=manifest.pages,
+            documents=manifest.documents,
+            backend=name,
+        )
+        self.verb.index = IndexRef(id=info.id, revision=info.revision, pages=info.pages)
+        return RetrieverDescription(
+            model=manifest.id,
+            revision=revision,
+            tokenizer="none",
+            dtype="float32",
+            device="cpu",
+            max_input_length=self._max_query_chars,
+            versions={"scorekit": __version__, **installed_versions("bm25s", "kiwipiepy")},
+            index=info,
+            textless=len(manifest.textless),
+            skipped=len(manifest.skipped),
+            settings=told,
+            max_query_chars=self._max_query_chars,
+            numbers=self._numbers,
+        )
+
+    def encode(
+        self, samples: Sequence[Query], options: SearchOptions
+    ) -> list[Encoded | SampleError]:
+        """Words, or whatever the back end reads of a query. A batch is counted in queries."""
+        return [
+            Encoded(
+                1,
+                {},
+                _Wanted(
+                    self._searcher.read(sample.query),
+                    options.top_k,
+                    [self._numbers[p] for p in set(sample.exclude) if p in self._numbers],
+                ),
+            )
+            for sample in samples
+        ]
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """A ranking for each query."""
+        wanted: list[_Wanted] = [one.payload for one in batch]
+        found = self._searcher.scores([one.query for one in wanted])
+        return [
+            scores
+            if isinstance(scores, SampleError)
+            else {"ranking": best(scores, one.top_k, one.without)}
+            for one, scores in zip(wanted, found, strict=True)
+        ]
+
+    def _text_of(self, page_id: str) -> str:
+        return self._pages[self._numbers[page_id]].text
+
+    def probe(self, words: int) -> Query:
+        """A query; its length is no matter."""
+        return Query(query="page")
+
+    def memory_bytes(self) -> tuple[int, int, int] | None:
+        """Nothing on a device."""
+        return None

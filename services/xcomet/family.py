@@ -1,0 +1,94 @@
+"""What all classes of the COMET family share: which texts they read, and rows of ids in a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scorekit.errors import SampleError
+from scorekit.schemas import ScoreRange, TranslationSample, Wanted, XCometOptions
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.queue.tokeniser import Read
+from services.xcomet.layers import layer_weights
+
+if TYPE_CHECKING:
+    import torch
+
+#: `final_activation` -> the least and the most that the regression head can say.
+_BOUNDS = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
+
+
+@dataclass(slots=True)
+class Parts:
+    """The texts of a sample that its model reads, the translation first, as they were tokenised.
+
+    names: mt, src, ref, or those of them that are read. read: the ids of each.
+    """
+
+    names: tuple[str, ...]
+    read: list[Read]
+    mt: str
+
+
+class Comet(ABC):
+    """A loaded checkpoint of one class: `texts` -> `assemble` -> `forward`.
+
+    inputs: what is done with `src`, `mt` and `ref`.
+    """
+
+    def __init__(self, metric: Any, device: torch.device, inputs: dict[str, Wanted]) -> None:
+        self.inputs = inputs
+        encoder = metric.encoder
+        self.tokenizer = encoder.tokenizer
+        self.limit: int = encoder.max_positions
+        self.transformer, self.estimator = encoder.model, metric.estimator
+        self.mix = layer_weights(metric).to(device)  # [N+1]
+        self._device = device
+        self._bounds = _BOUNDS.get(str(metric.hparams["final_activation"]).lower(), (None, None))
+
+    @property
+    def score_range(self) -> ScoreRange:
+        """The values that a score can take."""
+        return ScoreRange(min=self._bounds[0], max=self._bounds[1])
+
+    def texts(self, sample: TranslationSample) -> dict[str, str] | SampleError:
+        """What is read of a sample, by name, the translation first."""
+        if sample.ref is None and self.inputs["ref"] == "required":
+            message = "ref: this model scores against a reference translation, and there is none"
+            return SampleError("invalid_input", message)
+        found = {"mt": sample.mt, "src": sample.src, "ref": sample.ref}
+        return {n: t for n, t in found.items() if t is not None and self.inputs[n] != "ignored"}
+
+    @abstractmethod
+    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
+        """Build the rows of a sample from its ids, of which no row has more than `limit`."""
+
+    @abstractmethod
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Outcomes of a batch, in order; called within `inference_mode`."""
+
+    def table(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of ids -> padded ids and their mask, both [R, L]."""
+        import torch
+
+        lengths = np.array([len(row) for row in rows])
+        table = np.full((len(rows), lengths.max()), self.tokenizer.pad_token_id)
+        for k, row in enumerate(rows):
+            table[k, : len(row)] = row
+        read = np.arange(table.shape[1]) < lengths[:, None]
+        ids = torch.from_numpy(table).to(self._device)
+        return ids, torch.from_numpy(read.astype(np.int64)).to(self._device)
+
+
+def input_fields(parts: Parts, lost: Sequence[bool], tokens: int) -> dict[str, Any]:
+    """What a result says of its input; lost: of each of the parts, whether its end was not read."""
+    truncated = dict.fromkeys(("mt", "src", "ref"), False)
+    return {
+        "tokens": tokens,
+        "truncated": truncated | dict(zip(parts.names, lost, strict=True)),
+        "mt_covered": parts.read[0].covered,
+    }

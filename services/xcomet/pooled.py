@@ -1,0 +1,83 @@
+"""COMET-22 and its kin: each text is encoded alone, and a head compares the embeddings.
+
+Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Of unbabel-comet:
+`RegressionMetric` (with a reference) and `ReferencelessRegression` (without).
+
+Shapes: S samples, R rows (2 or 3 a sample), H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import Wanted, XCometOptions
+from scorekit.server.backend import Encoded, Outcome
+from services.xcomet.family import Comet, Parts, input_fields
+from services.xcomet.layers import PooledTaps, normalises
+
+if TYPE_CHECKING:
+    import torch
+
+_POOLS = ("avg", "max", "cls", "default")
+
+
+class Regression(Comet):
+    """`regression_metric`: the translation beside its source and its reference."""
+
+    _ref: Wanted = "required"
+
+    def __init__(self, metric: Any, device: torch.device) -> None:
+        super().__init__(metric, device, {"src": "required", "mt": "required", "ref": self._ref})
+        pool = metric.hparams["pool"]
+        if pool not in _POOLS:
+            raise UserError(f"pool is {pool!r} in the checkpoint; served are {', '.join(_POOLS)}")
+        self.taps = PooledTaps(self.transformer, self.mix, pool=pool, layer_norm=normalises(metric))
+
+    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
+        """A row for each text: <s> text </s>. Upstream reads two ids fewer than there is room."""
+        lost = [read.is_cut for read in parts.read]
+        if options.overlong == "error" and any(lost):
+            worst = max(range(len(lost)), key=lambda k: parts.read[k].total)
+            message = (
+                f"{parts.names[worst]}: {parts.read[worst].total + 2} tokens, limit {limit - 2}"
+            )
+            return SampleError("overlong", message)
+        first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        rows = [[first, *read.ids, last] for read in parts.read]
+        fields = input_fields(parts, lost, sum(map(len, rows)))
+        return Encoded(max(map(len, rows)), fields, rows, rows=len(rows))
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """A score for each; no spans."""
+        ids, mask = self.table([row for encoded in batch for row in encoded.payload])
+        embedded = self.taps.run(ids, mask, self.tokenizer.pad_token_id)  # [R, H]
+        by_text = embedded.view(len(batch), -1, embedded.shape[-1]).unbind(1)  # each [S, H]
+        scores = self.estimator(self._features(*by_text)).view(-1).tolist()
+        return [
+            {"score": score}
+            if math.isfinite(score)
+            else SampleError("non_finite", "the model gave a number that is not finite")
+            for score in scores
+        ]
+
+    def _features(self, mt: Any, src: Any, ref: Any) -> torch.Tensor:
+        """`RegressionMetric.estimate`: embeddings [S, H] -> what its head reads, [S, 6 H]."""
+        import torch
+
+        parts = (mt, ref, mt * ref, (mt - ref).abs(), mt * src, (mt - src).abs())
+        return torch.cat(parts, dim=1)
+
+
+class Referenceless(Regression):
+    """`referenceless_regression_metric`: the translation beside its source alone."""
+
+    _ref = "ignored"
+
+    def _features(self, mt: Any, src: Any, ref: Any = None) -> torch.Tensor:
+        """`ReferencelessRegression.forward`: [S, H] -> [S, 4 H]."""
+        import torch
+
+        return torch.cat((mt, src, mt * src, (mt - src).abs()), dim=1)

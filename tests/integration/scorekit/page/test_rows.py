@@ -1,0 +1,201 @@
+"""Many rows: TSV in, pieces to the service, sorted and filtered, CSV and JSONL out."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+#: One tab for many examples.
+many = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufeff"), max_size=12)
+awkward = st.lists(
+    st.sampled_from(["a", "\t", '"', "\n", "\r\n", "😀", "한", "=", ",", "'", "م"]), max_size=8
+).map("".join)
+
+
+def run(tab, source: str, expression: str, value: object = None) -> object:
+    """An expression over parts of the page's script, and over `given`."""
+    given = f"JSON.parse({json.dumps(json.dumps(value))})"  # in a literal, __proto__ is no key
+    return tab.js(f"(() => {{ {source}; const given = {given}; return {expression} }})()")
+
+
+def message(tab, script, text: str) -> str:
+    """Why rows are refused."""
+    tried = "(() => { try { return parseRows(given) } catch (error) { return error.message } })()"
+    return run(tab, script("rows"), tried, text)
+
+
+@many
+@given(st.lists(st.lists(texts | awkward, min_size=2, max_size=3), min_size=1, max_size=4))
+def test_rows_are_read_as_a_spreadsheet_writes_them(tab, script, rows):
+    written = io.StringIO()
+    csv.writer(written, "excel-tab", quoting=csv.QUOTE_ALL).writerows(rows)
+    read = run(tab, script("rows"), "parseRows(given)", "\ufeff" + written.getvalue())
+    names = ("src", "mt", "ref")
+    wanted = [{n: c for n, c in zip(names, r, strict=False) if c or n != "ref"} for r in rows]
+    if tuple(rows[0]) != names[: len(rows[0])]:
+        assert read == wanted
+
+
+def test_rows_as_people_paste_them(tab, script):
+    text = 'src\tmt\r\n"Hi," he said\tok "so"\t\r\n\r\n"two\nlines"\t"a ""b"""\tr\n=1\t'
+    assert message(tab, script, text) == [
+        {"src": '"Hi," he said', "mt": 'ok "so"'},
+        {"src": "two\nlines", "mt": 'a "b"', "ref": "r"},
+        {"src": "=1", "mt": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a\tb\nno tab here", "Line 2: no tab;"),
+        ('"x\ny"\tb\n\na\tb\tc\td', "Line 4: 4 columns;"),
+        ('a\tb\nc\t"never closed\n', "Line 2: a quote opens a field"),
+        ("  \n", "No rows:"),
+        ("a\tb\n" * 1001, "1001 rows: this page takes 1000."),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(tab, script, text, told):
+    assert message(tab, script, text).startswith(told)
+
+
+@many
+@given(st.lists(st.tuples(texts | awkward, texts | awkward), min_size=1, max_size=3))
+def test_what_is_saved_is_what_was_answered_and_no_formula(tab, script, rows):
+    items = [
+        {"sample": {"src": s, "mt": m}, "result": {"ok": True, "score": -1.5, "error_spans": []}}
+        for s, m in rows
+    ]
+    items.append({"sample": {"src": "s", "mt": "m"}, "result": None})
+    saved = run(tab, script("rows"), "[asCsv(given), asJsonl(given)]", items)
+    assert saved[0].startswith("\ufeffrow,src,mt,ref,ok,score,")
+    lines = list(csv.DictReader(io.StringIO(saved[0][1:], newline="")))
+    for line, (src, mt) in zip(lines, rows, strict=False):
+        for got, given_text in ((line["src"], src), (line["mt"], mt)):
+            assert got in (given_text, f"'{given_text}")
+            assert not got.startswith(tuple("=+-@\t\r\n＝＋－＠"))
+        assert (line["ok"], line["score"], line["error_spans"]) == ("true", "-1.5", "[]")
+    assert (lines[-1]["score"], lines[-1]["error_type"]) == ("", "cancelled")
+    told = [json.loads(line) for line in saved[1].split("\n")[:-1]]
+    assert [one["src"] for one in told] == [*(src for src, _ in rows), "s"]
+    assert told[-1]["ok"] is False and "score" not in told[-1]
+
+
+@many
+@given(
+    texts, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 2))), st.data()
+)
+def test_each_character_has_the_colour_of_the_gravest_error_over_it(tab, script, text, found, data):
+    names = ("MINOR", "MAJOR", "CRITICAL")
+    spans = [
+        {"start": a, "end": a + n, "severity": names[g], "confidence": None}
+        for a, n, g in found
+        if a + n <= len(text)
+    ]
+    covered = data.draw(st.none() | st.integers(0, 14))
+    told = run(
+        tab,
+        script("dom", "marks"),
+        """(() => { const made = markedText(given.text, given); const found = [];
+        const walk = (node, kind, unread) => { for (const one of node.childNodes) {
+          if (one.nodeType === 3) for (const c of one.data) found.push([c, kind, unread]);
+          else if (one.tagName === "MARK") walk(one, one.className, unread);
+          else if (one.className !== "quiet") walk(one, kind, one.className === "unread"); } };
+        walk(made, "", false); return found; })()""",
+        {"text": text, "spans": spans, "covered": covered, "borders": [[2, "w"]] if text else []},
+    )
+    wanted = []
+    for k, letter in enumerate(text):
+        over = [names.index(s["severity"]) for s in spans if s["start"] <= k < s["end"]]
+        kind = names[max(over)].lower() if over else ""
+        wanted.append([letter, kind, covered is not None and k >= covered])
+    assert told == wanted
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts | awkward,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@many
+@given(json_values)
+@example({"__proto__": None})
+def test_python_reads_the_same_values(tab, script, value):
+    assert ast.literal_eval(run(tab, script("code"), "pythonOf(given)", value)) == value
+
+
+@many
+@given(st.lists(texts.map(lambda text: text.replace("\0", "")) | awkward, min_size=1, max_size=3))
+def test_a_shell_reads_the_same_words(tab, script, words):
+    quoted = run(tab, script("code"), "given.map(shellQuoted).join(' ')", words)
+    done = subprocess.run(["sh", "-c", f"printf '%s\\0' {quoted}"], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == words
+
+
+def paste(page, rows: list[tuple[str, str]]) -> None:
+    page.click("input[value='1']")
+    page.fill("textarea[name=rows]", "\n".join("\t".join(row) for row in rows))
+    page.click("button.go")
+
+
+def scores(page) -> list[float]:
+    return page.js("[...document.querySelectorAll('.card .score')].map((s) => +s.textContent)")
+
+
+def test_rows_are_scored_in_pieces_sorted_and_filtered(page, backend):
+    backend.batches.clear()
+    rows = [(f"s{k}", "nan" if k % 50 == 7 else f"글 {k}") for k in range(230)]
+    paste(page, rows)
+    page.wait("document.querySelector('[role=status]').textContent.startsWith('230 of 230')")
+    assert "5 failed" in page.js("document.querySelector('[role=status]').textContent")
+    assert "over 225" in page.js("document.querySelector('[role=status]').textContent")
+    page.fill("select[name=order]", "worst")
+    assert scores(page) == sorted(scores(page)) and len(scores(page)) == 225
+    assert page.js("document.querySelectorAll('.card')[229].classList.contains('failed')")
+    page.fill("select[name=order]", "best")
+    assert scores(page) == sorted(scores(page), reverse=True)
+    page.fill("select[name=filter]", "failed")
+    numbers = "[...document.querySelectorAll('.card .head > .quiet')].map((e) => e.textContent)"
+    assert page.js(numbers) == ["#8", "#58", "#108", "#158", "#208"]
+    assert scores(page) == []
+
+
+def test_it_can_be_stopped_and_gone_on_with(page, backend):
+    backend.hold()
+    paste(page, [(f"t{k}", f"번역 {k}") for k in range(3)])
+    page.wait("!document.querySelector('.running').hidden")
+    page.click("button", "Stop")
+    page.wait("document.querySelector('.results .fault').innerText.startsWith('Stopped.')")
+    assert "0 of 3 answered" in page.js("document.querySelector('.results').textContent")
+    assert "mean" not in page.js("document.querySelector('.results').textContent")
+    backend.go.set()
+    page.click(".results .fault button", "Try again")
+    page.wait("document.querySelectorAll('.card .score').length === 3")
+
+
+def test_a_file_is_read_whatever_its_letters(page, tmp_path):
+    page.click("input[value='1']")
+    for name, encoding in (("a", "utf-8-sig"), ("b", "utf-16"), ("c", "cp949")):
+        path = tmp_path / f"{name}.tsv"
+        path.write_bytes("원문\t번역\r\n".encode(encoding))
+        root = page.ask("DOM.getDocument")["root"]["nodeId"]
+        node = page.ask("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
+        page.fill("textarea[name=rows]", "")
+        page.ask("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+        if encoding != "cp949":
+            page.wait("document.querySelector('textarea[name=rows]').value === '원문\\t번역\\n'")
+        else:
+            page.wait("document.querySelector('.try .fault').innerText.includes('UTF-8')")
+            assert page.js("document.querySelector('textarea[name=rows]').value") == ""

@@ -1,0 +1,197 @@
+"""The page of a metric in Chromium: the right characters in colour, and all that an answer says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+#: Text, and a part of it that is marked.
+TEXTS = {
+    "korean": ("저는 어제 학교에 갔습니다.", "학교에"),
+    "chinese": ("我昨天去了学校。", "学校"),
+    "arabic": ("ذهبت إلى المدرسة أمس.", "المدرسة"),
+    "emoji": ("😀👩‍👩‍👧 he wenT 🏫 home", "wenT"),
+    "beyond": ("𠮷野家𝄞で食べる", "で食"),
+}
+
+
+def span(text: str, part: str, severity: str = "MAJOR", **rest: object) -> dict:
+    start = text.index(part)
+    return {
+        "start": start,
+        "end": start + len(part),
+        "severity": severity,
+        "confidence": 0.75,
+        "text": part,
+    } | rest
+
+
+def score(page, src: str, mt: str) -> None:
+    page.fill("textarea[name=src]", src)
+    page.fill("textarea[name=mt]", mt)
+    page.click("button.go")
+    page.wait("document.querySelector('.card .score, .card.failed, .fault:not([hidden])')")
+
+
+def marked(page, row: int = 1) -> list[str]:
+    return page.js(
+        f"[...document.querySelectorAll('.card .row')[{row}].querySelectorAll('mark')]"
+        ".map((m) => m.textContent)"
+    )
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_spans_stand_under_the_right_characters(page, backend, name):
+    text, part = TEXTS[name]
+    backend.plan[text] = {"score": 0.5, "error_spans": [span(text, part)]}
+    score(page, "😀 source", text)
+    assert marked(page) == [part]
+    assert page.js("document.querySelectorAll('.card .text')[1].textContent") == text
+    rtl = page.js("getComputedStyle(document.querySelectorAll('.card .text')[1]).direction")
+    assert rtl == ("rtl" if name == "arabic" else "ltr")
+
+
+def test_an_error_tells_of_itself_on_hover_and_on_focus(page, backend):
+    text = "one two three"
+    spans = [span(text, "one"), span(text, "two", "CRITICAL", category="accuracy", confidence=None)]
+    backend.plan[text] = {"error_spans": spans}
+    score(page, "s", text)
+    shown = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+    x, y = page.js(
+        "(() => { const r = document.querySelector('.card mark').getBoundingClientRect();"
+        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    page.wait(f"({shown}).includes('MAJOR')")
+    assert page.js(shown) == "error: MAJOR · confidence 0.75"
+    page.js("document.querySelector('.card mark').focus()")
+    page.press("Tab")
+    assert page.js(shown) == "error: CRITICAL · confidence not known · accuracy"
+    page.press("Escape")
+    assert page.js(shown) == ""
+
+
+def test_omissions_lost_errors_windows_and_what_was_not_read_are_shown(page, backend):
+    src, mt = "😀 First part. Second part.", "Erster Teil. Zweiter 😀 Teil."
+    backend.plan[mt] = {
+        "score": -3.5,
+        "error_spans": [span(mt, "Teil")],
+        "omissions": [span(src, "Second")],
+        "unplaced": [{"quote": "<i>gone</i>", "of": "mt", "reason": "absent", "severity": "MINOR"}],
+        "truncated": {"src": False, "mt": True, "ref": False},
+        "mt_covered": mt.rindex(" Teil."),
+        "windows": [
+            {"src_start": 0, "src_end": 14, "mt_start": 0, "mt_end": 13, "score": -1.0},
+            {"src_start": 14, "src_end": 26, "mt_start": 13, "mt_end": 29, "score": -2.5},
+        ],
+    }
+    score(page, src, mt)
+    assert (marked(page, 0), marked(page, 1)) == (["Second"], ["Teil"])
+    labels = "[...document.querySelectorAll('.card .window')].map((w) => w.dataset.label)"
+    assert page.js(labels) == ["1: -1", "2: -2.5"] * 2
+    before = (
+        "[...document.querySelectorAll('.card .row')[1].querySelectorAll('.window')]"
+        ".map((w) => { const r = new Range(); r.setStart(w.parentNode, 0); r.setEndBefore(w);"
+        "return r.toString(); })"
+    )
+    assert page.js(before) == ["", "Erster Teil. "]
+    unread = "[...document.querySelectorAll('.card .unread')].map((e) => e.textContent).join('')"
+    assert page.js(unread) == " Teil."
+    told = page.js("document.querySelector('.card').textContent")
+    assert "<i>gone</i>" in told and "not found there" in told
+    assert "cut, not read to the end: mt" in told and "2 windows" in told and "-3.5" in told
+
+
+def test_what_a_text_says_is_text(page, backend):
+    attack = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    mt = f"bad {attack}"
+    category = "<img src=x onerror=document.title='owned'>"
+    found = span(mt, attack, category=category)
+    lost = {"quote": attack, "of": "src", "reason": "ambiguous", "severity": "MINOR"}
+    backend.plan[mt] = {"error_spans": [found], "unplaced": [lost | {"category": category}]}
+    score(page, attack, mt)
+    page.js("document.querySelector('.card mark').focus()")
+    assert page.js("document.getElementById('tip').textContent").endswith(category)
+    assert (
+        page.js("document.querySelectorAll('.results img, .results script, #tip img').length") == 0
+    )
+    assert page.js("document.querySelector('.card .text').textContent") == attack
+    assert page.js("document.title") == "xcomet · scorekit"
+
+
+def test_a_failed_sample_has_its_error_and_no_number(page):
+    score(page, "s", "nan")
+    assert page.js("document.querySelector('.card .score')") is None
+    told = page.js("document.querySelector('.results').textContent")
+    assert "failed: non_finite" in told and "the model's score is nan" in told
+    assert "0 of" not in told and "mean" not in told
+
+
+def test_a_text_that_is_too_long_is_treated_as_chosen(page):
+    page.fill("select[name=overlong]", "error")
+    score(page, "s", "word " * 600)
+    assert "failed: overlong" in page.js("document.querySelector('.results').textContent")
+    page.fill("select[name=overlong]", "truncate")
+    score(page, "s", "word " * 600)
+    page.wait("document.querySelector('.card .score')")
+    assert "cut, not read to the end: src" in page.js("document.querySelector('.card').textContent")
+
+
+def test_the_same_request_by_curl_and_python_has_the_same_answer(page, url):
+    src, mt = 'it\'s "two"\nlines $HOME `id` \\ !', "학교 '에서' \\n 😀\u2028wenT"
+    score(page, src, mt)
+    shown = float(page.js("document.querySelector('.card .score').textContent"))
+    assert page.js("document.querySelector('textarea[name=src]').value") == src
+    curl = page.js("document.querySelector('.curl').textContent")
+    told = json.loads(subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout)
+    python = page.js("document.querySelector('.python').textContent")
+    done = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [result] = told["results"]
+    assert result["ok"] and round(result["score"], 4) == shown
+    assert "'wenT'" in done.stdout and repr(result["score"]) in done.stdout
+
+
+def test_it_is_used_without_a_mouse(page, backend):
+    mt = "by keys"
+    backend.plan[mt] = {"score": 0.25, "error_spans": [span(mt, "keys")]}
+    for _ in range(2):  # the radio buttons are one stop
+        page.press("Tab")
+    for text in ("source", mt):
+        page.ask("Input.insertText", text=text)
+        page.press("Tab")
+    while page.js("document.activeElement.textContent") != "Score":  # at most six stops
+        page.press("Tab")
+    page.press("Enter")
+    page.wait("document.querySelector('.card .score')")
+    page.press("Tab")
+    assert (
+        page.js("document.activeElement.tagName + document.activeElement.textContent") == "MARKkeys"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_shows_all_of_it(tab, url, backend, scheme):
+    tab.ask(
+        "Emulation.setEmulatedMedia",
+        features=[{"name": "prefers-color-scheme", "value": scheme}],
+    )
+    tab.open(url, width=360)
+    tab.wait("document.getElementById('model').textContent")
+    mt = "unbroken" * 60
+    backend.plan[mt] = {"error_spans": [span(mt, mt)]}
+    score(tab, "한" * 300, mt)
+    for one in tab.js("[...document.querySelectorAll('details')].map((d) => (d.open = true))"):
+        assert one
+    assert tab.js("document.documentElement.scrollWidth") <= 360
+    wide = "[...document.querySelectorAll('main *')].filter((e) => !e.closest('pre, dl') && "
+    wide += "e.getBoundingClientRect().right > 361).map((e) => e.outerHTML.slice(0, 80))"
+    assert tab.js(wide) == []
+    ink, ground = tab.js(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    brightness = [sum(map(int, c.strip("rgb()").split(", ")[:3])) for c in (ink, ground)]
+    assert (brightness[0] > brightness[1]) == (scheme == "dark")

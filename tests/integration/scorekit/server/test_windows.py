@@ -1,0 +1,82 @@
+"""`overlong: windows` over HTTP, of services that run the demo's models."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.kit.servers import running_service, wait_ready
+from scorekit.client import SyncScoringClient
+from services.metricx.model import MetricXBackend
+from services.xcomet.model import XCometBackend
+
+ROOT = Path(__file__).parents[4]
+MODELS = ROOT / "demo/models"
+
+
+@pytest.fixture(scope="module", params=["xcomet", "metricx"])
+def url(request):
+    made = {"xcomet": XCometBackend, "metricx": MetricXBackend}[request.param]
+    backend = made(str(MODELS / request.param), device="cpu", threads=1)
+    with running_service(backend, cache="memory") as url:
+        wait_ready(url)
+        yield url
+
+
+def _document(count):
+    lines = (ROOT / "tests/data/prose/ko_en.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines[:count]]
+    return {
+        "src": "\n".join(row["en"] for row in rows),
+        "mt": "\n".join(row["ko"] for row in rows),
+        "ref": "\n".join(row["ko"].rstrip(".") + "요." for row in rows),
+    }
+
+
+def _post(url, samples, **options):
+    body = {"samples": samples, "options": options}
+    return httpx.post(f"{url}/v1/score", json=body, timeout=120).json()
+
+
+def test_a_long_document_is_scored_whole(url):
+    document = _document(20)
+    for sample in ({k: document[k] for k in ("src", "mt")}, document):
+        short = {k: text[:40] for k, text in sample.items()}
+        results = _post(url, [sample, short], overlong="windows", cache=False)["results"]
+        whole, fits = results
+        (cut,) = _post(url, [sample], cache=False)["results"]
+        assert any(cut["truncated"].values()) and "windows" not in cut
+        assert fits == _post(url, [short], cache=False)["results"][0] and "windows" not in fits
+        assert not any(whole["truncated"].values())
+        assert whole["mt_covered"] == len(sample["mt"])
+        windows = whole["windows"]
+        assert len(windows) > 1 and whole["tokens"] > cut["tokens"]
+        assert windows[0]["src_start"] == 0 and windows[-1]["src_end"] == len(sample["src"])
+        assert all(a["mt_end"] == b["mt_start"] for a, b in pairwise(windows))
+        first = windows[0]
+        alone = {"src": sample["src"][: first["src_end"]].strip()}
+        alone["mt"] = sample["mt"][: first["mt_end"]].strip()
+        if "ref" not in sample:
+            (part,) = _post(url, [alone], cache=False)["results"]
+            assert part["score"] == pytest.approx(first["score"], abs=1e-4)
+        for span in whole.get("error_spans", []):
+            assert sample["mt"][span["start"] : span["end"]] == span["text"]
+
+
+def test_the_cache_keeps_windows_apart_from_what_is_cut(url):
+    sample = {k: text + " " for k, text in _document(12).items() if k != "ref"}
+    first = _post(url, [sample], overlong="windows")["results"][0]
+    again = _post(url, [sample], overlong="windows")["results"][0]
+    assert not first["cached"] and again == first | {"cached": True}
+    assert "windows" not in _post(url, [sample])["results"][0]
+
+
+def test_our_client_reads_them(url):
+    document = _document(12)
+    with SyncScoringClient(url) as client:
+        (result,) = client.score([document], {"overlong": "windows"})
+    assert result.ok and len(result.windows) > 1

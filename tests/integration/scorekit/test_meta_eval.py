@@ -1,0 +1,169 @@
+"""`python -m scorekit meta-eval` as a user runs it, against fake services."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from scipy.stats import kendalltau
+from typer.testing import CliRunner
+
+from bench.kit.servers import free_port, running_service
+from scorekit.__main__ import app
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_service(FakeBackend("xcomet")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def metricx():
+    with running_service(FakeBackend("metricx")) as url:
+        yield url
+
+
+@pytest.fixture
+def judged(tmp_path):
+    return _write(tmp_path / "judged.jsonl", list(_rows()))
+
+
+def _rows(segments=12, systems="ABC"):
+    rng = random.Random(1)
+    for segment in range(segments):
+        for system in systems:
+            mt = f"집 house{rng.randint(0, 9)} {system} <b>红色</b>"
+            worst = [{"start": 2, "end": 7, "severity": "MAJOR", "category": "Accuracy"}]
+            spans = worst if rng.random() < 0.4 else []
+            row = {"src": f"s{segment}", "mt": mt, "system": system, "seg_id": segment}
+            yield row | {"spans": spans}
+
+
+def _write(path, rows):
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _run(judged, out, *metrics, more=()):
+    named = [part for metric in metrics for part in ("--metric", metric)]
+    arguments = ["meta-eval", str(judged), str(out), *named, "--draws", "40", *map(str, more)]
+    return CliRunner().invoke(app, arguments)
+
+
+def _figures(out):
+    figures = json.loads((out / "figures.json").read_text(encoding="utf-8"))
+    return figures, {one["name"]: one for one in figures["metrics"]}
+
+
+def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_path):
+    out = tmp_path / "out"
+    done = _run(judged, out, f"x={url}", f"m={metricx}")
+    assert done.exit_code == 0, done.stderr
+    figures, metrics = _figures(out)
+    assert figures["rows"] == 36 and figures["segments"] == 12 and figures["systems"] == 3
+    assert list(metrics) == ["constant", "length only", "all marked", "x", "m"]
+    assert metrics["x"]["scored"] == 36 and metrics["x"]["values"]["mpp_recall"] > 0
+    assert "mpp_recall" not in metrics["m"]["values"]
+    assert metrics["x"]["intervals"]["kendall"]["systems"] is not None
+    row = next(_rows())
+    lines = (out / "m.jsonl").read_text(encoding="utf-8").splitlines()
+    expected = fake_score(TranslationSample(src=row["src"], mt=row["mt"]), 25.0)
+    assert json.loads(lines[0])["score"] == expected
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<b>红色" not in page and "&lt;b&gt;" in page and "<script" not in page
+    assert "house" in done.stdout or "tau-b" in done.stdout
+    # an interruption: the second half is asked for again, and the figures are the same
+    (out / "m.jsonl").write_text("\n".join(lines[:10]) + "\n" + lines[10][:20], encoding="utf-8")
+    again = _run(judged, out, f"x={url}", f"m={metricx}")
+    assert again.exit_code == 0, again.stderr
+    assert _figures(out)[0] == figures
+
+
+def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path):
+    """The same scores out of a file, said to be turned, agree as the service does."""
+    done = _run(judged, tmp_path / "one", f"m={metricx}")
+    assert done.exit_code == 0, done.stderr
+    rows = [
+        {"src": r["src"], "mt": r["mt"]}
+        | {"score": fake_score(TranslationSample(src=r["src"], mt=r["mt"]), 25.0)}
+        for r in _rows()
+    ]
+    path = _write(tmp_path / "scores.jsonl", rows)
+    more = ("--lower-is-better", "m")
+    assert _run(judged, tmp_path / "two", f"m={path}", more=more).exit_code == 0
+    one, two = (_figures(tmp_path / name)[1]["m"]["values"] for name in ("one", "two"))
+    human = [-5 * len(row["spans"]) for row in _rows()]
+    expected = kendalltau(human, [-row["score"] for row in rows]).statistic
+    assert one == two and one["kendall"] == pytest.approx(expected)
+
+
+def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path):
+    rows = list(_rows())
+    rows[4]["mt"] = rows[4]["mt"] + " nan"
+    judged = _write(tmp_path / "judged.jsonl", rows)
+    scores = [{"src": r["src"], "mt": r["mt"], "score": i} for i, r in enumerate(rows)]
+    scores[7]["score"] = None
+    path = _write(tmp_path / "scores.jsonl", scores[:-1])
+    done = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
+    assert done.exit_code == 0, done.stderr
+    figures, metrics = _figures(tmp_path / "out")
+    assert figures["rows"] == 33
+    assert metrics["x"]["failed"] == {"non_finite": 1} and metrics["x"]["scored"] == 35
+    assert metrics["file"]["failed"] == {"absent": 1, "failed": 1}
+    assert "non_finite 1" in done.stdout
+
+
+def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path):
+    more = ("--ref-system", "C", "--exclude", "B")
+    done = _run(judged, tmp_path / "out", f"x={url}", more=more)
+    assert done.exit_code == 0, done.stderr
+    figures, _ = _figures(tmp_path / "out")
+    assert figures["systems"] == 1 and "one system only" in done.stdout
+    sample = json.loads((tmp_path / "out" / "x.samples.jsonl").read_text("utf-8").splitlines()[0])
+    first, _, third = list(_rows())[:3]
+    assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "message"),
+    [
+        ("x", (), "--metric x: write NAME=URL"),
+        ("x=nowhere.jsonl", (), "neither an http URL nor a file"),
+        ("x={url}#mqm", (), "leave out #mqm"),
+        ("x={url}", ("--exclude", "Z"), "--exclude Z: the systems are A, B, C"),
+        ("x={url}", ("--ref-system", "Z"), "--ref-system Z: the systems are"),
+        ("x={url}", ("--lower-is-better", "x"), "its service says itself"),
+        ("x={url}", ("--lower-is-better", "y"), "no --metric has that name"),
+        ("constant={url}", (), "that name is taken"),
+        ("../x={url}", (), "a name is part of a file's name"),
+        ("x={other}", (), "none of its 1 rows is one of the translations"),
+        ("x={broken}", (), "line 1: span 0 to 999 is not in a translation"),
+    ],
+)
+def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, message):
+    other = _write(tmp_path / "other.jsonl", [{"src": "?", "mt": "?", "score": 1}])
+    span = {"start": 0, "end": 999, "severity": "MINOR"}
+    first = next(_rows())
+    row = {"src": first["src"], "mt": first["mt"], "score": 1, "error_spans": [span]}
+    broken = _write(tmp_path / "broken.jsonl", [row])
+    metric = metric.format(url=url, other=other, broken=broken)
+    done = _run(judged, tmp_path / "out", metric, more=more)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr.splitlines()[-1].replace(str(broken), "")
+
+
+def test_people_who_make_no_difference_are_told(url, tmp_path):
+    judged = _write(tmp_path / "same.jsonl", [row | {"spans": []} for row in _rows()])
+    done = _run(judged, tmp_path / "out", f"x={url}")
+    assert done.exit_code == 2 and "the same score: nothing to agree with" in done.stderr
+
+
+def test_a_service_that_is_down_is_told_at_once(judged, tmp_path):
+    done = _run(judged, tmp_path / "out", f"x=http://127.0.0.1:{free_port()}")
+    assert done.exit_code == 1 and "cannot be reached" in done.stderr
+    assert not list((tmp_path / "out").iterdir())

@@ -1,0 +1,68 @@
+"""An index of a few pages, and the service on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import httpx
+import pytest
+from PIL import Image
+
+from bench.kit.servers import PATIENCE_S, running_service
+from bench.retrieval.drawn import draw_pdf
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.index.ingest import ingest
+from services.retriever.model import RetrieverBackend
+
+#: document -> pages -> lines.
+DECKS = {
+    "trade": [
+        ["Exports of steel", "grew by 4.5 percent"],
+        ["Imports of rice", "fell to 1,200 tons"],
+        ["Exports of rice", "stood at 300 tons"],
+    ],
+    "인구": [["대한민국의 인구는 오천만 명이다"], ["서울의 인구가 줄었다"]],
+}
+
+
+def make_sources(folder):
+    """The PDFs, a scan without text and a damaged file."""
+    folder.mkdir()
+    for name, pages in DECKS.items():
+        draw_pdf(folder / f"{name}.pdf", pages)
+    Image.new("RGB", (64, 48), "red").save(folder / "scan_02.png")
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
+    return folder
+
+
+class Made(NamedTuple):
+    sources: object
+    index: object
+    manifest: object
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Made:
+    home = tmp_path_factory.mktemp("retriever")
+    sources = make_sources(home / "sources")
+    manifest = ingest([sources], home / "index", [Bm25Builder("bigrams")], workers=1)
+    return Made(sources, home / "index", manifest)
+
+
+@pytest.fixture(scope="module")
+def url(made):
+    with running_service(RetrieverBackend(made.index), max_samples=101) as url:
+        yield url
+
+
+@pytest.fixture
+def ask(url):
+    """Queries (texts or objects) to the service; its results."""
+
+    def ask(*queries, status=200, **more):
+        body = {"queries": [{"query": q} if isinstance(q, str) else q for q in queries], **more}
+        answer = httpx.post(f"{url}/v1/search", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == status, answer.text
+        return answer.json()["results"] if status == 200 else answer.json()["error"]
+
+    return ask

@@ -1,0 +1,361 @@
+"""Files to an index: what cannot be read, what changes its revision, and runs that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import uuid
+import zlib
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.pdfgen.canvas import Canvas
+from typer.testing import CliRunner
+
+from bench.kit.servers import PATIENCE_S, alive, running_service, wait_until
+from bench.retrieval.drawn import draw_pdf
+from bench.retrieval.hooks import MOST
+from scorekit.errors import UserError
+from scorekit.files import temporary_of
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.command import app
+from services.retriever.index.ingest import ingest
+from services.retriever.index.reading import ReadingRules
+from services.retriever.index.store import Index
+from services.retriever.model import RetrieverBackend
+
+ROOT = Path(__file__).parents[4]
+HOOK = "bench.retrieval.hooks:read"
+
+
+def make(sources, index, rules=None, **more):
+    sources = sources if isinstance(sources, list) else [sources]
+    return ingest(sources, index, [Bm25Builder("bigrams")], rules, workers=1, **more)
+
+
+def scan(path, colour):
+    Image.new("RGB", (64, 48), colour).save(path)
+    return path
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def reasons(manifest):
+    return {(one.source, one.page): one.reason for one in manifest.skipped}
+
+
+def words(index, query):
+    with running_service(RetrieverBackend(index)) as url:
+        answer = httpx.post(f"{url}/v1/search", json={"queries": [{"query": query}]})
+    return [hit["page_id"] for hit in answer.json()["results"][0]["hits"]]
+
+
+def test_damaged_files_are_listed_with_a_reason_and_the_rest_is_read(tmp_path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    good = draw_pdf(sources / "good.pdf", [["steel"], ["rice"]])
+    whole = good.read_bytes()
+    (sources / "empty.pdf").write_bytes(b"")
+    (sources / "text.pdf").write_bytes(b"no PDF at all")
+    (sources / "cut.pdf").write_bytes(whole[: len(whole) // 3])
+    (sources / "cut_off.png").write_bytes(scan(tmp_path / "s.png", "red").read_bytes()[:90])
+    (sources / "words.jpg").write_bytes(b"no picture")
+    locked = Canvas(str(sources / "locked.pdf"), encrypt=StandardEncryption("secret"))
+    locked.drawString(50, 50, "hidden")
+    locked.save()
+    made = make(sources, tmp_path / "index")
+    told = reasons(made)
+    assert made.pages == 2 and set(told) >= {
+        ("empty.pdf", None),
+        ("text.pdf", None),
+        ("cut_off.png", None),
+        ("words.jpg", None),
+        ("locked.pdf", None),
+    }
+    assert "password" in told["locked.pdf", None]
+    assert "PNG" in told["words.jpg", None]
+    assert not any(str(tmp_path) in reason for reason in told.values())
+
+
+def test_a_small_file_that_says_it_is_a_huge_picture_is_not_decoded(tmp_path):
+    small = bytearray(scan(tmp_path / "s.png", "red").read_bytes())
+    small[16:24] = struct.pack(">II", 60_000, 60_000)  # of its header
+    small[29:33] = struct.pack(">I", zlib.crc32(small[12:29]))
+    (tmp_path / "bomb.png").write_bytes(small)
+    scan(tmp_path / "good.png", "red")
+    made = make(
+        [tmp_path / "bomb.png", tmp_path / "good.png"],
+        tmp_path / "index",
+        ReadingRules(ocr=HOOK),
+    )
+    assert made.pages == 1 and "too many pixels" in reasons(made)["bomb.png", None]
+
+
+def test_a_page_as_large_as_a_house_is_drawn_smaller(tmp_path):
+    canvas = Canvas(str(tmp_path / "large.pdf"), pagesize=(14_000, 7_000))
+    canvas.setFont("Helvetica", 700)
+    canvas.drawString(1000, 3500, "wall")
+    canvas.save()
+    make(tmp_path / "large.pdf", tmp_path / "index", ReadingRules(max_pixels=80_000))
+    (page,) = Index(tmp_path / "index").open()[1]
+    assert 70_000 < page.width * page.height <= 80_000
+    (box,) = page.boxes
+    assert box.text == "wall" and 18 < box.letter_height < 22
+    assert 27 < box.x1 < 33 and box.y2 == pytest.approx(100, abs=2)
+
+
+def test_pages_without_text_are_listed_and_a_hook_reads_them(tmp_path):
+    scan(tmp_path / "a_1.png", "red")
+    draw_pdf(tmp_path / "b.pdf", [["text"], []])
+    sources = [tmp_path / "a_1.png", tmp_path / "b.pdf"]
+    assert make(sources, tmp_path / "index").textless == ["a_1", "b_2"]
+    made = make(sources, tmp_path / "index", ReadingRules(ocr=HOOK))
+    assert made.textless == []  # b_2 is not there: the hook fails on it, and that is told
+    assert "--ocr failed (ValueError)" in reasons(made)["b.pdf", 2]
+    assert words(tmp_path / "index", "ocr") == ["a_1"]
+
+
+def test_a_page_that_kills_its_reader_costs_that_page_alone(tmp_path):
+    for name, colour in (("deadly", "green"), ("good", "red")):
+        scan(tmp_path / f"{name}.png", colour)
+    made = make(
+        [tmp_path / "deadly.png", tmp_path / "good.png"],
+        tmp_path / "index",
+        ReadingRules(ocr=HOOK),
+    )
+    assert reasons(made) == {("deadly.png", 1): "its reader ended (SIGKILL)"}
+    assert made.pages == 1 and made.textless == []
+
+
+def test_a_page_that_hangs_is_left(tmp_path):
+    scan(tmp_path / "endless.png", "blue")
+    with pytest.raises(UserError, match=r"none of 1 files .* longer than 1 s"):
+        make(tmp_path / "endless.png", tmp_path / "index", ReadingRules(ocr=HOOK), timeout_s=1.0)
+    assert Index(tmp_path / "index").manifest() is None
+
+
+def test_a_hook_that_is_not_there_is_said_at_once(tmp_path):
+    for name in ("no.such:function", "bench.retrieval.hooks:none", "bench.retrieval.hooks"):
+        with pytest.raises(UserError, match="--ocr"):
+            make(scan(tmp_path / "a.png", "red"), tmp_path / "index", ReadingRules(ocr=name))
+
+
+def test_the_revision_is_of_all_that_an_answer_depends_on(made, tmp_path):
+    again = make(made.sources, tmp_path / "again")
+    assert again.revision == made.manifest.revision  # wherever it is, whenever it was made
+    assert make(made.sources, tmp_path / "x", ReadingRules(dpi=72)).revision != again.revision
+    other = ingest([made.sources], tmp_path / "x", [Bm25Builder("bigrams", k1=1.2)], workers=1)
+    assert other.revision != again.revision
+    sources = tmp_path / "renamed"
+    shutil.copytree(made.sources, sources)
+    (sources / "trade.pdf").rename(sources / "commerce.pdf")
+    assert make(sources, tmp_path / "x").revision != again.revision
+
+
+def test_the_index_is_of_the_files_that_were_named_last(tmp_path):
+    one = draw_pdf(tmp_path / "one.pdf", [["steel"]])
+    two = draw_pdf(tmp_path / "two.pdf", [["rice"]])
+    first = make([one, two], tmp_path / "index")
+    assert make([two], tmp_path / "index").pages == 1
+    assert words(tmp_path / "index", "steel rice") == ["two_1"]
+    assert make([one, two], tmp_path / "index") == first
+
+
+def test_a_service_goes_on_with_the_index_that_it_has_begun_with(tmp_path):
+    deck = draw_pdf(tmp_path / "deck.pdf", [["steel"], ["rice"]])
+    make(deck, tmp_path / "index")
+    with running_service(RetrieverBackend(tmp_path / "index")) as url:
+        before = httpx.get(f"{url}/v1/info").json()
+        picture = httpx.get(f"{url}/v1/pages/deck_1/image").content
+        draw_pdf(deck, [["copper"], ["wheat"], ["iron"]])
+        make(deck, tmp_path / "index")
+        make(deck, tmp_path / "index", ReadingRules(dpi=100))  # clears what is past
+        asked = {"queries": [{"query": "steel"}, {"query": "copper"}], "cache": False}
+        answer = httpx.post(f"{url}/v1/search", json=asked).json()
+        assert answer["index"]["revision"] == before["revision"]
+        assert [len(result["hits"]) for result in answer["results"]] == [1, 0]
+        assert httpx.get(f"{url}/v1/pages/deck_1/image").content == picture
+        assert httpx.get(f"{url}/v1/pages/deck_3").status_code == 404
+        assert httpx.get(f"{url}/v1/info").json() == before
+    with running_service(RetrieverBackend(tmp_path / "index")) as url:
+        assert httpx.get(f"{url}/v1/info").json()["revision"] != before["revision"]
+
+
+def test_a_picture_that_was_changed_behind_the_service_is_never_given(tmp_path):
+    make(draw_pdf(tmp_path / "deck.pdf", [["steel"]]), tmp_path / "index")
+    with running_service(RetrieverBackend(tmp_path / "index")) as url:
+        (picture,) = (tmp_path / "index/pictures").rglob("*.png")
+        for change in (lambda: scan(picture, "red"), picture.unlink):
+            change()
+            for query in ("", "?crop=0,0,5,5"):
+                answer = httpx.get(f"{url}/v1/pages/deck_1/image{query}")
+                assert answer.status_code == 503
+                assert answer.json()["error"]["type"] == "unavailable"
+                assert str(tmp_path) not in answer.text
+
+
+@pytest.mark.parametrize("damage", [lambda p: scan(p, "red"), Path.unlink, _cut])
+def test_a_picture_that_is_damaged_is_made_again_by_the_same_command(tmp_path, damage):
+    deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
+    made = make(deck, tmp_path / "index")
+    (picture,) = (tmp_path / "index/pictures").rglob("*.png")
+    before = picture.read_bytes()
+    damage(picture)
+    assert make(deck, tmp_path / "index") == made
+    assert picture.read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["pages.jsonl", "bm25/vocab.index.json"])
+def test_a_damaged_index_is_refused(tmp_path, file):
+    made = make(draw_pdf(tmp_path / "deck.pdf", [["steel"]]), tmp_path / "index")
+    path = tmp_path / "index/states" / made.revision / file
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="not what was written"):
+        RetrieverBackend(tmp_path / "index").load()
+    again = make(tmp_path / "deck.pdf", tmp_path / "index")
+    assert again.revision == made.revision
+    RetrieverBackend(tmp_path / "index").load()
+
+
+def start(*args, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.retriever", *map(str, args)],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def start_held(deck, index, most):
+    """A run that stops before page `most` + 1 of those that it reads."""
+    allowed = index.parent / f"most-{uuid.uuid4().hex}"  # an orphan may still read the last one
+    allowed.write_text(f"{most}")
+    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:held"]
+    return start("ingest", deck, "--index", index, *args, **{MOST: str(allowed)})
+
+
+def records(index):
+    return set((index / "done").rglob("[0-9]*.json"))
+
+
+def test_a_run_that_is_killed_goes_on_with_the_next_page(tmp_path):
+    deck = draw_pdf(tmp_path / "deck.pdf", [[]] * 12)
+    index = tmp_path / "index"
+    for most, done in ((3, 3), (4, 7)):
+        process = start_held(deck, index, most)
+        wait_until(lambda done=done: len(records(index)) == done)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+        assert Index(index).manifest() is None  # no half an index
+    # What a kill leaves of a file, and a record that a power cut has emptied.
+    first = min(records(index))
+    left = [first, index / "index.json", *(index / "pictures").rglob("*.png")]
+    for path in left:
+        temporary_of(path).write_bytes(b'{"wid')
+    first.write_bytes(b"")
+    process = start_held(deck, index, 12 - 7 + 1)  # more would have been read again
+    told, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert len(left) > 2 and not list(index.rglob("*.tmp"))
+    whole = start_held(deck, tmp_path / "whole", 12)
+    again, said = whole.communicate(timeout=PATIENCE_S)
+    assert told == again and told.startswith("12 pages of 1 documents, bm25; state "), said
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path):
+    deck = draw_pdf(tmp_path / "deck.pdf", [[], []])
+    process = start_held(deck, tmp_path / "index", 1)
+    wait_until(lambda: records(tmp_path / "index"))
+    (reader,) = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.strip().splitlines()[-1] == "stopped: the same command goes on from there"
+    wait_until(lambda: not alive(reader))
+
+
+def children_of(pid):
+    """Of Linux: whose parent it is."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def test_two_at_once_are_refused(tmp_path):
+    deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
+    with Index(tmp_path / "index").writing(), pytest.raises(UserError, match="another ingest"):
+        make(deck, tmp_path / "index")
+    assert make(deck, tmp_path / "index").pages == 1
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
+    deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
+    index = tmp_path / "index"
+    for args, line in [
+        ([deck, "--backend", "dense"], "--embeddings-url"),
+        ([deck, "--backend", "late"], "--late-model"),
+        ([deck, "--backend", "late", "--late-model", "m"], "--late-url or --late-vectors"),
+        ([deck, "--ocr", "none"], "--ocr none"),
+        ([tmp_path / "none.pdf"], "no such file or folder"),
+    ]:
+        told = CliRunner().invoke(app, [*map(str, args), "--index", str(index)])
+        assert told.exit_code == 2 and told.stderr.startswith("error: "), told.stderr
+        assert told.stderr.count("\n") == 1 and line in told.stderr
+    assert not index.exists()
+    (tmp_path / "bad.pdf").write_bytes(b"bad")
+    for args, line in [
+        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: no PDF, or a damaged one"),
+        (["--index", tmp_path / "none"], "no index there; make one"),
+        (["--index", index, "--late-url", "http://a:b@c"], "RETRIEVER_LATE_URL"),
+    ]:
+        process = start(*args)
+        _, said = process.communicate(timeout=PATIENCE_S)
+        last = said.strip().splitlines()[-1]
+        assert process.returncode == 2 and last.startswith("error: ") and line in last, said
+
+
+def test_names_of_files_are_shown_and_never_obeyed(tmp_path):
+    for name in ("\x1b]0;owned\x07\x1b[2J.pdf", "two\nskipped lines.pdf"):
+        (tmp_path / name).touch()
+    deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
+    flags = ["--index", str(tmp_path / "index"), "--korean", "bigrams"]
+    told = CliRunner().invoke(app, [str(deck), str(tmp_path), *flags], color=True)
+    assert told.exit_code == 0
+    named = [line for line in told.stderr.splitlines() if line.startswith("skipped")]
+    assert len(named) == 2 and "\x1b" not in told.stderr and "\x07" not in told.stderr
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_index_as_it_was(tmp_path):
+    """It is no fault of the documents: left out of the index, nobody would miss them."""
+    sources, index = tmp_path / "sources", tmp_path / "index"
+    sources.mkdir()
+    draw_pdf(sources / "deck.pdf", [["steel"]])
+    make(sources, index)
+    before = (index / "index.json").read_bytes()
+    noise = Image.effect_noise((300, 300), 90)
+    noise.save(sources / "large.png")
+    size = 2**15
+    assert size < (sources / "large.png").stat().st_size
+    flags = [str(sources), "--index", str(index), "--korean", "bigrams"]
+    command = [sys.executable, "-m", "services.retriever", "ingest", *flags]
+    limited = ["prlimit", f"--fsize={size}", *command]
+    full = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = full.stderr.strip().splitlines()[-1]
+    assert full.returncode == 2 and last.startswith("error: ") and "File too large" in last
+    assert (index / "index.json").read_bytes() == before
+    assert make(sources, index).pages == 2

@@ -1,0 +1,299 @@
+"""Back ends that search by vectors: what they find, and what happens without their servers."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import Response
+from safetensors.numpy import save_file
+
+from bench.embeddings.fake import FakeEmbedder, vector_of
+from bench.kit.servers import PATIENCE_S, running_app, running_service
+from bench.retrieval.drawn import draw_pdf
+from bench.retrieval.fake_pooling import FakePooling, picture_vectors, text_vectors
+from scorekit.errors import ServiceUnreachable, UserError
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.backends.dense import DenseBuilder
+from services.retriever.backends.late import LateBuilder, VectorFile
+from services.retriever.backends.opening import Servers
+from services.retriever.index.ingest import ingest
+from services.retriever.index.store import Index
+from services.retriever.model import RetrieverBackend
+
+QUERIES = ["steel exports", "rice", "percent grew", "rice fell tons"]
+
+
+@pytest.fixture(scope="module")
+def pooling():
+    fake = FakePooling()
+    with running_app(fake.app) as url:
+        yield SimpleNamespace(fake=fake, url=url)
+
+
+@pytest.fixture(scope="module")
+def embedder_url():
+    with running_service(FakeEmbedder()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def index(made, pooling, embedder_url, tmp_path_factory):
+    """The same pages, for three back ends."""
+    folder = tmp_path_factory.mktemp("vectors") / "index"
+    builders = [
+        Bm25Builder("bigrams"),
+        DenseBuilder(embedder_url),
+        LateBuilder(pooling.url, "col", prompt="Describe the image."),
+    ]
+    ingest([made.sources], folder, builders, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(pooling, embedder_url):
+    return Servers(embedder_url, None, pooling.url)
+
+
+def search(url, queries, **more):
+    body = {"queries": [{"query": query} for query in queries], "cache": False, **more}
+    answer = httpx.post(f"{url}/v1/search", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
+def ranked(result):
+    assert result["ok"], result
+    return [(hit["page_id"], hit["score"]) for hit in result["hits"]]
+
+
+def same(result, want):
+    """Whether a result has these pages, in an order in which their scores can stand."""
+    got = dict(ranked(result))
+    assert set(got) == set(want)
+    assert all(abs(got[page] - want[page]) < 1e-5 for page in want)
+    scores = [score for _, score in ranked(result)]
+    assert scores == sorted(scores, reverse=True)
+
+
+def pages_of(folder):
+    return Index(folder).open()[1]
+
+
+def dense_scores(folder, query):
+    """By brute force, in float64."""
+    asked = vector_of(query.split()).astype(np.float64)
+    pages = {page.page_id: page.text for page in pages_of(folder) if page.text}
+    return {page: float(vector_of(text.split()) @ asked) for page, text in pages.items()}
+
+
+def late_scores(folder, query):
+    asked = text_vectors(query).astype(np.float64)
+    found = {}
+    for page in pages_of(folder):
+        png = Index(folder).places.picture(page.picture).read_bytes()
+        found[page.page_id] = float((asked @ picture_vectors(png).T).max(1).sum())
+    return found
+
+
+def test_dense_finds_what_brute_force_finds(index, servers):
+    with running_service(RetrieverBackend(index, "dense", servers)) as url:
+        for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
+            same(result, dense_scores(index, query))
+        (top,) = search(url, ["rice"], top_k=2)
+        want = sorted(dense_scores(index, "rice").values(), reverse=True)[:2]
+        assert [score for _, score in ranked(top)] == pytest.approx(want, abs=1e-5)
+        told = httpx.get(f"{url}/v1/info").json()
+    assert told["backend"] == "dense" and told["settings"]["dense"]["model"] == "fake"
+    assert told["settings"]["dense"]["without"] == ["scan_2"]  # it has no text: told, and no hit
+
+
+def test_late_interaction_finds_what_brute_force_finds_scans_too(index, servers):
+    with running_service(RetrieverBackend(index, "late", servers)) as url:
+        for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
+            want = late_scores(index, query)
+            assert "scan_2" in want
+            same(result, want)
+
+
+def test_hybrid_fuses_the_ranks_of_all(index, servers):
+    with running_service(RetrieverBackend(index, None, servers)) as url:
+        (result,) = search(url, ["rice"])
+        assert httpx.get(f"{url}/v1/info").json()["backend"] == "hybrid"
+    with running_service(RetrieverBackend(index, "bm25")) as url:
+        words = dict(ranked(search(url, ["rice"])[0]))
+    want = {}
+    for scores in (words, dense_scores(index, "rice"), late_scores(index, "rice")):
+        for page, score in scores.items():  # equal ones share the best rank
+            rank = 1 + sum(other > score for other in scores.values())
+            want[page] = want.get(page, 0) + 1 / (60 + rank)
+    assert words["trade_2"] == words["trade_3"]
+    same(result, want)
+
+
+def test_without_its_server_a_query_fails_and_the_service_does_not(
+    index, pooling, embedder_url, no_second_try
+):
+    embedder = running_service(FakeEmbedder())
+    servers = Servers(embedder.__enter__(), None, pooling.url)
+    with running_service(RetrieverBackend(index, "hybrid", servers)) as url:
+        assert search(url, ["rice"])[0]["ok"]
+        embedder.__exit__(None, None, None)
+        (failed,) = search(url, ["rice"])
+        assert not failed["ok"] and failed["error"]["type"] == "upstream"
+        assert failed["error"]["retryable"] and "127.0.0.1" not in failed["error"]["message"]
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert httpx.get(f"{url}/v1/pages/trade_1").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Response(status_code=500),
+        Response(status_code=429),
+        Response("<html>", media_type="text/html"),
+        Response('{"data": []}'),
+        Response('{"data": [{"index": 0, "data": [[1, NaN]]}]}'),
+        Response('{"data": [{"index": 0, "data": [[1.0, 2.0]]}]}'),  # of another dimension
+        Response('{"data": [{"index": 0, "data": "AAAA"}]}'),
+        Response("[1]"),
+        Response(status_code=404),
+    ],
+    ids=lambda fault: f"{fault.status_code} {fault.body[:24]!r}",
+)
+def test_a_pooling_server_that_answers_wrongly_fails_the_query(
+    index, pooling, no_second_try, fault
+):
+    with running_service(RetrieverBackend(index, "late", Servers(late_url=pooling.url))) as url:
+        pooling.fake.fault = fault
+        try:
+            (failed,) = search(url, ["rice"])
+        finally:
+            pooling.fake.fault = None
+        assert not failed["ok"] and failed["error"]["type"] == "upstream"
+        assert search(url, ["rice"])[0]["ok"]
+
+
+def test_another_model_behind_the_url_is_refused(index, no_second_try):
+    other = FakePooling(salt=0.5)
+    with running_app(other.app) as url:
+        with pytest.raises(UserError, match="not the one of the model that made the index"):
+            RetrieverBackend(index, "late", Servers(late_url=url)).load()
+    with running_service(FakeEmbedder(dimension=16)) as url:
+        with pytest.raises(UserError, match="--embeddings-url"):
+            RetrieverBackend(index, "dense", Servers(url)).load()
+    with pytest.raises(UserError, match="--late-url: the index is col's"):
+        RetrieverBackend(index, "late").load()
+    with pytest.raises(UserError, match="--embeddings-url: "):
+        RetrieverBackend(index, "dense", Servers("http://127.0.0.1:9/none")).load()
+
+
+def test_vectors_that_were_paid_for_are_asked_for_once(made, index, pooling):
+    pictures = pooling.fake.pictures
+    again = ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
+    assert pooling.fake.pictures == pictures + again.pages  # another folder has its own
+    ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
+    assert pooling.fake.pictures == pictures + again.pages
+    ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col", prompt="?")])
+    assert pooling.fake.pictures == pictures + 2 * again.pages
+
+
+def test_a_server_that_stops_midway_costs_only_what_was_not_kept(
+    made, pooling, tmp_path, no_second_try
+):
+    builder = LateBuilder(pooling.url, "col")
+    pooling.fake.fault = Response(status_code=500)
+    try:
+        with pytest.raises(Exception, match="HTTP 500"):
+            ingest([made.sources], tmp_path / "index", [builder])
+    finally:
+        pooling.fake.fault = None
+    assert Index(tmp_path / "index").manifest() is None  # no half an index
+    assert ingest([made.sources], tmp_path / "index", [builder]).pages == 6
+
+
+def test_a_text_over_the_models_limit_is_embedded_in_pieces(embedder_url, tmp_path):
+    lines = [[f"w{k} w{k + 1} w{k + 2} w{k + 3}" for k in range(0, 96, 4)] + ["needle"]]
+    draw_pdf(tmp_path / "long.pdf", lines, size=3)
+    draw_pdf(tmp_path / "short.pdf", [["other words"]])
+    index = tmp_path / "index"
+    made = ingest(
+        [tmp_path / "long.pdf", tmp_path / "short.pdf"], index, [DenseBuilder(embedder_url)]
+    )
+    assert made.backends["dense"]["without"] == []
+    with running_service(RetrieverBackend(index, servers=Servers(embedder_url))) as url:
+        (result,) = search(url, ["w92 w93 w94 w95 needle"])
+    assert ranked(result)[0][0] == "long_1"
+
+
+def file_index(made, folder, path):
+    ingest([made.sources], folder, [VectorFile(path, "col")])
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_vectors_from_a_file(made, pooling, tmp_path, kind):
+    pages = pages_of(made.index)
+    png = Index(made.index).places.picture
+    vectors = {p.page_id: picture_vectors(png(p.picture).read_bytes()) for p in pages}
+    path = tmp_path / f"vectors.{kind}"
+    if kind == "npz":
+        np.savez(path, **{name: one.astype(np.float16) for name, one in vectors.items()})
+    else:
+        save_file(vectors, path)
+    index = file_index(made, tmp_path / "index", path)
+    with running_service(RetrieverBackend(index, servers=Servers(late_url=pooling.url))) as url:
+        (result,) = search(url, ["rice"])
+    want = late_scores(index, "rice")
+    got = dict(ranked(result))
+    assert got.keys() == want.keys()
+    assert all(abs(got[page] - want[page]) < 1e-2 for page in want)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v: v.pop("trade_2"), "no vectors for trade_2"),
+        (lambda v: v.update(other_1=v["trade_1"]), "no page of the index: other_1"),
+        (lambda v: v.update(trade_1=np.ones(4)), "trade_1: an array of 1 dimensions"),
+        (lambda v: v.update(trade_1=np.full((2, 4), np.nan)), "not finite"),
+        (lambda v: v.update(trade_1=np.ones((2, 3))), "of 2 dimensions"),
+        (lambda v: v.update(trade_1=np.array([[{}]], object)), "cannot be read"),
+    ],
+)
+def test_a_file_of_other_vectors_is_refused(made, tmp_path, change, words):
+    vectors = {page.page_id: np.ones((3, 4), np.float32) for page in pages_of(made.index)}
+    change(vectors)
+    np.savez(tmp_path / "v.npz", **vectors)
+    with pytest.raises(UserError, match=words):
+        file_index(made, tmp_path / "index", tmp_path / "v.npz")
+    assert Index(tmp_path / "index").manifest() is None
+
+
+def test_a_server_that_is_not_there_is_said_before_anything_is_read(made, tmp_path, no_second_try):
+    with pytest.raises(ServiceUnreachable):
+        ingest([made.sources], tmp_path / "i", [LateBuilder("http://127.0.0.1:9", "col")])
+    assert not (tmp_path / "i").exists()
+
+
+def test_the_bodies_are_what_vllm_reads(pooling):
+    """Its own field names (vllm/entrypoints/pooling), as its classes take them."""
+    client = LateBuilder(pooling.url, "col", prompt="p")._client
+    told = json.loads(client._body(messages=[client._message(b"x")]))
+    assert told == {
+        "model": "col",
+        "task": "token_embed",
+        "encoding_format": "float",
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
+                    {"type": "text", "text": "p"},
+                ],
+            }
+        ],
+    }

@@ -1,0 +1,112 @@
+"""A thousand wrong requests, drawn by a seed: each is refused in the wire's own words, none is a
+fault of the service, and it answers as before."""
+
+from __future__ import annotations
+
+import random
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from bench.kit.servers import PATIENCE_S
+from scorekit.errors import REQUEST_ERRORS
+
+NUMBERS = [-1, 0.5, 1e300, 10**30, True, "3", [], {}, "٣"]
+TEXTS = [None, 7, 1.5, True, [], ["a"], {"a": 1}, ""]
+IDS = ["..", "../..", "..\\", "a/../b", "%00", "\0", "trade_1/..", "/etc/passwd", "trade_1 ", "ü"]
+IDS += ["trade_١", "TRADE_1", "x" * 3000, "trade_-1", "trade_1.png", "~root", "file:///etc"]
+BODIES = [b"", b"{", b"\xff\xfe", b"[]", b"null", b'"a"', b'{"queries":' + b"[" * 5000, b"\0" * 99]
+
+
+def wrong_search(draw):
+    body = {"queries": [{"query": "rice"}], "top_k": 3}
+    match draw.randrange(8):
+        case 0:
+            return draw.choice(BODIES)
+        case 1:
+            body["top_k"] = draw.choice([*NUMBERS, 0, 1001, None])
+        case 2:
+            body["queries"][0]["query"] = draw.choice(TEXTS)
+        case 3:
+            body["queries"] = draw.choice([*TEXTS, [], [None], ["rice"], {"query": "rice"}])
+        case 4:
+            body[draw.choice(["topk", "k", "Queries", "__class__"])] = 1
+        case 5:
+            body["exclude"] = draw.choice(["trade_1", 5, {"a": 1}, [1], [None], ["a"] * 10_001])
+        case 6:
+            body["queries"][0]["exclude"] = draw.choice(["trade_1", 5, [1.5], ["a"] * 10_001])
+        case 7:
+            name = draw.choice(["timeout_s", "priority", "cache"])
+            body[name] = draw.choice(["x", -1, [], {}, 10**9, "NORMAL"])
+    return body
+
+
+def wrong_address(draw):
+    """Path and query of a picture that is not to be had."""
+    match draw.randrange(3):
+        case 0:
+            behind = draw.choice(["", "/image", "/image?crop=0,0,9,9"])
+            return f"/v1/pages/{quote(draw.choice(IDS), safe='')}{behind}"
+        case 1:
+            sides = [draw.choice([-5, 0, 10, 700, 10**7, "x", "", 1.5, "1e2"]) for _ in range(4)]
+            if sides[0] in (0, 10) and sides[1] in (0, 10):  # the box may be one
+                sides = sides[:3]
+            return "/v1/pages/trade_1/image?crop=" + ",".join(map(str, sides))
+        case _:
+            name = draw.choice(["max_pixels", "format", "crop", "size", "%00", "a" * 2000])
+            value = draw.choice(["0", "-3", "x", "", "nan", "bmp", "PNG", "../../x", "9" * 40])
+            return f"/v1/pages/trade_1/image?{name}={value}"
+
+
+def wrong_face(draw):
+    """Requests of other servers' shapes that they would refuse, too."""
+    body = draw.choice(
+        [
+            {"topk": 3},
+            {"queries": []},
+            {"queries": [""], "topk": "x"},
+            {"queries": ["a"], "topk": 0},
+            {"queries": 5},
+            {"query": ["a"], "queries": ["b"], "k": 1},
+            {"queries": ["rice"], "return_scores": "yes"},
+        ]
+    )
+    return body
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_thousand_wrong_requests(url, made, part):
+    draw = random.Random(part)
+    home = str(made.index.parent)
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        routes = client.get("/openapi.json").json()["paths"]
+        right = {"queries": [{"query": "rice"}], "cache": False}
+        before = client.post("/v1/search", json=right).json()
+        for _ in range(250):
+            kind = draw.randrange(3)
+            if kind == 0:
+                body = wrong_search(draw)
+                sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+                answer = client.post("/v1/search", **sent)
+            elif kind == 1 or "/retrieve" not in routes:
+                body = wrong_address(draw)
+                answer = client.get(body)
+            else:
+                body = wrong_face(draw)
+                answer = client.post("/retrieve", json=body)
+            told = (kind, str(body)[:300], answer.status_code, answer.text[:300])
+            assert 400 <= answer.status_code < 500, told
+            error = answer.json()["error"]
+            assert error["type"] in REQUEST_ERRORS and not error["retryable"], told
+            assert home not in answer.text and "Traceback" not in answer.text, told
+            assert len(answer.content) < 3000, told
+        assert client.post("/v1/search", json=right).json() == before
+        figures = client.get("/metrics").text
+        assert 'status="500"} 0.0' in figures
+        assert not [
+            line
+            for line in figures.splitlines()
+            if line.startswith("scorekit_requests_total") and 'status="5' in line
+            if not line.endswith(" 0.0")
+        ]

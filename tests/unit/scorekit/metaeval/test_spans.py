@@ -1,0 +1,112 @@
+"""Spans of a metric beside people's: by hand, and beside scipy's assignment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from scorekit.metaeval.judgements import JudgedTranslation, Rating, Span
+from scorekit.metaeval.matching import matched, overlap
+from scorekit.metaeval.spans import BINS, figures_of, length_bin, span_sums
+
+
+def _span(start, end, severity="MINOR"):
+    return Span(start, end, severity)
+
+
+def _sums(found, *people):
+    one = JudgedTranslation("A", "1", "s", "m" * 60, ratings=[Rating(0.0, gold) for gold in people])
+    return span_sums([one], [found])
+
+
+def _figures(found, *people):
+    return {name: float(v) for name, v in figures_of(_sums(found, *people).sums.sum(0)).items()}
+
+
+def test_characters_and_partial_credit_by_hand():
+    # 11 characters marked, 5 of them right; and 3, all right; people mark 5, 3 and 10
+    found = [_span(4, 15), _span(20, 23)]
+    gold = [_span(4, 9), _span(20, 23), _span(30, 40)]
+    figures = _figures(found, gold)
+    assert figures["chars_precision"] == pytest.approx(8 / 14)
+    assert figures["chars_recall"] == pytest.approx(8 / 18)
+    p, r = (5 / 11 + 1) / 2, (1 + 1 + 0) / 3
+    assert figures["mpp_precision"] == pytest.approx(p)
+    assert figures["mpp_recall"] == pytest.approx(r)
+    assert figures["mpp_f1"] == pytest.approx(2 * p * r / (p + r))
+
+
+def test_one_long_span_stands_for_one_error_alone():
+    figures = _figures([_span(0, 40)], [_span(0, 5), _span(10, 15), _span(20, 25), _span(30, 35)])
+    assert figures["chars_recall"] == 1 and figures["mpp_recall"] == 0.25
+
+
+def test_a_character_in_two_spans_counts_once():
+    figures = _figures([_span(0, 10), _span(5, 10)], [_span(0, 10)])
+    assert figures["chars_precision"] == figures["chars_recall"] == 1
+    assert figures["mpp_precision"] == 0.5
+
+
+def test_raters_are_compared_apart_with_a_part_each():
+    figures = _figures([_span(0, 4)], [_span(0, 4)], [])
+    assert figures["chars_precision"] == 0.5 and figures["chars_recall"] == 1
+
+
+def test_nothing_marked_is_no_precision_and_nothing_to_find_no_recall():
+    silent = _figures([], [_span(0, 4)])
+    assert np.isnan(silent["mpp_precision"]) and silent["mpp_recall"] == silent["mpp_f1"] == 0
+    clean = _figures([_span(0, 4)], [])
+    assert clean["mpp_precision"] == 0 and np.isnan(clean["mpp_recall"])
+    assert np.isnan(clean["mpp_f1"])
+    only_scored = JudgedTranslation("A", "1", "s", "m", ratings=[Rating(-1.0, None)])
+    assert not span_sums([only_scored], [[]]).known.any()
+
+
+def test_groups_hold_the_metrics_spans_in_precision_and_peoples_in_recall():
+    found, gold = [_span(0, 4, "MAJOR"), _span(10, 30)], [_span(0, 8, "MAJOR"), _span(50, 52)]
+    groups = _sums(found, gold).groups
+    major, minor = (figures_of(groups["severity", name]) for name in ("MAJOR", "MINOR"))
+    assert (major["chars_precision"], major["chars_recall"]) == (1, 0.5)
+    assert (major["mpp_precision"], major["mpp_recall"]) == (1, 0.5)
+    assert minor["chars_precision"] == minor["chars_recall"] == minor["mpp_recall"] == 0
+    assert figures_of(groups["length", "1-5"])["mpp_recall"] == 0
+    assert groups["length", "16-40"][5] == 1 and groups["length", "6-15"][7] == 1
+
+
+def test_every_length_has_one_bin():
+    assert [length_bin(n) for n in (1, 5, 6, 15, 16, 40, 41, 10_000)] == [
+        *("1-5", "1-5", "6-15", "6-15", "16-40", "16-40", "41+", "41+")
+    ]
+    assert BINS == ("1-5", "6-15", "16-40", "41+")
+
+
+_SPANS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda s: _span(s[0], s[0] + s[1])),
+    max_size=6,
+)
+
+
+@given(_SPANS, _SPANS)
+def test_the_matching_is_worth_as_much_as_scipys(found, gold):
+    def worth(f, g):
+        shared = overlap(found[f], gold[g])
+        return sum(shared / (span.end - span.start) for span in (found[f], gold[g]))
+
+    pairs = matched(found, gold)
+    table = np.array([[worth(f, g) for g in range(len(gold))] for f in range(len(found))])
+    best = table[linear_sum_assignment(table, maximize=True)].sum() if table.size else 0
+    assert sum(worth(f, g) for f, g in pairs) == pytest.approx(best)
+    assert all(worth(f, g) > 0 for f, g in pairs)
+    assert len({f for f, _ in pairs}) == len({g for _, g in pairs}) == len(pairs)
+
+
+@given(_SPANS, _SPANS)
+def test_precision_is_the_recall_of_the_other_way_round(found, gold):
+    one, other = _figures(found, gold), _figures(gold, found)
+    for name in ("chars", "mpp"):
+        a, b = one[f"{name}_precision"], other[f"{name}_recall"]
+        assert (np.isnan(a) and np.isnan(b)) or a == pytest.approx(b)
+        assert np.isnan(a) or 0 <= a <= 1 + 1e-12

@@ -1,0 +1,191 @@
+"""`overlong: windows` between the queue and a backend: a fake one, whose tokens are words."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from scorekit.errors import SampleError
+from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.backend import Encoded
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.local import LocalScorer
+from scorekit.server.queue.batch import padded_tokens, run_batch
+from scorekit.server.windows.backend import with_windows
+
+SENTENCES = st.sampled_from(
+    ["The rice is red.", "집은 빨간색이다.", "Why?", "one two three four five", "\n", "네."]
+)
+TEXTS = st.lists(SENTENCES, max_size=30).map(" ".join)
+
+
+def _score(samples, limit=16, backend=None, budget=64, **options):
+    windowed = with_windows(backend or FakeBackend("xcomet"), budget)
+    windowed.load()
+    options = XCometOptions(max_input_length=limit, **options)
+    encoded = windowed.encode(samples, options)
+    good = [one for one in encoded if isinstance(one, Encoded)]
+    scored = iter(run_batch(windowed.forward, good, windowed.verb.outcome_fault))
+    return [one if isinstance(one, SampleError) else next(scored) for one in encoded]
+
+
+def _sample(src, mt, ref=None):
+    return TranslationSample(src=src, mt=mt, ref=ref)
+
+
+LONG = _sample("The house is red. It is old. " * 9, "집은 red 빨간색이다. 오래 되었다. " * 9)
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS, st.one_of(st.none(), TEXTS))
+def test_every_character_is_in_one_window_and_spans_stand_in_their_place(src, mt, ref):
+    sample = _sample(src, mt, ref)
+    (got,) = _score([sample], overlong="windows")
+    for span in got["error_spans"]:
+        assert mt[span["start"] : span["end"]] == span["text"]
+    if "windows" not in got:
+        assert (got,) == tuple(_score([sample]))
+        return
+    windows = got["windows"]
+    for side, text in (("src", src), ("mt", mt)):
+        assert windows[0][f"{side}_start"] == 0 and windows[-1][f"{side}_end"] == len(text)
+        assert all(a[f"{side}_end"] == b[f"{side}_start"] for a, b in pairwise(windows))
+    assert not any(got["truncated"].values()) and got["mt_covered"] == len(mt)
+    weights = [
+        (w["src_end"] - w["src_start"]) / (len(src) or 1)
+        + (w["mt_end"] - w["mt_start"]) / (len(mt) or 1)
+        for w in windows
+    ]
+    mean = math.fsum(w["score"] * k for w, k in zip(windows, weights, strict=True)) / sum(weights)
+    assert math.isclose(got["score"], mean)
+
+
+def test_a_window_is_scored_as_if_it_were_sent_alone():
+    (got,) = _score([LONG], overlong="windows")
+    assert len(got["windows"]) > 3
+    for window in got["windows"]:
+        src = LONG.src[window["src_start"] : window["src_end"]].strip()
+        mt = LONG.mt[window["mt_start"] : window["mt_end"]].strip()
+        assert window["score"] == fake_score(_sample(src, mt), 1.0)
+        assert 10 <= len((src + " " + mt).split()) + 1 <= 16  # about equal, none tiny
+        assert src.endswith(".") and mt.endswith(".")
+    assert [span["text"] for span in got["error_spans"]] == ["red"] * 9
+
+
+def test_what_fits_has_the_same_number_whatever_overlong_is():
+    short = _sample("The house is red.", "집은 red 빨간색이다.")
+    answers = [_score([short], overlong=over)[0] for over in ("truncate", "error", "windows")]
+    assert answers[0] == answers[1] == answers[2]
+    assert "windows" not in answers[2]
+
+
+def test_windows_of_a_document_are_scored_in_batches_of_the_budget():
+    backend = FakeBackend("xcomet")
+    sizes = []
+    forward = backend.forward
+    backend.forward = lambda batch: sizes.append(padded_tokens(batch)) or forward(batch)
+    many = [LONG, _sample("a", "b"), LONG]
+    got = _score(many, backend=backend, budget=40, overlong="windows")
+    assert max(sizes) <= 40 and len(sizes) > 5
+    assert got[0] == got[2] and [got[1]] == _score([many[1]])
+
+
+def test_the_queue_knows_what_a_sample_in_windows_costs():
+    windowed = with_windows(FakeBackend("xcomet"), None)
+    (one,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
+    assert one.length <= 16 and one.rows > 3
+    assert padded_tokens([one]) >= one.fields["tokens"]
+
+
+def test_a_batch_that_does_not_fit_the_memory_is_halved():
+    backend = FakeBackend("xcomet")
+    forward = backend.forward
+
+    def small(batch):
+        if len(batch) > 2:
+            raise MemoryError("CUDA out of memory")
+        return forward(batch)
+
+    backend.forward = small
+    (got,) = _score([LONG], backend=backend, budget=1000, overlong="windows")
+    assert [got] == _score([LONG], overlong="windows")
+
+
+def test_a_window_that_fails_fails_its_sample_alone():
+    bad = LONG.model_copy(update={"mt": LONG.mt + " nan"})
+    got = _score([LONG, bad], overlong="windows")
+    assert got[0] == _score([LONG], overlong="windows")[0]
+    assert isinstance(got[1], SampleError) and got[1].type == "non_finite"
+    poisoned = LONG.model_copy(update={"mt": LONG.mt + " poison"})
+    got = _score(
+        [LONG, poisoned], backend=FakeBackend("xcomet", poison="poison"), overlong="windows"
+    )
+    assert isinstance(got[0], dict)
+    assert isinstance(got[1], SampleError) and got[1].type == "model_failure"
+
+
+def test_a_window_that_the_model_refuses_fails_its_sample():
+    backend = FakeBackend("xcomet")
+    encode = backend.encode
+
+    def refusing(samples, options):
+        found = encode(samples, options)
+        return [
+            SampleError("invalid_input", "no reference")
+            if isinstance(one, Encoded) and "red" in sample.mt
+            else one
+            for sample, one in zip(samples, found, strict=True)
+        ]
+
+    backend.encode = refusing
+    (got,) = _score([LONG], backend=backend, overlong="windows")
+    assert isinstance(got, SampleError) and got.type == "invalid_input"
+
+
+def test_what_cannot_be_cut_is_flagged():
+    class Characters(FakeBackend):
+        """Its tokens are characters, of which each takes ten."""
+
+        def encode(self, samples, options):
+            encoded = []
+            for sample in samples:
+                size = 10 * (len(sample.src) + len(sample.mt))
+                if size > 16 and options.overlong == "error":
+                    encoded.append(SampleError("overlong", f"{size}"))
+                    continue
+                cut = {"src": False, "mt": size > 16, "ref": False}
+                covered = 0 if size > 16 else len(sample.mt)
+                fields = {"tokens": min(16, size), "truncated": cut, "mt_covered": covered}
+                encoded.append(Encoded(min(16, size), fields, sample))
+            return encoded
+
+    windowed = with_windows(Characters("xcomet"), None)
+    options = XCometOptions(max_input_length=16, overlong="windows")
+    (one,) = windowed.encode([_sample("ab", "cd")], options)
+    assert one.fields["truncated"] == {"src": False, "mt": True, "ref": False}
+    assert one.fields["mt_covered"] == 0
+
+
+def test_windows_have_no_upstream_offsets():
+    with pytest.raises(ValidationError, match="span_offsets must be exact"):
+        XCometOptions(overlong="windows", span_offsets="upstream")
+
+
+def test_in_process_and_a_reference():
+    scorer = LocalScorer(FakeBackend("metricx"))
+    texts = SampleForScoring("One two. " * 300, "하나 둘. " * 300, "가나 다. " * 300)
+    out = scorer.score_batch([texts], ScoringConfig(overlong="windows"))
+    (result,) = out.metadata
+    assert len(result.windows) > 2 and result.score == out.sequence_scores[0]
+    (first, *_) = result.windows
+    count = texts.mt[: first.mt_end].count(".")
+    words = ("One two.", "하나 둘.", "가나 다.")
+    part = _sample(*(" ".join([word] * count) for word in words))
+    assert first.score == fake_score(part, 25.0)
+    assert MetricXOptions().overlong == "truncate"

@@ -1,0 +1,168 @@
+"""Where texts that say the same are cut, and which parts go together."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scorekit.text.alignment import align
+from scorekit.text.sentences import sentence_starts
+from scorekit.text.windows import common_borders, halve, pack, refine
+
+PROSE = Path(__file__).parents[3] / "data/prose"
+WORDS = [
+    "rice",
+    "Dr.",
+    "3.5",
+    "the end.",
+    "집은 빨간색이다.",
+    "你好。",
+    "怎么了？",
+    "هل؟",
+    "\n",
+    " ",
+    "é",
+    "e\u0301",
+]
+TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join))
+
+
+def _ascends(borders, texts):
+    assert borders[0] == tuple(0 for _ in texts)
+    assert borders[-1] == tuple(map(len, texts))
+    for before, after in pairwise(borders):
+        assert before != after and all(a <= b for a, b in zip(before, after, strict=True))
+
+
+@given(TEXTS)
+def test_sentences_hold_every_character_once(text):
+    starts = sentence_starts(text)
+    assert starts[0] == 0 and starts[-1] == len(text)
+    assert all(a < b for a, b in pairwise(starts))
+
+
+def test_sentences_of_many_scripts():
+    text = "Dr. Kim paid 3.5 won. Why?\n집은 크다. 그렇다！你好。怎么了？好。 هل جاء؟ نعم."
+    starts = sentence_starts(text)
+    assert [text[a:b].strip() for a, b in pairwise(starts)] == [
+        "Dr. Kim paid 3.5 won.",
+        "Why?",
+        "집은 크다.",
+        "그렇다！",
+        "你好。",
+        "怎么了？",
+        "好。",
+        "هل جاء؟",
+        "نعم.",
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=3))
+def test_common_borders_hold_every_character_once(texts):
+    borders = common_borders(texts)
+    if any(texts):
+        _ascends(borders, texts)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=3), st.integers(1, 30))
+def test_parts_are_cut_until_they_fit(texts, most):
+    def measure(parts):
+        sizes = [sum(b - a for a, b in zip(*part, strict=True)) for part in parts]
+        return [size if size <= most else None for size in sizes]
+
+    borders, sizes = refine(texts, common_borders(texts), measure)
+    if any(texts):
+        _ascends(borders, texts)
+    for part, size in zip(pairwise(borders), sizes, strict=True):
+        own = max(b - a for a, b in zip(*part, strict=True))
+        assert size is not None or own == 1  # a character of each is not cut any more
+
+
+def test_a_part_is_cut_at_a_clause_and_in_the_same_share_of_each_text():
+    texts = ["one two three four, five six seven eight", "하나 둘 셋 넷, 다섯 여섯 일곱 여덟"]
+    src, mt = halve(texts, ((0, 0), tuple(map(len, texts))))
+    assert (texts[0][:src], texts[1][:mt]) == ("one two three four, ", "하나 둘 셋 넷, ")
+    assert halve(["a" * 9, "b" * 3], ((0, 0), (9, 3))) == (4, 1)
+    assert halve(["a", "b"], ((0, 0), (1, 1))) is None
+    woman = "\U0001f469\u200d\U0001f680"
+    assert halve([woman * 2, ""], ((0, 0), (6, 0))) == (3, 0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(9, 30))
+def test_windows_are_as_few_as_can_be_and_none_is_over_the_limit(sizes, most):
+    kept = pack(sizes, [[False]] * len(sizes), most)
+    assert kept[0] == 0 and kept[-1] == len(sizes)
+    assert all(sum(sizes[a:b]) <= most for a, b in pairwise(kept))
+    fewest, room = 1, most
+    for size in sizes:
+        fewest, room = (fewest, room - size) if size <= room else (fewest + 1, most - size)
+    assert len(kept) - 1 == fewest
+
+
+def test_windows_are_about_equal_and_lack_no_text():
+    assert pack([10] * 11, [[False]] * 11, 100) in ([0, 5, 11], [0, 6, 11])
+    lacking = [[False, k >= 3] for k in range(6)]
+    assert pack([30, 30, 30, 10, 10, 10], lacking, 90) == [0, 2, 6]
+
+
+def _pairs(name, left, right):
+    rows = map(json.loads, (PROSE / name).read_text(encoding="utf-8").splitlines())
+    return list({row[left].strip(): row[right].strip() for row in rows}.items())
+
+
+def _agree(borders, true):
+    """The share of borders that lie in one and the same pair on both sides."""
+    inside = [
+        any(
+            all(a <= x <= b for a, x, b in zip(*row, strict=True))
+            for row in ((before, border, after) for before, after in pairwise(true))
+        )
+        for border in borders[1:-1]
+    ]
+    return sum(inside) / len(inside)
+
+
+def _document(pairs, joint, lacks, joined):
+    left, right, true = "", "", [(0, 0)]
+    for k, (src, mt) in enumerate(pairs):
+        left += src + joint
+        if k not in lacks:
+            right += mt.rstrip(".。!?") + ", " if k in joined else mt + " "
+        true.append((len(left), len(right)))
+    return left, right, true
+
+
+def test_sentences_of_joined_pairs_find_each_other():
+    for name, langs, joint in (
+        ("ted_zh_en.jsonl", ("zh", "en"), ""),
+        ("ted_en_de.jsonl", ("en", "de"), " "),
+        ("ko_en.jsonl", ("ko", "en"), " "),
+    ):
+        pairs = _pairs(name, *langs)[100:160]
+        left, right, true = _document(pairs, joint, (), ())
+        assert _agree(align(left, right), true) > 0.99, name
+        rng = random.Random(0)
+        lacks, joined = set(rng.sample(range(60), 3)), set(rng.sample(range(60), 6))
+        left, right, true = _document(pairs, joint, lacks, joined)
+        assert _agree(align(left, right), true) > 0.9, name
+
+
+def test_a_translation_that_stops_half_way_is_not_stretched():
+    pairs = _pairs("ted_en_de.jsonl", "en", "de")[:40]
+    left, right, true = _document(pairs, " ", range(28, 40), ())
+    assert _agree(align(left, right), true) > 0.75
+
+
+def test_long_documents_take_no_more_than_their_length():
+    """Pairs of sentences that are looked at: a whole table of these would be 4 million."""
+    left, right = "Rice grew. " * 9_000, "Der Reis. " * 8_000
+    borders = align(left, right)
+    _ascends(borders, (left, right))
+    assert len(borders) > 500

@@ -1,0 +1,118 @@
+"""Quotes become offsets, and never by a guess."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.judge.placing import Place, QuotedText, folded, place
+
+#: Letters that repeat, are composed in several ways, take marks, or are several code points.
+LETTERS = st.sampled_from(
+    [
+        *("a", "A", "b", "ß", "é", "e\u0301", "e", " ", "\u00a0", "\n", "한", "하", "국", "집"),
+        *(
+            "🙂",
+            "👍🏽",
+            '"',
+            "“",
+            "「",
+            "—",
+            "-",
+            "ﬁ",
+            "İ",
+            "中",
+            "가\u0301",
+            "\u1112\u1161\u11ab",
+            ",",
+        ),
+    ]
+)
+TEXTS = st.lists(LETTERS, max_size=24).map("".join)
+
+
+@given(TEXTS, TEXTS, TEXTS)
+def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
+    found = place(QuotedText(text), quote, context)
+    exact = [i for i in range(len(text)) if quote and text.startswith(quote, i)]
+    if isinstance(found, Place):
+        assert 0 <= found.start < found.end <= len(text)
+        stretch = text[found.start : found.end]
+        assert stretch == quote or folded(stretch) == folded(quote) != ""
+        if len(exact) > 1:  # only the context can have told
+            assert stretch == quote and folded(context) != folded(quote)
+            assert folded(quote) in folded(context) and folded(context) in folded(text)
+    elif found == "absent":
+        assert not quote.strip() or folded(quote) not in folded(text) or _begins_within(text, quote)
+
+
+def _begins_within(text, quote):
+    """A quote may stand in the text and yet begin or end within a letter."""
+    return not list(QuotedText(text).tolerant(quote)) and not list(QuotedText(text).exact(quote))
+
+
+@given(TEXTS.filter(lambda t: folded(t)), TEXTS, st.sampled_from(["", "quote", "absent"]))
+def test_a_quote_that_occurs_twice_without_more_is_never_placed(quote, between, context):
+    text = f"{quote}. {between}. {quote}"
+    said = {"": "", "quote": quote, "absent": "x" * 30}[context]
+    if len(list(QuotedText(text).exact(quote))) > 1:
+        assert place(QuotedText(text), quote, said) == "ambiguous"
+
+
+@given(TEXTS, TEXTS, TEXTS)
+def test_what_stands_once_is_found_where_it_stands(before, quote, behind):
+    text = f"{before}<{quote}>{behind}"
+    at = len(before)
+    assert place(QuotedText(text), f"<{quote}>", text) == Place(at, at + len(quote) + 2)
+
+
+@given(TEXTS.filter(lambda t: folded(t)))
+def test_another_form_of_the_quote_is_found(quote):
+    text = f"[{unicodedata.normalize('NFD', quote)}]"
+    said = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
+    assert place(QuotedText(text), said, "") == Place(0, len(text))
+
+
+KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
+
+
+@pytest.mark.parametrize(
+    ("text", "quote", "context", "found"),
+    [
+        (KOREAN, "집은", "", (2, 4)),
+        (KOREAN, "빨간색", "", "ambiguous"),
+        (KOREAN, "빨간색", "빨간색", "ambiguous"),
+        (KOREAN, "빨간색", "문은 빨간색이다", (16, 19)),
+        (KOREAN, "빨간색", "문은  빨간색이다!", "ambiguous"),  # not in the text
+        (KOREAN, "빨간색", "집은 빨간색이고 그 문은 빨간색", "ambiguous"),  # holds it twice
+        (KOREAN, "파란색", "문은 빨간색이다", "absent"),
+        (KOREAN, "집은", "문은 빨간색이다", "ambiguous"),  # the context says another place
+        (KOREAN, "집은", "옆집은 하얀색", (2, 4)),  # no context at all
+        (KOREAN, "문 은", "", (13, 15)),
+        (KOREAN, "", "문은", "absent"),
+        ("The Cat sat.", "the cat", "", (0, 7)),
+        ("The Cat and the cat", "THE CAT", "", "ambiguous"),
+        ("The Cat and the cat", "THE CAT", "and THE CAT", (12, 19)),
+        ("The Cat and the cat", "the cat", "", (12, 19)),
+        ("Er sagte: „Ja“.", 'sagte: "ja"', "", (3, 14)),
+        ("🙂🙂 cafe\u0301 🙂", "café", "", (3, 8)),
+        ("cafe\u0301", "cafe", "", "absent"),
+        ("Straße", "strasse", "", (0, 6)),
+        ("Straße", "stras", "", "absent"),
+        ("한국", "하", "", "absent"),
+        ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as the fence shows it
+        ("一个,两个", "一个,两", "", (0, 4)),
+    ],
+)
+def test_places(text, quote, context, found):
+    assert place(QuotedText(text), quote, context) == found
+
+
+def test_hostile_texts_are_searched_to_an_end():
+    for char in ("a", "\u0301", "ß", "s", " "):
+        text = QuotedText(char * 100_000)
+        assert place(text, char * 50_000, char * 50_001) in ("ambiguous", "absent")
+        assert place(text, "q" + char * 50_000, char * 9) == "absent"

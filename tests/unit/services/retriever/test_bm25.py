@@ -1,0 +1,33 @@
+"""An index of words is searched by the words that it was made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.retrieval.pages import make_pages
+from scorekit.errors import UserError
+from services.retriever.backends import words
+from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher
+from services.retriever.index.reading import Places
+
+
+@pytest.fixture
+def made(tmp_path):
+    pages = make_pages(3, [f"word{k} exports" for k in range(20)])
+    places = Places(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    return tmp_path, Bm25Builder("bigrams").build(pages, tmp_path, places)
+
+
+def test_an_index_of_other_words_is_refused(made, monkeypatch):
+    folder, settings = made
+    Bm25Searcher(folder, settings)
+    before = words.Words.of
+    monkeypatch.setattr(words.Words, "of", lambda self, text: before(self, text)[1:])
+    with pytest.raises(UserError, match="made with another version of words: ingest it again"):
+        Bm25Searcher(folder, settings)
+
+
+def test_an_index_of_another_library_is_refused(made):
+    folder, settings = made
+    with pytest.raises(UserError, match="another version of bm25s"):
+        Bm25Searcher(folder, settings | {"bm25s": "0.0.1"})

@@ -1,0 +1,88 @@
+"""Which files are documents, and what their pages are called."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+
+import pytest
+
+from scorekit.errors import UserError
+from services.retriever.index.sources import find_sources
+
+
+def make(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return folder
+
+
+def found(*paths):
+    return [(source.document, source.page) for source in find_sources(paths)[0]]
+
+
+def test_the_stem_is_the_document_and_a_number_behind_it_the_page_of_a_picture(tmp_path):
+    make(tmp_path, "deck.pdf", "scan_2.png", "scan_010.JPG", "sub/photo.webp", "a_0.png", "x.txt")
+    assert found(tmp_path) == [
+        ("a_0", 1),
+        ("deck", None),
+        ("photo", 1),
+        ("scan", 2),
+        ("scan", 10),
+    ]
+
+
+def test_names_are_composed_as_data_files_have_them(tmp_path):
+    make(tmp_path, unicodedata.normalize("NFD", "보고서") + ".pdf")
+    assert found(tmp_path) == [("보고서", None)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a/deck.pdf", "b/deck.pdf"),
+        ("deck.pdf", "deck.PDF"),
+        ("deck.pdf", "deck_3.png"),
+        ("scan_2.png", "scan_002.jpg"),
+        ("photo.png", "photo_1.png"),
+        (unicodedata.normalize("NFD", "가") + ".pdf", "가.pdf"),
+    ],
+)
+def test_two_files_with_pages_of_one_id_are_refused(tmp_path, names):
+    make(tmp_path, *names)
+    with pytest.raises(UserError, match="rename one"):
+        find_sources([tmp_path])
+
+
+def test_the_same_file_named_twice_is_one(tmp_path):
+    make(tmp_path, "deck.pdf")
+    assert found(tmp_path, tmp_path / "deck.pdf") == [("deck", None)]
+
+
+def test_names_that_can_be_no_id_are_skipped_with_a_reason(tmp_path):
+    make(tmp_path, "good.pdf", "bad\nname.pdf", "x" * 201 + ".pdf", " .pdf")
+    sources, skipped = find_sources([tmp_path])
+    assert [source.document for source in sources] == ["good"]
+    assert len(skipped) == 3 and all("plain text" in one.reason for one in skipped)
+
+
+def test_nothing_there_is_a_mistake_of_the_user(tmp_path):
+    with pytest.raises(UserError, match="no such file or folder"):
+        find_sources([tmp_path / "none"])
+    with pytest.raises(UserError, match="no PDF, PNG, JPEG or WebP in there"):
+        find_sources([make(tmp_path, "a.txt")])
+    with pytest.raises(UserError, match="by its ending"):
+        find_sources([tmp_path / "a.txt"])
+
+
+def test_what_has_the_name_of_a_document_and_is_no_file_is_listed(tmp_path):
+    make(tmp_path, "deck.pdf")
+    (tmp_path / "gone.pdf").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.png")
+    sources, skipped = find_sources([tmp_path])
+    assert [source.document for source in sources] == ["deck"]
+    assert [one.source for one in skipped] == ["gone.pdf", "pipe.png"]
+    with pytest.raises(UserError, match="no PDF"):
+        find_sources([tmp_path / "pipe.png"])

@@ -1,0 +1,117 @@
+"""MaxSim, rankings and their fusion, against the plainest way to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scorekit.errors import SampleError, UserError
+from services.retriever.backends import vectors as module
+from services.retriever.backends.hybrid import HybridSearcher
+from services.retriever.backends.ranking import best
+from services.retriever.backends.vectors import KeptVectors, PackedVectors, pack
+
+
+def packed(folder, pages):
+    pack(pages, folder)
+    return PackedVectors(folder)
+
+
+def by_hand(pages, query):
+    """MaxSim in float64, a page at a time."""
+    return [
+        float((query.astype(np.float64) @ page.astype(np.float64).T).max(1).sum())
+        if len(page)
+        else -np.inf
+        for page in pages
+    ]
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(0, 7), min_size=1, max_size=12).filter(any),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.sampled_from([1, 8, 10_000]),
+)
+def test_max_sim_is_the_plain_one_whatever_the_shapes(
+    tmp_path_factory, seed, lengths, queries, at_once
+):
+    draw = np.random.default_rng(seed)
+    # All similarities below 0: a padded page would win with its zeros.
+    pages = [draw.random((n, 4), np.float32) + 0.1 for n in lengths]
+    asked = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
+    searched = packed(tmp_path_factory.mktemp("v"), pages)
+    before, module._AT_ONCE = module._AT_ONCE, at_once
+    try:
+        found = searched.max_sim(asked)
+    finally:
+        module._AT_ONCE = before
+    for scores, query in zip(found, asked, strict=True):
+        # A sum of at most 5 dot products of 4 numbers below 1.1 in float32.
+        np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
+
+
+def test_no_vectors_at_all_and_several_dimensions_are_refused(tmp_path):
+    with pytest.raises(UserError, match="for no page"):
+        pack([np.zeros((0, 1), np.float32)], tmp_path)
+    with pytest.raises(UserError, match="of 2 dimensions"):
+        pack([np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)], tmp_path)
+
+
+@given(
+    st.lists(st.sampled_from([-np.inf, 0.5, 1.0, 2.0, 3.0]), max_size=30),
+    st.integers(1, 12),
+    st.sets(st.integers(0, 29), max_size=5),
+)
+def test_the_best_are_those_of_a_full_sort(scores, most, without):
+    without = [k for k in without if k < len(scores)]
+    kept = [(-s, k) for k, s in enumerate(scores) if s > -np.inf and k not in without]
+    want = [(k, -s) for s, k in sorted(kept)][:most]
+    assert best(np.array(scores, np.float32), most, without) == want
+
+
+@pytest.mark.parametrize("pages", [63, 64, 640, 641, 5000])
+@pytest.mark.parametrize("levels", [3, 1000])  # many are equal, or few
+@pytest.mark.parametrize("share", [0.002, 0.9])  # of pages that are hits
+def test_the_best_of_many_pages_are_those_of_a_full_sort(pages, levels, share):
+    draw = np.random.default_rng(pages)
+    scores = draw.integers(0, levels, pages).astype(np.float32)
+    scores[draw.random(pages) > share] = -np.inf
+    scores[draw.random(pages) < 0.01] = np.nan  # no hit, whatever else
+    kept = sorted((-s, k) for k, s in enumerate(scores.tolist()) if s > -np.inf)
+    for most in (1, 9, 10, 11, 80, pages + 1):
+        assert best(scores, most) == [(k, -s) for s, k in kept][:most]
+
+
+class Part:
+    def __init__(self, answers):
+        self.answers = answers
+
+    def read(self, query):
+        return query
+
+    def scores(self, queries):
+        return [self.answers[query] for query in queries]
+
+
+def test_a_fused_query_fails_with_any_of_its_parts():
+    fault = SampleError("upstream", "away")
+    good = np.array([1.0, -np.inf, 3.0], np.float32)
+    fused = HybridSearcher([Part({"a": good, "b": good}), Part({"a": good, "b": fault})])
+    one, two = fused.scores([fused.read("a"), fused.read("b")])
+    assert two is fault
+    np.testing.assert_allclose(one, [2 / 62, -np.inf, 2 / 61], rtol=1e-6)
+
+
+def test_kept_vectors_that_are_damaged_are_asked_for_again(tmp_path):
+    kept = KeptVectors(tmp_path, ("model", 1))
+    kept.put("ab", np.ones((2, 3), np.float32))
+    assert kept.get("ab").shape == (2, 3) and kept.get("cd") is None
+    assert KeptVectors(tmp_path, ("model", 2)).get("ab") is None
+    (path,) = tmp_path.rglob("*.npy")
+    path.write_bytes(path.read_bytes()[:-4])
+    assert kept.get("ab") is None
+    np.save(path, np.array([{"a": 1}], dtype=object))  # pickled: never read
+    assert kept.get("ab") is None
