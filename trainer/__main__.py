@@ -1,10 +1,10 @@
 """python -m trainer train|evaluate|check --config FILE [--set section.key=value];
-export RUN_DIR --to FOLDER; report RUN_DIR"""
+export RUN_DIR --to FOLDER; report RUN_DIR; roleplay prepare ...; search ask|collect|...;
+template-check --model M --data D; sft --config FILE [--debug_label_mask --debug_only]"""
 
 from __future__ import annotations
 
-import logging
-import os
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,11 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import check_config, read_config
+from trainer.chat import verbs as chat
+from trainer.roleplay.verbs import app as roleplay
+from trainer.runs.messages import show_messages
+from trainer.search.verbs import app as search
+from trainer.sft import verbs as finetuning
 from trainer.tasks import Commands, commands_of, commands_of_run
 
 app = typer.Typer(
@@ -22,6 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.add_typer(roleplay, name="roleplay")
+app.add_typer(search, name="search")
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's config (YAML).")]
 Overrides = Annotated[
@@ -64,8 +72,8 @@ def evaluate(
     against: Annotated[
         str | None,
         typer.Option(
-            help="Compare with this policy (folder or hub id), or with an earlier evaluation "
-            "(the folder that holds its evaluation.jsonl)."
+            help="Compare with this policy (folder or hub id; of a searcher also URL#MODEL), or "
+            "with an earlier evaluation (the folder that holds its evaluation.jsonl)."
         ),
     ] = None,
     overwrite: Annotated[
@@ -117,6 +125,20 @@ def report(
         raise typer.Exit(commands_of_run(run_dir).report(run_dir))
 
 
+@app.command("template-check")
+@functools.wraps(chat.template_check)
+def template_check(**told: Any) -> None:
+    with _clean_exit():
+        chat.template_check(**told)
+
+
+@app.command()
+@functools.wraps(finetuning.sft)
+def sft(**told: Any) -> None:
+    with _clean_exit():
+        finetuning.sft(**told)
+
+
 def _moved(config: Path) -> Path:
     """Where a config of ours stands that is named by its path of 0.1; else the path as it is."""
     now = config.parent.with_name("translation") / config.name
@@ -137,9 +159,8 @@ def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple
 
 @contextmanager
 def _clean_exit() -> Iterator[None]:
-    """What libraries say goes to stderr as lines, too."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    """What libraries say is shown; an error is a line and an exit code."""
+    show_messages()
     with clean_exit(stopped="stopped (a training run goes on with --resume)"):
         yield
 

@@ -13,7 +13,7 @@ from scorekit.errors import UserError
 
 #: Each is a folder of this package with a module `commands`; the first is that of a config which
 #: names none.
-TASKS = ("translation",)
+TASKS = ("translation", "roleplay", "search", "sft")
 
 
 class Commands(Protocol):
@@ -45,6 +45,9 @@ def commands_of(data: dict[str, Any], where: str | Path) -> Commands:
 
 
 def commands_of_run(run_dir: Path) -> Commands:
-    """The same of the run in a folder; of the first task where no config stands there."""
+    """The same of the run in a folder; of the first task where no config stands there. Raises
+    UserError where it is no run's: prepared data has an eval.jsonl, too."""
     config = run_dir / "config.yaml"
+    if not config.is_file() and not (run_dir / "log.jsonl").is_file():
+        raise UserError(f"{run_dir}: no run here (no config.yaml, no log.jsonl)")
     return commands_of(read_config(config) if config.is_file() else {}, config)

@@ -62,6 +62,7 @@ class VLLMStub:
             self.app.get("/weight_info")(lambda: {"weight_version": self.version})
             self.app.post("/update_weight_version")(self.name_version)
             self.app.post("/collective_rpc")(self.reload)
+            self.app.post("/reset_{cache}_cache")(self.reset)
 
     def restart(self, *failures: int) -> None:
         """Lose everything but the model that it was started with; then come these `failures`."""
@@ -70,6 +71,7 @@ class VLLMStub:
             self.model: nn.Module = model
             self.adapters: dict[str, nn.Module] = {}
             self.version = "default"
+            self.half_forgotten: set[str] = set()
             self.failures += failures
 
     async def _guard(self, request: Request, call_next: Any) -> Response:
@@ -99,7 +101,12 @@ class VLLMStub:
     def reload(self, body: dict[str, Any]) -> Response:
         assert body["method"] == "reload_weights"
         self.model = _load(Path(body["kwargs"]["weights_path"]))
+        self.half_forgotten = {"mm", "encoder"}  # by the workers, not by the scheduler
         return JSONResponse({"results": [None]})
+
+    def reset(self, cache: str) -> Response:
+        self.half_forgotten.discard(cache)
+        return Response()
 
     def name_version(self, body: dict[str, Any]) -> dict[str, bool]:
         self.version = body["new_version"]
@@ -127,6 +134,8 @@ class VLLMStub:
         """Ids with one for each image, which is as many as it has in the model."""
         if not {"token_ids", "sampling_params"} <= body.keys():
             return _refusal(422, "a field is missing")
+        if self.half_forgotten:
+            return _refusal(500, "Encoder cache miss")  # after which vLLM 0.32 is gone
         self.bodies.append(body)
         with self._changing:
             model: Any = self.model

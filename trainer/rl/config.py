@@ -17,7 +17,9 @@ class LoraConfig(Config):
     r: int = Field(0, ge=0, description="Rank of the adapters; 0: every weight learns.")
     alpha: float = Field(32.0, gt=0, description="The adapters' output is scaled by alpha / r.")
     target_modules: str | list[str] = Field(
-        "all-linear", description="Names of the layers that get one; all-linear: all but the head."
+        "all-linear",
+        description="Names of the layers that get one, or a pattern of whole names; all-linear: "
+        "all but the head, and but what only images pass.",
     )
 
 
@@ -40,6 +42,15 @@ class PolicyConfig(Config):
     )
     load_in_4bit: bool = Field(
         False, description="Hold the frozen weights in 4 bits (bitsandbytes); needs adapters."
+    )
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = Field(
+        "nf4", description="Of those weights: 4-bit normal floats (arXiv 2305.14314), or floats."
+    )
+    bnb_4bit_use_double_quant: bool = Field(
+        True, description="Their scales are held in 8 bits, too."
+    )
+    bnb_4bit_compute_dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="What they are multiplied in."
     )
     gradient_checkpointing: bool = may_change(
         False, description="Keep less of the forward pass and compute it again: memory for time."
@@ -115,6 +126,12 @@ class RLConfig(Config):
         "is 1 and clips nothing.",
     )
     minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (not of reinforce).")
+    minibatch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Sequences of an optimiser step, in place of `minibatches`: a pass has as many "
+        "steps as its sequences need.",
+    )
     lr: float = may_change(1e-6, gt=0, description="Peak learning rate of AdamW.")
     warmup_updates: int = may_change(0, ge=0, description="Updates of linear warm-up.")
     lr_decay: Literal["none", "linear", "cosine"] = may_change(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
+from trainer.rl.checkpointing import checkpoint_layers
 from trainer.rl.compat import load_config
 from trainer.rl.config import PolicyConfig
 
@@ -58,6 +59,7 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
     if cfg.path is None:
         raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
     check_4bit(cfg)
+    check_adapters(cfg)
     model = _load_model(cfg, cfg.path, cfg.revision, "policy.path", device)
     tokenizer = load_tokenizer(cfg)
     check_tokenizer(cfg, tokenizer, model)
@@ -87,6 +89,12 @@ def check_4bit(cfg: PolicyConfig) -> None:
         )
 
 
+def check_folder(path: str, key: str) -> None:
+    """Raise UserError where a path is none of a folder, and cannot be a name on the hub."""
+    if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
+        raise UserError(f"{key}: {path}: no such folder")
+
+
 def check_whole(path: str, key: str) -> None:
     """Raise UserError where a folder holds adapters without the model that they belong to."""
     folder = Path(path)
@@ -97,21 +105,43 @@ def check_whole(path: str, key: str) -> None:
         )
 
 
+def check_adapters(cfg: PolicyConfig) -> None:
+    """Raise UserError where `with_adapters` would, before weights are loaded."""
+    if cfg.lora.r:
+        config = _read_config(str(cfg.path), cfg.revision, "policy.path")
+        with_adapters(without_weights(config), cfg)
+
+
 def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
     """The model in peft's wrapper, with fresh adapters (which change nothing yet) in float32 and
-    everything else frozen. Raises UserError where no layer is so named."""
+    everything else frozen. all-linear: of a model that also sees, what reads text.
+
+    Raises UserError where no layer is so named, or one that only images pass: it is frozen, and
+    vLLM leaves its adapter out without a word.
+    """
     from peft import LoraConfig, get_peft_model
 
+    unread = set(unread_parts(model))
+    sees = [f"{name}." for name, part in model.named_modules() if part in unread]
+    only_images, targets = rf"({'|'.join(map(re.escape, sees))}).*", cfg.lora.target_modules
     told = LoraConfig(
         r=cfg.lora.r,
         lora_alpha=cfg.lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it
-        target_modules=cfg.lora.target_modules,
+        target_modules=targets,
+        exclude_modules=only_images if sees and targets == "all-linear" else None,
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, told).eval()
+        adapted: Any = get_peft_model(model, told).eval()
     except ValueError as error:
         raise UserError(f"policy.lora.target_modules: {_first_line(error)}") from None
+    for name in adapted.base_model.targeted_module_names:
+        if name.startswith(tuple(sees)):
+            raise UserError(
+                f"policy.lora.target_modules: {name} is one of them, which only images pass: that "
+                "part stays frozen; set all-linear, or a pattern of whole names that leaves it out"
+            )
+    return adapted
 
 
 def freeze_unread(model: nn.Module) -> None:
@@ -150,28 +180,6 @@ def _reading(bare: Any) -> set[int]:
     """Ids of the parameters that read text."""
     parts = (bare.get_decoder(), bare.get_output_embeddings())
     return {id(parameter) for part in parts for parameter in part.parameters()}
-
-
-def checkpoint_layers(model: nn.Module) -> None:
-    """Let each layer keep only its input for the gradient, and compute the rest again (arXiv
-    1604.06174).
-
-    Transformers' own switch acts in train mode alone, where dropout would act, too.
-    Raises UserError where the model has no layers that can.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
-    if not layers:
-        raise UserError(f"policy.gradient_checkpointing: a {type(model).__name__} cannot do it")
-    for layer in layers:
-        layer.forward = partial(_twice, layer.forward)
-
-
-def _twice(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():  # sampling, with its cache
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def embedding_rows(model: nn.Module) -> int:
@@ -231,6 +239,8 @@ def load_tokenizer(cfg: PolicyConfig) -> Any:
     from transformers import AutoTokenizer
 
     path = cfg.tokenizer or cfg.path
+    if path is not None:
+        check_folder(path, "policy.tokenizer" if cfg.tokenizer else "policy.path")
     revision = cfg.revision if cfg.tokenizer is None else None
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
@@ -242,35 +252,18 @@ def _load_model(
     cfg: PolicyConfig, path: str, revision: str | None, key: str, device: torch.device
 ) -> nn.Module:
     """The model of `path` on `device`, its weights held as `cfg` says."""
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-    )
-
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not Path(path).is_dir():
-        raise UserError(f"{key}: {path}: no such folder")
-    check_whole(path, key)
     options: dict[str, Any] = {"dtype": getattr(torch, cfg.weights_dtype)}
     if cfg.load_in_4bit:
-        options |= _in_4bit(device)
+        options |= _in_4bit(cfg, device)
+    config = _read_config(path, revision, key)
     try:
-        config = load_config(path, revision)
-        auto: Any = AutoModelForCausalLM
-        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        if sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # Qwen2.5-VL
-            auto = AutoModelForImageTextToText
-        model, loading = auto.from_pretrained(
+        model, loading = model_class(config).from_pretrained(
             path,
             config=config,
             revision=revision,
             output_loading_info=True,
             **options,
         )
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
     missing = sorted(loading["missing_keys"])
@@ -280,22 +273,66 @@ def _load_model(
             "they would be random"
         )
     _keep_ids_only(model)
-    if not cfg.load_in_4bit:  # which is placed where it is made
+    if cfg.load_in_4bit:  # which is placed where it is made
+        _keep_gradients(model)
+    else:
         model = model.to(device)
     return model.eval()
 
 
-def _in_4bit(device: torch.device) -> dict[str, Any]:
-    """QLoRA's form (arXiv 2305.14314): 4-bit normal floats, their scales quantised, too."""
+def _read_config(path: str, revision: str | None, key: str) -> Any:
+    check_folder(path, key)
+    check_whole(path, key)
+    try:
+        return load_config(path, revision)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+    except Exception as error:  # transformers raises half a dozen kinds
+        raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
+
+
+def without_weights(config: Any) -> nn.Module:
+    """The model of a config, on the meta device; the random state as before after."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model: nn.Module = model_class(config).from_config(config).eval()
+    return model
+
+
+def model_class(config: Any) -> Any:
+    """Of transformers' auto classes the one that loads what generates text from a config."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING  # Qwen2.5-VL
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def _in_4bit(cfg: PolicyConfig, device: torch.device) -> dict[str, Any]:
+    """QLoRA's form (arXiv 2305.14314) by default."""
     from transformers import BitsAndBytesConfig
 
     told = BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_quant_type=cfg.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=cfg.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=getattr(torch, cfg.bnb_4bit_compute_dtype),
     )
     return {"quantization_config": told, "device_map": {"": device}}
+
+
+def _keep_gradients(model: nn.Module) -> None:
+    """Of a model in 4 bits. On a CPU with AVX512-BF16 bitsandbytes 0.50 packs its weights anew when
+    they are first passed in eval mode, for a product without a gradient: from then on adapters
+    below would learn something wrong, in silence."""
+    for part in model.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
 
 
 def _keep_ids_only(model: Any) -> None:
@@ -319,8 +356,9 @@ def _keep_ids_only(model: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    """Cut off where it is long: transformers names every model that it knows."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return shorten(lines[0], 240, placeholder=" ...") if lines else type(error).__name__
 
 
 def unwrapped(model: Any) -> Any:

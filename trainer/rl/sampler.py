@@ -8,9 +8,11 @@ episode goes on from all its ids so far, and from all images that they stand for
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from scorekit.errors import UserError
@@ -51,6 +53,21 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Let go of connections and files."""
         ...
+
+
+@contextmanager
+def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
+    """Eval mode and this seed within; the model's mode and the random state as before after."""
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    was_training = model.training
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
 
 
 def check_uncut(gen_cfg: SamplingConfig, corrected: bool = False) -> None:

@@ -104,7 +104,7 @@ def update_policy(
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
     again, own = ppo_cfg.algorithm != "reinforce", ppo_cfg.makes_own_logprobs
-    epochs, minibatches = (ppo_cfg.ppo_epochs, ppo_cfg.minibatches) if again else (1, 1)
+    epochs = ppo_cfg.ppo_epochs if again else 1
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
@@ -116,7 +116,7 @@ def update_policy(
     for epoch in range(epochs):
         if epoch == 0 or not own:  # then the micro-batches must stay as they are
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
-            steps = [order[part::minibatches] for part in range(min(minibatches, len(order)))]
+            steps = _minibatches(order, ppo_cfg)
         if epoch == 0 and own:
             make_own_logprobs(rollouts, steps, passes)
         for chosen in steps:
@@ -136,6 +136,17 @@ def update_policy(
                 skipped += 1
     optimizer.zero_grad(set_to_none=True)
     return _stats(world.sum(sums), seen, held, norms, skipped)
+
+
+def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
+    """Rows of each optimiser step, as many in one as in another, give or take one."""
+    wanted = cfg.minibatches
+    if cfg.algorithm == "reinforce":
+        wanted = 1
+    elif cfg.minibatch_size is not None:
+        wanted = -(-len(order) // cfg.minibatch_size)
+    parts = min(wanted, len(order))
+    return [order[part::parts] for part in range(parts)]
 
 
 def accumulate_gradients(

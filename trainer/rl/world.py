@@ -68,7 +68,8 @@ class World:
 
     def on_main(self, check: Callable[[], Any]) -> None:
         """Let the main process do this, the others wait. Where it raises a UserError, they leave
-        with its exit code and without a word."""
+        without a word, and with 0: torchrun ends all with the first that fails, and the main one
+        has to tell."""
         failure: UserError | None = None
         if self.is_main:
             try:
@@ -76,7 +77,7 @@ class World:
             except UserError as error:
                 failure = error
         if any(self.gather([failure is not None])):
-            raise failure or SystemExit(2)
+            raise failure or SystemExit(0)
 
     @contextmanager
     def together(self) -> Iterator[None]:

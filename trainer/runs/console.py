@@ -70,7 +70,9 @@ class Console:
         for titles in self._lines:
             cells = (self._columns[title] for title in titles)
             self.say(" ".join(_cell(line.get(key), form) for key, form in cells))
-        seconds = sum(line[key] for key in ("rollout_s", "logprob_s", "reward_s", "update_s"))
+        seconds = sum(
+            line.get(key, 0.0) for key in ("rollout_s", "logprob_s", "reward_s", "update_s")
+        )
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
 

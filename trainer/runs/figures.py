@@ -43,14 +43,27 @@ class Figure:
     ranks: str = ""
 
 
+#: Of any task whose dump says the tokens of a completion.
+COMPLETION_LENGTH = Figure(
+    key="completion_length_mean",
+    title="completion length (tokens)",
+    digits=1,
+    column="length",
+    form="6.1f",
+    narrow=True,
+    of_line=lambda line: line["tokens"],
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """A picture of a run's page. keys: figures of log.jsonl that are drawn. held_out: the one of
-    eval.jsonl beside them."""
+    eval.jsonl beside them. sums: they only grow, and their mean would lag behind: none is drawn."""
 
     title: str
     keys: tuple[str, ...] = ()
     held_out: str | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True, slots=True)

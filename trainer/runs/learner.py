@@ -1,4 +1,4 @@
-"""What learns in a run."""
+"""What learns in a run: its weights, reference and optimiser, and the log-probabilities it has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from trainer.rl.policy import Reference
+from scorekit.seeds import stream_seed
+from trainer.rl.forward import check_head
+from trainer.rl.policy import Reference, load_policy, pad_token_id
+from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.world import World
-from trainer.runs.checkpoints.resume import Origin
+from trainer.runs.checkpoints.resume import Origin, weight_origin
+from trainer.runs.config import RunConfig, corrects_importance
 
 
 @dataclass(slots=True)
@@ -35,3 +40,59 @@ class Learner:
     def share(self, world: World) -> None:
         """Spread model and optimiser over the processes; every process has to call it."""
         self.model, self.optimizer = world.prepare(self.model, self.optimizer)
+
+
+def load_weights(cfg: RunConfig, world: World) -> Learner:
+    """A learner that has no prompts yet. Raises UserError on whatever the user can mend."""
+    torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
+    # Weights that are shared go to their device in parts, so that none has to hold them all.
+    in_parts = world.is_sharded and not cfg.policy.load_in_4bit
+    place = torch.device("cpu") if in_parts else world.device
+    model, tokenizer = load_policy(cfg.policy, place)
+    reference: Reference | None = None
+    if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
+        shard = world.shard if world.is_sharded else None
+        reference = Reference(cfg.policy, model, place, shard)
+    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
+    check_head(model)
+    return Learner(
+        model=model,
+        tokenizer=tokenizer,
+        pad_id=pad_token_id(model, tokenizer),
+        reference=reference,
+        optimizer=optimizer,
+        train=[],
+        sets={},
+        origin=weight_origin(cfg.policy),
+    )
+
+
+def add_logprobs(
+    rollouts: Sequence[Rollout], learner: Learner, cfg: RunConfig, world: World
+) -> None:
+    """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
+
+    def rows(model: nn.Module) -> list[list[float]]:
+        return rollout_logprobs(
+            rollouts,
+            model,
+            cfg.generation.temperature,
+            learner.pad_id,
+            cfg.rl.micro_batch_tokens,
+            world,
+            never=learner.never,
+        )
+
+    if learner.reference is not None:
+        with learner.reference.active() as reference:
+            for rollout, row in zip(rollouts, rows(reference), strict=True):
+                rollout.ref_logprobs = row
+    if not corrects_importance(cfg):
+        return
+    for rollout in rollouts:
+        rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None
+    # What the update makes itself is made once, but where a KL in the reward is of it.
+    if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
+        for rollout, row in zip(rollouts, rows(learner.model), strict=True):
+            rollout.old_logprobs = row

@@ -50,11 +50,27 @@ class Batch(Generic[R, W]):
         return [self.rollouts[i] for i in self.kept], [self.rewards[i] for i in self.kept]
 
 
+def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
+
+    A function of its arguments alone, so that a run can start again anywhere.
+    """
+    import torch
+
+    indices: list[int] = []
+    for position in range((update - 1) * batch_size, update * batch_size):
+        epoch, place = divmod(position, examples)
+        if place == 0 or not indices:
+            generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
+            order = torch.randperm(examples, generator=generator).tolist()
+        indices.append(order[place])
+    return indices
+
+
 class Evaluation(Evaluated, Protocol):
     """An evaluation of a set. examples: lines of its dump."""
 
-    @property
-    def examples(self) -> Sequence[dict[str, Any]]: ...
+    examples: Sequence[dict[str, Any]]
 
     def figures(self) -> dict[str, Any]: ...
 
@@ -63,7 +79,7 @@ class Task(Protocol):
     """What a task supplies.
 
     columns: of the console, and which stay where not all have room. fault: why the last batch has
-    no rewards, in one line; None: it has, or the run is to end.
+    no rewards, or an evaluation could not be done, in one line; None: it has, or the run is to end.
     """
 
     @property
@@ -87,8 +103,9 @@ class Task(Protocol):
     ) -> Iterable[dict[str, Any]]:
         """A line for each rollout."""
 
-    def evaluate(self, sampler: Sampler, name: str) -> Evaluation:
-        """The policy on an evaluation set; every process has to call it."""
+    def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
+        """The policy on an evaluation set; every process has to call it. None: it could not be
+        had, as `fault` says, or was not waited for; the run ends with what it has."""
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
         """Those of a run's folder, by the names of their sets."""
@@ -118,9 +135,9 @@ class Loop:
         self.world, self.saver, self.log, self.leaving = world, saver, runlog, leaving
         self.checkpoint, self.done, self.saved = checkpoint, done, done
         self.updates = read_jsonl(runlog.folder / "log.jsonl")
-        self.stops = StopRules(cfg.stop, self.updates)
         known = task.read_reports(runlog.folder)
         self.reports = {name: list(known.get(name, ())) for name in {**learner.sets, **known}}
+        self.stops = StopRules(cfg.stop, self.updates, self.deciding)
 
     def run(self) -> Artifacts:
         """All updates, with evaluations before, between and after."""
@@ -150,9 +167,12 @@ class Loop:
                 leaves, last = self.agree(last=last)
                 for name in self.sets_to_evaluate(update, last) if not leaves else ():
                     report = self.evaluate(update, name)
+                    if report is None:
+                        leaves, last = self.agree(last=True)
+                        break
                     self.reports[name].append((update, report))
                     console.say(self.task.told(update, report, name))
-                    leaves, last = self.agree(last=last)
+                    leaves, last = self.agree(last=last or self.stops.reason is not None)
                 ends = last or leaves > 0
                 if update and self.agree(last=ends or self.saver.is_due(update, self.deciding))[1]:
                     self.save(update)
@@ -236,8 +256,7 @@ class Loop:
         line |= self.task.figures(batch)
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
-            why = "no optimiser step could be taken" if batch.kept else "no sample was scored"
-            log.warning("update %d is skipped: %s", update, why)
+            log.warning("update %d is skipped: %s", update, _why_skipped(batch, stats))
         self.sampler.sync(self.learner.model, update)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
@@ -272,12 +291,26 @@ class Loop:
         )
         return advantages, stats
 
-    def evaluate(self, update: int, name: str) -> Evaluation:
-        """An evaluation of a set, logged and dumped."""
+    def evaluate(self, update: int, name: str) -> Evaluation | None:
+        """An evaluation of a set, logged and dumped; None where it could not be had."""
         self.world.at(f"update {update}, evaluation")
         report = self.task.evaluate(self.sampler, name)
-        of = {"update": update, "set": name, "decides": name == self.cfg.best_by}
-        self.log.write_evaluation(of | report.figures(), report.examples)
+        if report is None:
+            return None
+        decides = name == self.cfg.best_by
+        of = {"update": update, "set": name, "decides": decides}
+        if decides and (why := self.stops.evaluated(update, report)):
+            of["stopped"] = why
+        report.examples = self.log.write_evaluation(of | report.figures(), report.examples)
         part = "eval" if name == THE_SET else f"eval/{name}"
         track(self.world.accelerator, part, report.figures(), update)
         return report
+
+
+def _why_skipped(batch: Batch[Any, Any], stats: TrainStats) -> str:
+    """Of an update without an optimiser step."""
+    if not batch.kept:
+        return "no sample was scored"
+    if stats.skipped_steps:
+        return "its gradients are not finite"
+    return "its samples leave nothing to learn (where each of a prompt's earned the same, say)"

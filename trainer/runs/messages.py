@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
@@ -10,6 +11,14 @@ from pathlib import Path
 
 #: Packages whose messages are of the run.
 _OF_THE_RUN = ("trainer", "scorekit")
+
+
+def show_messages() -> None:
+    """What libraries say goes to stderr, a line each. Not what bitsandbytes says whenever peft
+    imports it: that another package would make its product of 4-bit weights on a CPU quicker."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Messages(MemoryHandler):

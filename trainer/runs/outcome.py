@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.config import RunConfig
 from trainer.runs.runlog import read_jsonl
@@ -35,12 +37,20 @@ class Artifacts:
     is_main: bool = True
     exit_code: int = 0
 
+    def say_end(self) -> int:
+        """Where the policy is, and why the run ended early; the command's exit code."""
+        typer.echo(f"policy: {self.checkpoint or 'as it was: no update was done'}")
+        if self.stopped:
+            typer.echo(f"stopped: {self.stopped}", err=True)
+        return self.exit_code
+
 
 def ended_before(cfg: RunConfig, checkpoint: Path, sets: Mapping[str, Reports]) -> Artifacts | None:
     """What a run left that has no update to do; None where it has. sets: its evaluations."""
     folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
     updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
-    stopped = StopRules(cfg.stop, updates).reason
+    known = [(at, of) for at, of in sets.get(cfg.best_by, []) if at <= done]
+    stopped = StopRules(cfg.stop, updates, known).reason
     # Where one was evaluated before training and not at the end, the run was asked to leave.
     evaluated = all(done in dict(reports) for reports in sets.values())
     if (done < cfg.rl.num_updates and stopped is None) or not evaluated:

@@ -9,19 +9,11 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
 from trainer.rl.loss import importance_weights, sequence_importance_weights
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.runs.figures import Curve, Figure, Figures, mean_of, mean_std
+from trainer.runs.figures import COMPLETION_LENGTH, Curve, Figure, Figures, mean_of, mean_std
 
 #: How the figures of completions are shown, in the table of any task.
 OF_COMPLETIONS = (
-    Figure(
-        key="completion_length_mean",
-        title="completion length (tokens)",
-        digits=1,
-        column="length",
-        form="6.1f",
-        narrow=True,
-        of_line=lambda line: line["tokens"],
-    ),
+    COMPLETION_LENGTH,
     Figure(
         key="truncated_frac",
         title="cut by max_new_tokens",

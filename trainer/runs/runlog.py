@@ -6,6 +6,7 @@ runs/<name>/
     eval.jsonl              one object for each evaluation
     completions/            train-000001.jsonl, eval-000000.jsonl (of a set with a name,
                             eval-NAME-000000.jsonl): one object for each completion
+    trajectories/           of a search run: trainer/search/trajectories/store.py
     messages.log            the warnings of every start, with their time: what was left out, or
                             waited for, which settings have changed, why it ended
     checkpoints/            step-000020/: see trainer/runs/checkpoints/checkpoint.py
@@ -27,7 +28,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ from pydantic import BaseModel
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
-from scorekit.files import remove_folder, sync, write_atomic
+from scorekit.files import naming, remove_folder, remove_temporaries, sync, write_atomic
 from scorekit.schemas import Info
-from trainer.runs.config import THE_SET, FolderConfig, RunConfig
+from trainer.runs.config import THE_SET, KeptConfig, PlaceConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _OWN = (
@@ -46,10 +47,14 @@ _OWN = (
     "eval.jsonl",
     "services.json",
     "completions",
+    "trajectories",
     "checkpoints",
     "trackers",
     "messages.log",
 )
+#: What the kinds of run write into the folder beside. Other commands write there, too, at any time
+#: (evaluate, report): of these names no temporary is taken away.
+_BESIDE = ("data.json", "figures.json", "grpo.json", "index.json")
 
 
 class RunLog:
@@ -58,7 +63,7 @@ class RunLog:
 
     def __init__(
         self,
-        cfg: RunConfig,
+        cfg: KeptConfig,
         services: Mapping[str, Info] | None = None,
         *,
         overwrite: bool | None = None,
@@ -72,10 +77,12 @@ class RunLog:
         else:
             self._cut(done)
             _write_config(cfg, self.folder)
-        infos = {url: info.model_dump(mode="json") for url, info in (services or {}).items()}
-        write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
+        self._remove_temporaries()
+        if services is not None:
+            infos = {url: info.model_dump(mode="json") for url, info in services.items()}
+            write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
 
-    def _start(self, cfg: RunConfig) -> None:
+    def _start(self, cfg: KeptConfig) -> None:
         """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
         process that dies leaves is always a run, and never this one with checkpoints of that."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,18 +90,23 @@ class RunLog:
         _write_config(cfg, self.folder)
         for name in set(_OWN) - {"checkpoints", "config.yaml"}:
             _remove(self.folder / name)
-        (self.folder / "completions").mkdir()
 
     def _cut(self, done: int) -> None:
         """Leave what is of updates up to `done`: a run that goes on has one line for each."""
         for name in ("log.jsonl", "eval.jsonl"):
             rows = [row for row in read_jsonl(self.folder / name) if row["update"] <= done]
             write_jsonl(self.folder / name, rows)
-        (self.folder / "completions").mkdir(exist_ok=True)
         for path in (self.folder / "completions").glob("*-*.jsonl"):
             number = path.stem.rpartition("-")[2]
             if number.isdigit() and int(number) > done:
                 path.unlink()
+
+    def _remove_temporaries(self) -> None:
+        """What a process of this run was writing when it was killed. A run has one at a time."""
+        for name in (*_OWN, *_BESIDE):
+            remove_temporaries(self.folder, name)
+        for name in ("completions", "checkpoints"):
+            remove_temporaries(self.folder / name)
 
     def sync(self) -> None:
         """Have the lines written to disk, before a checkpoint says that they are there."""
@@ -106,12 +118,15 @@ class RunLog:
         """Append to log.jsonl."""
         append_jsonl(self.folder / "log.jsonl", line)
 
-    def write_evaluation(self, line: dict[str, Any], examples: Iterable[dict[str, Any]]) -> None:
-        """Append to eval.jsonl and dump its completions."""
+    def write_evaluation(
+        self, line: dict[str, Any], examples: Iterable[dict[str, Any]]
+    ) -> Sequence[dict[str, Any]]:
+        """Append to eval.jsonl and dump its completions; the same, which are read from there."""
         of = "" if line.get("set", THE_SET) == THE_SET else f"-{line['set']}"
         name = f"completions/eval{of}-{line['update']:06d}.jsonl"
         write_jsonl(self.folder / name, examples)
         append_jsonl(self.folder / "eval.jsonl", {**line, "completions": name})
+        return Dumped(self.folder / name)
 
     def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
         """Dump the training completions of an update."""
@@ -121,7 +136,7 @@ class RunLog:
 class SilentLog(RunLog):
     """Of a process beside the main one: it knows the folder, and writes nothing."""
 
-    def __init__(self, cfg: RunConfig) -> None:
+    def __init__(self, cfg: KeptConfig) -> None:
         self.folder = Path(cfg.misc.run_dir)
 
     def sync(self) -> None:
@@ -130,11 +145,31 @@ class SilentLog(RunLog):
     def write_update(self, line: dict[str, Any]) -> None:
         """Nothing."""
 
-    def write_evaluation(self, line: dict[str, Any], examples: Iterable[dict[str, Any]]) -> None:
-        """Nothing."""
+    def write_evaluation(
+        self, line: dict[str, Any], examples: Iterable[dict[str, Any]]
+    ) -> Sequence[dict[str, Any]]:
+        """Nothing, and nothing to read."""
+        return ()
 
     def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
         """Nothing."""
+
+
+class Dumped(Sequence[dict[str, Any]]):
+    """The objects of a file of `write_jsonl`, read each time they are asked for: a run has an
+    evaluation many times over, and nobody looks at its completions before the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: Any) -> Any:
+        return read_jsonl(self.path)[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(read_jsonl(self.path))
+
+    def __len__(self) -> int:
+        return len(read_jsonl(self.path))
 
 
 class Clock:
@@ -151,7 +186,7 @@ class Clock:
         self._last = now
 
 
-def open_run_dir(misc: FolderConfig) -> Path:
+def open_run_dir(misc: PlaceConfig) -> Path:
     """Make run_dir and write to it once, so that a folder that cannot be written to is told before
     anything is computed. Raises UserError."""
     folder = Path(misc.run_dir)
@@ -164,7 +199,7 @@ def open_run_dir(misc: FolderConfig) -> Path:
     return folder
 
 
-def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
+def check_run_dir(cfg: KeptConfig, overwrite: bool | None = None) -> None:
     """Raise UserError if what stands in run_dir must not be replaced: the config does not say so
     (or `overwrite`, where it is given), or it is no run of the trainer, or the new run is made of
     it."""
@@ -192,7 +227,7 @@ def check_run_dir(cfg: RunConfig, overwrite: bool | None = None) -> None:
             )
 
 
-def _write_config(cfg: RunConfig, folder: Path) -> None:
+def _write_config(cfg: KeptConfig, folder: Path) -> None:
     save_config(cfg, folder / "config.yaml")  # type: ignore[arg-type]
 
 
@@ -246,13 +281,18 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def append_jsonl(path: Path, line: dict[str, Any]) -> None:
     """One line more, so that a run that dies leaves what it knew."""
-    with path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(_json(line) + "\n")
 
 
 def write_jsonl(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """A whole file, at once."""
     write_atomic(path, "".join(_json(line) + "\n" for line in lines))
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """A file for programs that people may read, too."""
+    write_atomic(path, json.dumps(values, indent=1, ensure_ascii=False))
 
 
 def _json(line: dict[str, Any]) -> str:

@@ -6,19 +6,15 @@ import logging
 import time
 from collections.abc import Sequence
 
-from torch import nn
-
 from scorekit.seeds import stream_seed
 from trainer.rl.policy import autocast
-from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.sampler import Sampler
 from trainer.rl.world import World
-from trainer.runs.learner import Learner
+from trainer.runs.learner import Learner, add_logprobs
 from trainer.runs.leaving import Leaving
-from trainer.runs.loop import Batch
+from trainer.runs.loop import Batch, batch_indices
 from trainer.runs.runlog import Clock
 from trainer.translation.config import TrainerConfig
-from trainer.translation.data import batch_indices
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.score_batch import AskedBatch, Group
@@ -133,36 +129,9 @@ class Collector:
                 asked.append(_submit(batch, group))
             clock.lap("rollout_s")
             self.world.at(f"update {update}, log probabilities")
-            self._add_logprobs([rollout for group in groups for rollout in group])
+            add_logprobs([r for group in groups for r in group], learner, cfg, self.world)
         clock.lap("logprob_s")
         return batch, groups, asked
-
-    def _add_logprobs(self, rollouts: list[TranslationRollout]) -> None:
-        """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
-        cfg, learner = self.cfg, self.learner
-
-        def rows(model: nn.Module) -> list[list[float]]:
-            return rollout_logprobs(
-                rollouts,
-                model,
-                cfg.generation.temperature,
-                learner.pad_id,
-                cfg.rl.micro_batch_tokens,
-                self.world,
-            )
-
-        if learner.reference is not None:
-            with learner.reference.active() as reference:
-                for rollout, row in zip(rollouts, rows(reference), strict=True):
-                    rollout.ref_logprobs = row
-        if not cfg.corrects_importance:
-            return
-        for rollout in rollouts:
-            rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None
-        # What the update makes itself is made once, but where a KL in the reward is of it.
-        if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
-            for rollout, row in zip(rollouts, rows(learner.model), strict=True):
-                rollout.old_logprobs = row
 
 
 def unanswered(rewards: Sequence[SampleReward]) -> str | None:
@@ -174,4 +143,4 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
 
 
 def _submit(batch: AskedBatch, group: Sequence[TranslationRollout]) -> Group:
-    return batch.submit([(r.src_text, r.completion_text) for r in group])
+    return batch.submit([rollout.scored_text for rollout in group])

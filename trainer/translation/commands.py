@@ -23,7 +23,7 @@ def train(cfg: TrainerConfig, *, resume: bool) -> int:
 
     artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
     if not artifacts.is_main:
-        return artifacts.exit_code
+        return 0  # torchrun ends all with the first that fails, and the main one has yet to tell
     for name, reports in artifacts.sets.items():
         if not reports:  # it was asked to leave before the first
             continue
@@ -32,10 +32,7 @@ def train(cfg: TrainerConfig, *, resume: bool) -> int:
             typer.echo(f"set: {name}{best}")
         Console().print(comparison_table(reports[0][1], reports[-1][1]))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    typer.echo(f"policy: {artifacts.checkpoint or 'as it was: no update was done'}")
-    if artifacts.stopped:
-        typer.echo(f"stopped: {artifacts.stopped}", err=True)
-    return artifacts.exit_code
+    return artifacts.say_end()
 
 
 def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:
@@ -45,8 +42,9 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval is not set: give the examples to translate")
+    from trainer.runs.verbs.tables import paired_table
     from trainer.translation.evaluation.run import run_evaluation
-    from trainer.translation.tables import paired_table, report_table
+    from trainer.translation.tables import report_table
 
     for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
@@ -65,17 +63,10 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
 
 def check(cfg: TrainerConfig) -> int:
     """Look at all that a training run needs, before any weights are loaded."""
-    from trainer.translation.check import check_run, check_table, memory_table
+    from trainer.runs.verbs.findings import say_findings
+    from trainer.translation.check import check_run
 
-    findings = check_run(cfg)
-    console = Console()
-    console.print(check_table(findings))
-    if findings.memory:
-        console.print(memory_table(findings))
-    for fault in findings.failed:
-        found = fault.found.removeprefix(f"{fault.name}: ")  # an error names its key itself
-        typer.echo(f"error: {fault.name}: {found}", err=True)
-    return 2 if findings.failed else 0
+    return say_findings(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

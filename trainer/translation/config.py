@@ -10,9 +10,15 @@ from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.runs import config as runs
-from trainer.runs.config import THE_SET, EvalConfig, StopConfig
-from trainer.translation.config_data import DataConfig, set_key
-from trainer.translation.rewards.config import RewardConfig
+from trainer.runs.config import (
+    THE_SET,
+    HeldOutStopConfig,
+    SetName,
+    corrects_importance,
+    set_key,
+)
+from trainer.translation.config_data import DataConfig
+from trainer.translation.rewards.config import RewardConfig, Urls
 
 
 class GenerationConfig(SamplingConfig):
@@ -28,6 +34,27 @@ class GenerationConfig(SamplingConfig):
         description="What becomes of a decoded completion before it is scored: strip (white space "
         "at its ends goes), none, or module:function, a text to a text.",
     )
+
+
+class EvalConfig(runs.EvalConfig):
+    """When and how the policy is looked at."""
+
+    metrics: dict[SetName, Urls] = may_change(
+        default_factory=dict,
+        description="Services that score evaluations by names of your own, as reward.metricx_urls; "
+        "none may run a model of the reward. Those that read references get them.",
+    )
+
+
+class TranslationStopConfig(HeldOutStopConfig):
+    """When a run ends before its last update: with a checkpoint, and a message that says why."""
+
+    @property
+    def watches(self) -> str | None:
+        """The key of the rule that needs `eval.metrics`; None: none is set."""
+        return next(
+            (k for k in ("held_out_falls", "held_out_metric") if getattr(self, k) is not None), None
+        )
 
 
 class MiscConfig(runs.MiscConfig):
@@ -48,7 +75,9 @@ class TrainerConfig(Config):
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward.")
     rl: RLConfig = Field(default_factory=RLConfig, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
-    stop: StopConfig = may_change(default_factory=StopConfig, description="Early ends.")
+    stop: TranslationStopConfig = may_change(
+        default_factory=TranslationStopConfig, description="Early ends."
+    )
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
@@ -57,6 +86,15 @@ class TrainerConfig(Config):
         if self.eval.best_by is not None and self.eval.best_by not in sets:
             known = ", ".join(sets) or "none"
             raise ValueError(f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({known})")
+        return self
+
+    @model_validator(mode="after")
+    def _watched_is_a_metric(self) -> TrainerConfig:
+        names = list(self.eval.metrics)
+        watched = self.stop.held_out_metric or next(iter(names), None)
+        if self.stop.watches and watched not in names:
+            known = ", ".join(names) or "none"
+            raise ValueError(f"stop.{self.stop.watches}: no metric of eval.metrics ({known})")
         return self
 
     @property
@@ -79,12 +117,7 @@ class TrainerConfig(Config):
     @property
     def corrects_importance(self) -> bool:
         """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
-        chosen, generation = self.rl.importance_correction, self.generation
-        cut = generation.top_p < 1 or generation.top_k > 0
-        rounded = "bfloat16" in (self.misc.dtype, self.policy.weights_dtype)
-        rounded = rounded or self.policy.load_in_4bit
-        may_differ = generation.engine == "vllm" or rounded or cut
-        return chosen == "on" or (chosen == "auto" and may_differ)
+        return corrects_importance(self)
 
     def eval_generation(self) -> GenerationConfig:
         """Sampling settings of an evaluation: one completion a prompt, greedy by default."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.runs.config import THE_SET
-
-#: It becomes part of file names.
-SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
+from trainer.runs.config import THE_SET, SetName
 
 
 class EvalSet(Config):
@@ -85,8 +82,3 @@ class DataConfig(Config):
             )
             for name, chosen in (sets | self.eval_sets).items()
         }
-
-
-def set_key(name: str) -> str:
-    """The config's key of an evaluation set."""
-    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"

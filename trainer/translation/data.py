@@ -16,9 +16,8 @@ from scorekit.errors import UserError
 from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
-from scorekit.seeds import stream_seed
+from trainer.runs.readers import cell, id_cell, read_rows, text_cell
 from trainer.translation.config import TrainerConfig
-from trainer.translation.readers import read_rows
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,8 @@ class Example:
     """A source text to translate.
 
     src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
-    ref_text: a true translation where one is known; shown in reports, never part of a reward.
+    ref_text: a true translation where one is known; shown in reports, part of a reward by
+        `w_chrf` alone, never sent to a service.
     where: its row ("train.jsonl line 7"), for messages.
     """
 
@@ -57,7 +57,7 @@ def load_examples(
 ) -> list[Example]:
     """Read examples.
 
-    source: a file, a folder (trainer/translation/readers.py says in which forms), or a hub id.
+    source: a file, a folder (trainer/runs/readers.py says in which forms), or a hub id.
     split: names a part of a folder or hub dataset (there: default "train").
     limit: read this many rows at most.
     columns: our field name -> the column that holds it; `a.b` is `b` within the column `a`.
@@ -85,23 +85,6 @@ def load_examples(
     if again:
         log.warning("%s: %d ids stand more than once, %r first", source, len(again), again[0])
     return examples
-
-
-def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
-
-    A function of its arguments alone, so that a run can start again anywhere.
-    """
-    import torch
-
-    indices: list[int] = []
-    for position in range((update - 1) * batch_size, update * batch_size):
-        epoch, place = divmod(position, examples)
-        if place == 0 or not indices:
-            generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
-            order = torch.randperm(examples, generator=generator).tolist()
-        indices.append(order[place])
-    return indices
 
 
 def load_train(cfg: TrainerConfig) -> list[Example]:
@@ -181,11 +164,11 @@ def _example(
     for field in (*REQUIRED, *OPTIONAL):
         column = columns.get(field, field)
         if field != "id":
-            values[field] = _text(_cell(row, column), where, column) or constant.get(field)
+            values[field] = text_cell(cell(row, column), where, column) or constant.get(field)
     if not values["src_text"] and isinstance(row.get("translation"), dict):
         values |= _translation(row["translation"], values, where)
     column = columns.get("id", "id")
-    values["id"] = _id(_cell(row, column), where, column) or _hash(values)
+    values["id"] = id_cell(cell(row, column), where, column) or _hash(values)
     for field in REQUIRED:
         if not (values[field] or "").strip():
             column = columns.get(field, field)
@@ -209,15 +192,6 @@ def _same_language(key: str, language: Language) -> bool:
     return found is not None and found.iso639_3 == language.iso639_3
 
 
-def _cell(row: Mapping[str, Any], column: str) -> Any:
-    """What stands in a column, or within one ("translation.en"); None where nothing does."""
-    if column in row:
-        return row[column]
-    outer, dot, inner = column.partition(".")
-    within = row.get(outer)
-    return _cell(within, inner) if dot and isinstance(within, dict) else None
-
-
 def _translation(
     texts: Mapping[str, Any], values: Mapping[str, str | None], where: str
 ) -> dict[str, str | None]:
@@ -236,30 +210,10 @@ def _translation(
                 "{src_text: translation.en, ...})"
             )
     read = {
-        side: _text(texts[key], where, f"translation.{key}") if key else None
+        side: text_cell(texts[key], where, f"translation.{key}") if key else None
         for side, key in keys.items()
     }
     return {"src_text": read["src"], "ref_text": values["ref_text"] or read["tgt"]}
-
-
-def _id(value: Any, where: str, column: str) -> str | None:
-    if isinstance(value, float) and value.is_integer():  # a data frame's, where one was missing
-        value = int(value)
-    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
-        return None if value is None else str(value)
-    raise UserError(f"{where}: {column}: a text or whole number is wanted, not {value!r:.40}")
-
-
-def _text(value: Any, where: str, column: str) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise UserError(f"{where}: {column}: a text is wanted, not {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{where}: {column}: not valid Unicode (a lone surrogate)") from None
-    return value
 
 
 def _hash(values: Mapping[str, str | None]) -> str:

@@ -32,11 +32,15 @@ without one), `tokens`, `finish_reason`, `metricx_score`, `xcomet_score`, `metri
 `xcomet_truncated` (whether the model read less than the whole source and translation), `chrf` (of
 the segment; null where there is none), `error_spans` (list of `start`, `end`, `severity`,
 `confidence` (null: unknown), `text`; null if not asked), `guards` (guard -> fault), what further
-terms note, `error` (why it has no score, else null). The order is that of the examples in every
-dump of a run, so that line k before and line k after translate the same source.
+terms note, `metrics` (those of `eval.metrics` by name: `score`, null without one, and `better`),
+`error` (why it has no score, else null). The order is that of the examples in every dump of a run,
+so that line k before and line k after translate the same source.
 
-**completions/train-*.jsonl.** The same fields without `ref` and `chrf`, and `r_seq`,
-`token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
+Where they are asked: `mqm_score`, `mqm_spans`, `mqm_unplaced`, `omissions` (stretches of `src`) and
+`judge_score`; null of a sample that failed.
+
+**completions/train-*.jsonl.** The same fields without `ref` and, but for `w_chrf`, `chrf`; and
+`r_seq`, `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).
 """
 
 from __future__ import annotations

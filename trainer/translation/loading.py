@@ -1,21 +1,16 @@
-"""Loads what learns: weights, reference, optimiser, and the prompts that fit. Writes nothing."""
+"""Loads what learns, and the prompts that fit. Writes nothing."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from scorekit.schemas import Info
-from scorekit.seeds import stream_seed
-from trainer.rl.forward import check_head
-from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.world import World
-from trainer.runs.checkpoints.resume import Origin, prompt_origin, weight_origin
-from trainer.runs.learner import Learner
+from trainer.runs.checkpoints.resume import Origin, prompt_origin
+from trainer.runs.config import set_key
+from trainer.runs.learner import Learner, load_weights
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import set_key
 from trainer.translation.data import Example
 from trainer.translation.prompting import Prompt, fitting_prompts
 
@@ -30,28 +25,8 @@ def load_learner(
     world: World,
 ) -> Learner:
     """infos: of the services, by URL. Raises UserError on whatever the user can mend."""
-    torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
-    # Weights that are shared go to their device in parts, so that none has to hold them all.
-    in_parts = world.is_sharded and not cfg.policy.load_in_4bit
-    place = torch.device("cpu") if in_parts else world.device
-    model, tokenizer = load_policy(cfg.policy, place)
-    reference: Reference | None = None
-    if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
-        shard = world.shard if world.is_sharded else None
-        reference = Reference(cfg.policy, model, place, shard)
-    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
-    check_head(model)
-    learner = Learner(
-        model=model,
-        tokenizer=tokenizer,
-        pad_id=pad_token_id(model, tokenizer),
-        reference=reference,
-        optimizer=optimizer,
-        train=[],
-        sets={},
-        origin=weight_origin(cfg.policy) | service_origin(infos),
-    )
+    learner = load_weights(cfg, world)
+    learner.origin |= service_origin(infos)
     _make_prompts(learner, cfg, train, sets, world)
     return learner
 

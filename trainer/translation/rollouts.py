@@ -25,6 +25,7 @@ class TranslationRollout(Rollout):
     example_id: of the example. pair: its languages, "en-US>ko-KR".
     completion_text: after post-processing; what is scored, and what token_char_offsets refer to.
     unaligned_tokens: tokens whose place in completion_text is not known.
+    ref_text: a true translation, for the one term that looks at it; never sent to a service.
     """
 
     example_id: str
@@ -34,10 +35,17 @@ class TranslationRollout(Rollout):
     token_char_offsets: list[tuple[int, int]]
     unaligned_tokens: int = 0
     pair: str = ""
+    ref_text: str | None = None
 
     def __post_init__(self) -> None:
         Rollout.__post_init__(self)
         self.check_lengths("token_char_offsets")
+
+    @property
+    def scored_text(self) -> tuple[str, str, str, str]:
+        """Source, translation, and their languages ("" where they are not known)."""
+        src_lang, _, tgt_lang = self.pair.partition(">")
+        return self.src_text, self.completion_text, src_lang, tgt_lang
 
 
 def stream_rollouts(
@@ -147,4 +155,5 @@ def _rollout(
         old_logprobs=completion.logprobs,
         unaligned_tokens=alignment.unaligned,
         pair=f"{example.src_lang_code}>{example.tgt_lang_code}",
+        ref_text=example.ref_text,
     )

@@ -19,6 +19,7 @@ from trainer.rl.sampler import Sampler, check_uncut
 from trainer.rl.world import World
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.config import set_key
 from trainer.runs.console import Columns
 from trainer.runs.figures import Figures
 from trainer.runs.learner import Learner
@@ -30,11 +31,11 @@ from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_ru
 from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
 from trainer.translation.config import TrainerConfig
-from trainer.translation.config_data import set_key
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
 from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.earned import SampleReward
@@ -42,6 +43,7 @@ from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.screening import screen
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rewards.terms import weighted
+from trainer.translation.rewards.terms.chrf import check_references
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
@@ -102,6 +104,11 @@ def _run(
     if not isinstance(eval_examples, Mapping):
         eval_examples = {cfg.best_by: eval_examples}
     sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
+    check_references(train_examples, cfg.reward, "data.train")
+    for name, held_out in sets.items():
+        check_references(held_out, cfg.reward, set_key(name))
+    metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
+    world.on_main(lambda: metrics.check(sets))
     train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
     for name, held_out in sets.items() if world.is_main else ():
         if told := in_both(set_key(name), train_examples, held_out):
@@ -189,12 +196,13 @@ class Translation:
         leaving: Leaving,
     ) -> None:
         self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
+        self.metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
         self.collector = Collector(cfg, world, rewarder, learner, leaving)
 
     @property
     def columns(self) -> tuple[Columns, Sequence[str]]:
         """Of the console."""
-        return columns()
+        return columns(self.cfg.reward)
 
     @property
     def fault(self) -> str | None:
@@ -237,6 +245,7 @@ class Translation:
                 sampler,
                 self.world,
                 prompts,
+                self.metrics,
             )
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:

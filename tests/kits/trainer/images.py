@@ -86,30 +86,36 @@ def image(height: int, width: int, seed: int) -> Patches:
     return Patches(patches.double(), (1, height, width))
 
 
-def tiny(kind: str) -> nn.Module:
-    """A random model in float64 whose weights are large enough for a picture to matter."""
+def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> nn.Module:
+    """A random model in float64 whose weights are large enough for a picture to matter. head: of
+    the text's attention, in numbers. room: ids that it reads. spread: of its weights."""
     import transformers
 
     text: dict[str, Any] = {
         "vocab_size": 100,
-        "hidden_size": 32,
+        "hidden_size": 2 * head,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": room,
         "bos_token_id": None,
         "eos_token_id": EOS,
         "pad_token_id": PAD,
         "rope_theta": 10000.0,
-        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_section": [head // 8, 3 * head // 16, 3 * head // 16],
+            # transformers mixes Qwen3-VL's positions whatever this says, vLLM where it is true
+            **({"mrope_interleaved": True} if kind == "qwen3_vl" else {}),
+        },
     }
     vision: dict[str, Any] = {
         "depth": 2,
         "hidden_size": 16,
         "intermediate_size": 24,
         "num_heads": 2,
-        "out_hidden_size": 32,
+        "out_hidden_size": 2 * head,
         "patch_size": PATCH,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
@@ -119,7 +125,7 @@ def tiny(kind: str) -> nn.Module:
         vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
         of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
     else:
-        text["head_dim"] = 16
+        text["head_dim"] = head
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         of = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
     config = of[0](
@@ -135,7 +141,7 @@ def tiny(kind: str) -> nn.Module:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
-                weight.normal_(0, 0.2)
+                weight.normal_(0, spread)
     doubled(model)
     return model.eval()
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 from bench.kit.servers import running_app, running_service, wait_ready
 from scorekit.errors import SampleError
-from scorekit.schemas import TranslationSample
+from scorekit.languages import find_language
+from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo, TranslationSample
 from scorekit.server.app import create_app
-from scorekit.server.backend import Encoded
-from scorekit.server.fake import FakeBackend
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.fake import FakeBackend, fake_spans
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.scoring import ScoreDescription, Scoring
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.services import Rewarder
 
+_VARIABLES = {
+    "mqm": {"src", "mt", "src_lang", "tgt_lang"},
+    "fluency": {"text", "language"},
+    "translation_filter": {"source_text", "candidate", "source_lang", "target_lang"},
+}
 TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 
 
@@ -120,3 +127,103 @@ def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> An
     with closing(Rewarder(cfg)) as rewarder:
         scores = rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
     return sample_rewards(rollouts, scores, cfg)
+
+
+class FakeJudge:
+    """A judge without an LLM, whose answers are a function of the texts that it is sent.
+
+    `mqm`: runs of ASCII letters in `mt` are errors, as xCOMET's fake marks them, without a
+    confidence; `[words]` of the source that `mt` lacks are left out. A rubric's score: the share of
+    its text's characters that are Hangul. Fails what has `nan` in it, and languages that are none.
+    """
+
+    service = "judge"
+
+    def __init__(self, *, lower: bool = True, has_mqm: bool = True) -> None:
+        self.lower, self.has_mqm = lower, has_mqm
+        self.verb = Scoring(JudgeSample, JudgeOptions)
+        self.asked: list[dict[str, Any]] = []
+
+    def load(self) -> ScoreDescription:
+        """It has no model."""
+        mqm = TaskInfo(score_range=ScoreRange(min=0, max=25), higher_is_better=not self.lower)
+        return ScoreDescription(
+            model="fake-judge",
+            revision="fake",
+            tokenizer="none",
+            dtype="none",
+            device="fake",
+            max_input_length=1000,
+            score_range=ScoreRange(min=0.0, max=1.0),
+            higher_is_better=True,
+            tasks={"mqm": mqm} if self.has_mqm else {},
+        )
+
+    def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
+        """Refuses what the task does not know."""
+        return [self._encoded(sample) for sample in samples]
+
+    def _encoded(self, sample: JudgeSample) -> Encoded | SampleError:
+        texts = dict(sample.model_extra or {})
+        self.asked.append({"task": sample.task, **texts})
+        wanted = _VARIABLES.get(sample.task)
+        if wanted is None:
+            return SampleError("invalid_input", f"no task {sample.task!r}")
+        if wanted != texts.keys():
+            return SampleError("invalid_input", f"variables: {sorted(wanted)}")
+        if any(find_language(v) is None for k, v in texts.items() if "lang" in k):
+            return SampleError("invalid_input", "no such language")
+        read = {"tokens": 0, "truncated": {"src": False, "mt": False, "ref": False}}
+        fields = read | {"mt_covered": len(texts["mt"])} if sample.task == "mqm" else {}
+        return Encoded(1, fields, texts)
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """By the texts alone."""
+        return [self._outcome(encoded.payload) for encoded in batch]
+
+    def _outcome(self, texts: dict[str, str]) -> Outcome:
+        if any("nan" in text for text in texts.values()):
+            return SampleError("model_failure", "the model said no verdict")
+        if "mt" not in texts:
+            text = texts.get("candidate", texts.get("text", ""))
+            hangul = sum("가" <= letter <= "힣" for letter in text)
+            verdict = {"pass": True, "reason_code": "ok", "notes": ""}
+            return {"score": hangul / max(1, len(text)), "verdict": verdict}
+        spans = [
+            span | {"confidence": None, "category": "fluency"} for span in fake_spans(texts["mt"])
+        ]
+        omissions = [
+            {
+                "start": m.start(),
+                "end": m.end(),
+                "severity": "MAJOR",
+                "confidence": None,
+                "text": m.group(),
+                "category": "accuracy/omission",
+            }
+            for m in re.finditer(r"\[(\w+)\]", texts["src"])
+            if m.group(1) not in texts["mt"]
+        ]
+        unplaced = [{"quote": "?", "of": "mt", "reason": "ambiguous", "severity": "MINOR"}] * texts[
+            "mt"
+        ].count("?")
+        score = min(25.0, 5.0 * len(omissions) + len(spans) + len(unplaced))
+        found = {"error_spans": spans, "omissions": omissions, "unplaced": unplaced}
+        return {"score": score, **found}
+
+    def probe(self, words: int) -> JudgeSample:
+        """To warm up with."""
+        return JudgeSample(task="fluency", text="말 " * words, language="ko")
+
+    def memory_bytes(self) -> tuple[int, int, int] | None:
+        """It holds nothing."""
+        return None
+
+
+@contextmanager
+def judge_service(**settings: Any) -> Iterator[tuple[FakeJudge, str]]:
+    """It, running, and its URL."""
+    judge = FakeJudge(**settings)
+    with running_service(judge) as url:
+        judge.asked.clear()
+        yield judge, url

@@ -16,16 +16,20 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import yaml
 from accelerate.utils.fsdp_utils import get_parameters_from_modules
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import trainer.translation.loading
+import trainer.runs.learner
+import trainer.search.training.train
 import trainer.translation.train
 from scorekit.config import load_config
 from trainer.rl.policy import Reference
 from trainer.rl.world import World
+from trainer.search.config import SearchConfig
+from trainer.search.data import load_train
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 
@@ -74,17 +78,22 @@ def main(path: str, weights: str, *runs: str) -> None:
     """A run for each list of overrides."""
     with ExitStack() as patches:
         if weights == "sharded":
-            train, loading = trainer.translation.train, trainer.translation.loading
-            patches.enter_context(patch.object(train, "World", ShardedWorld))
-            patches.enter_context(patch.object(loading, "Reference", WatchedReference))
+            for task in (trainer.translation.train, trainer.search.training.train):
+                patches.enter_context(patch.object(task, "World", ShardedWorld))
+            patches.enter_context(patch.object(trainer.runs.learner, "Reference", WatchedReference))
         _run_each(path, runs)
 
 
 def _run_each(path: str, runs: tuple[str, ...]) -> None:
+    searches = yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("task") == "search"
     for number, overrides in enumerate(runs):
-        cfg = load_config(TrainerConfig, Path(path), overrides.split(","))
+        of: Any = SearchConfig if searches else TrainerConfig
+        cfg = load_config(of, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
         cfg = cfg.model_copy(update={"misc": misc})
+        if searches:
+            trainer.search.training.train.run_search(load_train(cfg), {}, cfg)
+            continue
         train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
         trainer.translation.train.run_toy_rl(train, held_out, cfg)
 

@@ -14,6 +14,7 @@ from tenacity import RetryCallState
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
+from scorekit.net.answers import read_whole
 from scorekit.net.retry import failure_of, tries
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
@@ -89,7 +90,8 @@ class VLLMServer:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The answer's JSON, or its text."""
-        response = await self._http.request(method, path, json=body)
+        async with self._http.stream(method, path, json=body) as answer:
+            response = await read_whole(answer, self.url)
         if response.status_code >= 400:
             raise Refused(path, response.status_code, _message(response))
         if response.headers.get("content-type", "").startswith("application/json"):
@@ -106,9 +108,15 @@ class VLLMServer:
         return str((await self.ask("GET", "/weight_info"))["weight_version"])
 
     async def reload(self, folder: Path, version: str) -> None:
-        """Take all weights from `folder`."""
+        """Take all weights from `folder`.
+
+        The workers forget with that what they have read of pictures, the scheduler does not, and
+        vLLM 0.32 would end at the next picture that both had known: so all of them forget.
+        """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self.ask("POST", "/collective_rpc", body)
+        for cache in ("mm", "encoder"):
+            await self.ask("POST", f"/reset_{cache}_cache")
         await self.ask("POST", "/update_weight_version", {"new_version": version})
 
     async def load_adapter(self, folder: Path, name: str) -> None:

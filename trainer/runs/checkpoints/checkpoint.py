@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ import torch
 
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
-from scorekit.files import put_folder, remove_folder
-from trainer.rl.compat import save_tokenizer
+from scorekit.files import remove_folder, replacing_folder
+from trainer.rl.compat import load_config, save_tokenizer
+from trainer.rl.policy import model_class, takes_images, without_wrappers
 from trainer.runs.config import THE_SET
 
 log = logging.getLogger(__name__)
@@ -73,23 +73,38 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder`, replacing what stands there. Returns it.
 
-    weights: the model's, where they are gathered from several processes.
+    weights: the model's, where they are gathered from several processes. Raises OSError, with the
+    folder's name, where there is no room.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in ("partial", "gone"):  # of a run that was killed while it saved
-        for old in folder.parent.glob(f".step-*.{left}"):
-            shutil.rmtree(old)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
-    save_tokenizer(tokenizer, partial)
-    torch.save(dict(optimizer_state), partial / "optimizer.pt")
-    torch.save(list(random_states), partial / "random.pt")
+    with replacing_folder(folder) as partial:
+        model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
+        save_readers(model, tokenizer, partial)
+        for name, saved in (("optimizer", dict(optimizer_state)), ("random", list(random_states))):
+            with (partial / f"{name}.pt").open("wb") as file:  # by itself torch hides a full disk
+                torch.save(saved, file)
+        seal_checkpoint(partial, state)
+    return folder
+
+
+def save_readers(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save what reads for a policy: its tokenizer, and where it sees, its image processor as that
+    stands where the model was loaded from (some have none: they are trained on texts alone)."""
+    save_tokenizer(tokenizer, folder)
+    bare = without_wrappers(model)
+    if not takes_images(bare):
+        return
+    from transformers import AutoImageProcessor
+
+    with suppress(OSError, ValueError):
+        AutoImageProcessor.from_pretrained(bare.config.name_or_path).save_pretrained(folder)
+
+
+def seal_checkpoint(partial: Path, state: State) -> None:
+    """Write state.json beside the files of a checkpoint that has no name yet."""
     names = sorted(str(path.relative_to(partial)) for path in _files(partial))
     files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
     said = asdict(state) | {"versions": versions(), "files": files}
     (partial / "state.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
-    put_folder(partial, folder)
-    return folder
 
 
 def read_state(folder: Path) -> State:
@@ -192,10 +207,9 @@ def _load_weights(folder: Path, model: Any) -> None:
         if result.unexpected_keys:
             raise ValueError(f"the policy has no adapter {result.unexpected_keys[0]}")
         return
-    from transformers import AutoModelForCausalLM
-
-    saved, loading = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+    config = load_config(str(folder))
+    saved, loading = model_class(config).from_pretrained(
+        folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )
     if loading["missing_keys"]:
         raise ValueError(f"{sorted(loading['missing_keys'])[0]} is missing")
@@ -232,9 +246,12 @@ def random_state() -> RandomState:
 def set_random_state(folder: Path, rank: int) -> None:
     """Put back what process `rank` had; nothing where it had not been there."""
     states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
-    if rank >= len(states):
-        return
-    state = states[rank]
+    if rank < len(states):
+        put_random_state(states[rank])
+
+
+def put_random_state(state: RandomState) -> None:
+    """Go on with what `random_state` gave."""
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

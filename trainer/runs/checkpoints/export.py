@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from scorekit.errors import UserError
-from scorekit.files import put_folder
-from trainer.rl.compat import save_tokenizer
+from scorekit.files import replacing_folder
 from trainer.rl.config import PolicyConfig
 from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
 from trainer.runs.checkpoints.checkpoint import (
@@ -21,6 +18,7 @@ from trainer.runs.checkpoints.checkpoint import (
     fault_of,
     newest_checkpoint,
     read_state,
+    save_readers,
 )
 
 
@@ -37,13 +35,9 @@ def export_policy(
         raise UserError(f"--to: {to} exists, and is not replaced; name another folder")
     checkpoint = _choose(run_dir / "checkpoints", best)
     model, tokenizer = _load(checkpoint, read_state(checkpoint))
-    partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
-    try:
-        model.to(getattr(torch, dtype)).save_pretrained(partial)
-        save_tokenizer(tokenizer, partial)
-        put_folder(partial, to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with replacing_folder(to) as folder:
+        model.to(getattr(torch, dtype)).save_pretrained(folder)
+        save_readers(model, tokenizer, folder)
     return checkpoint
 
 

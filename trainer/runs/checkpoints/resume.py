@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from scorekit.errors import UserError
-from trainer.config_base import changeable
 from trainer.rl.config import PolicyConfig
 from trainer.runs.checkpoints.checkpoint import (
     State,
@@ -24,7 +22,7 @@ from trainer.runs.checkpoints.checkpoint import (
     read_state,
     weights_digest,
 )
-from trainer.runs.config import RunConfig
+from trainer.runs.config import KeptConfig, check_config
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ log = logging.getLogger(__name__)
 Origin = dict[str, dict[str, str | None]]
 
 
-def checkpoint_to_resume(cfg: RunConfig) -> Path | None:
+def checkpoint_to_resume(cfg: KeptConfig) -> Path | None:
     """The newest whole checkpoint of misc.run_dir, fit for this config and these weights; None
     where there is no checkpoint yet. Raises UserError where the run cannot go on."""
     folder = Path(cfg.misc.run_dir) / "checkpoints"
@@ -46,39 +44,9 @@ def checkpoint_to_resume(cfg: RunConfig) -> Path | None:
         log.warning("%s has no checkpoint yet: the run starts anew", cfg.misc.run_dir)
         return None
     state = read_state(checkpoint)
-    check_config(cfg, state)
+    check_config(cfg, state.config)
     check_origin(weight_origin(cfg.policy), state)
     return checkpoint
-
-
-def check_config(cfg: RunConfig, state: State) -> None:
-    """Tell what differs from the run's config. Raises UserError if it changes the mathematics."""
-    then = dict(_flat(cfg.model_validate(state.config).model_dump(mode="json")))
-    now = dict(_flat(cfg.model_dump(mode="json")))
-    differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
-    told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
-    # What is behind the paths and URLs is held against the run's own by digest (`Origin`).
-    free = changeable(type(cfg))  # type: ignore[arg-type]  # every config is a model
-    fixed = [key for key in differ if not _is_among(key, free)]
-    if fixed:
-        raise UserError(
-            f"--resume: {cfg.misc.run_dir} was begun with another config "
-            f"({'; '.join(told[key] for key in fixed)}): set it back, or choose another run_dir"
-        )
-    for key in differ:
-        log.warning("changed since the run began: %s", told[key])
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _is_among(key: str, sections: Iterable[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def weight_origin(cfg: PolicyConfig) -> Origin:
@@ -111,6 +79,7 @@ _MEND = {
     "policy.path": "start a new run to begin from other weights",
     "policy.reference_path": "the KL reference of a run stays the same: name the folder it had",
     "data.train": "the data, the prompt template or the tokenizer have changed",
+    "reward.calibration": "put the one back that the run began with",
     "data.eval": "the data, the prompt template or the tokenizer have changed",
 }
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from trainer.rl.sampler import Sampler
+from trainer.rl.sampler import Sampler, undisturbed
 from trainer.rl.world import World
 from trainer.runs.config import THE_SET
 from trainer.runs.figures import mean_of
 from trainer.runs.rollout_figures import rollout_figures
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.runlog import Dumped
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
@@ -25,6 +23,13 @@ from trainer.translation.evaluation.figures import (
     earned,
     read_evaluations,
     term_figures,
+)
+from trainer.translation.evaluation.held_out import (
+    HeldOutMetrics,
+    Scores,
+    line_metrics,
+    metric_figures,
+    whole_scores,
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
 from trainer.translation.prompting import Prompt
@@ -44,7 +49,7 @@ _OWN = ("samples", "reward_mean", "reward_coverage", "source_errors")
 _SHOWN = ("samples", "completion_length_mean", "truncated_frac")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """Means over a set of examples; None where there is nothing to average.
 
@@ -66,7 +71,7 @@ class Report:
     values: dict[str, Any]
     pairs: dict[str, dict[str, Any]]
     seconds: float
-    examples: list[dict[str, Any]]
+    examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
         return self.figures()[key]
@@ -96,6 +101,7 @@ def evaluate_on_dataset(
     sampler: Sampler | None = None,
     world: World | None = None,
     prompts: Sequence[Prompt] | None = None,
+    metrics: HeldOutMetrics | None = None,
 ) -> Report:
     """Translate each example once and score it by every service that can be asked.
 
@@ -105,13 +111,13 @@ def evaluate_on_dataset(
     sampler: default: this process. Requests carry no reference.
     world: the processes that share the examples, each of which gets the whole report. Where they
     share the weights instead, each translates everything, since all have to go side by side.
-    prompts: of these examples, where they have been made.
+    prompts: of these examples, where they have been made. metrics: shown, and no reward's.
     Raises what `generate_rollouts` and `Rewarder.score` raise.
     """
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world
     mine = sharing.share(examples) if sharing else list(enumerate(examples))
-    with _undisturbed(policy_model):
+    with undisturbed(policy_model, _SEED):
         rollouts = generate_rollouts(
             [example for _, example in mine],
             policy_model,
@@ -121,24 +127,42 @@ def evaluate_on_dataset(
             sampler=sampler,
             with_logprobs=False,
         )
-    texts = [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
+    texts = [rollout.scored_text for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     reward_cfg = without_spans(scores, reward_cfg)
     rewards = sample_rewards(rollouts, scores, reward_cfg)
+    held_out = _held_out(metrics, mine, rollouts)
     if sharing:
         places = [place for place, _ in mine]
+        held_out = whole_scores(held_out, places, sharing.gather)
         found = list(zip(places, rollouts, rewards, strict=True))
         whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
     values = _figures(examples, rollouts, rewards, reward_cfg)
+    values |= metric_figures(held_out, range(len(examples)))
     own = {key: values.pop(key) for key in _OWN}
     return Report(
         **own,
         values=values,
-        pairs=_by_pair(examples, rollouts, rewards, reward_cfg),
+        pairs=_by_pair(examples, rollouts, rewards, reward_cfg, held_out),
         seconds=time.monotonic() - started,
-        examples=[_line(*of) for of in zip(examples, rollouts, rewards, strict=True)],
+        examples=[
+            _line(*of) | line_metrics(held_out, k)
+            for k, of in enumerate(zip(examples, rollouts, rewards, strict=True))
+        ],
     )
+
+
+def _held_out(
+    metrics: HeldOutMetrics | None,
+    mine: Sequence[tuple[int, Example]],
+    rollouts: Sequence[TranslationRollout],
+) -> Scores:
+    """What the metrics that are no reward say of these translations."""
+    if metrics is None:
+        return {}
+    pairs = zip(mine, rollouts, strict=True)
+    return metrics.score([(of.src_text, of.completion_text, e.ref_text) for (_, e), of in pairs])
 
 
 def _by_pair(
@@ -146,6 +170,7 @@ def _by_pair(
     rollouts: Sequence[TranslationRollout],
     rewards: Sequence[SampleReward],
     cfg: RewardConfig,
+    held_out: Scores,
 ) -> dict[str, dict[str, Any]]:
     """The figures of each language pair; none where there is but one."""
     pairs = list(dict.fromkeys(rollout.pair for rollout in rollouts))
@@ -157,7 +182,7 @@ def _by_pair(
             [rollouts[i] for i in chosen],
             [rewards[i] for i in chosen],
             cfg,
-        )
+        ) | metric_figures(held_out, chosen)
     return found
 
 
@@ -188,21 +213,6 @@ def _figures(
     }
 
 
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode and a fixed seed within; the model's mode and the random state as before after."""
-    device = next(model.parameters()).device
-    devices = [device] if device.type == "cuda" else []
-    was_training = model.training
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(_SEED)
-        model.eval()
-        try:
-            yield
-        finally:
-            model.train(was_training)
-
-
 def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     """(update, report) of the evaluations in eval.jsonl of a run's folder, by the names of their
     sets."""
@@ -210,8 +220,9 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     for line in read_evaluations(folder):
         name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
         line.pop("decides", None)
+        line.pop("stopped", None)
         own = {f.name: line.pop(f.name, None) for f in fields(Report)}
-        own |= {"values": line, "examples": read_jsonl(folder / dump)}
+        own |= {"values": line, "examples": Dumped(folder / dump)}
         own["source_errors"] = own["source_errors"] or 0  # None of a run of an earlier release
         sets.setdefault(name, []).append((update, Report(**own)))
     return sets

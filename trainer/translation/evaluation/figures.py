@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,10 +65,56 @@ _LAST_CURVES = (
 )
 
 
-def table() -> tuple[Figure, ...]:
+def table(*known: Mapping[str, Any]) -> tuple[Figure, ...]:
     """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
-    comparisons read this one."""
-    return (*_FRONT, *(figure for term in shown_terms() for figure in term.table), *_BACK)
+    comparisons read this one. known: figures of evaluations, or lines of their dumps, whose
+    held-out metrics (`eval.metrics`) it is to have."""
+    of_terms = (figure for term in shown_terms() for figure in term.table)
+    return (*_FRONT, *of_terms, *held_out_table(*known), *_BACK)
+
+
+def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
+    """The figures of `eval.metrics` that stand in these, by name."""
+    better: dict[str, Any] = {}
+    for figures in known:
+        for name in _metric_names(figures):
+            better[name] = figures.get(f"metric_{name}_better") or better.get(name)
+    return [
+        Figure(
+            key=f"metric_{name}_mean",
+            title=f"{name} (never a reward)",
+            better=direction,
+            said=True,
+            by_group=True,
+            coverage=f"metric_{name}_coverage",
+            of_line=partial(_of_line, name),
+            ranks=name,
+        )
+        for name, direction in better.items()
+    ]
+
+
+def metrics_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `table` needs to know of the metrics that stand in the lines of a dump."""
+    known: dict[str, Any] = {}
+    for line in lines[:1]:
+        for name, told in line.get("metrics", {}).items():
+            known |= {f"metric_{name}_coverage": None, f"metric_{name}_better": told["better"]}
+    return known
+
+
+def _of_line(name: str, line: Mapping[str, Any]) -> float | None:
+    score: float | None = line.get("metrics", {}).get(name, {}).get("score")
+    return score
+
+
+def _metric_names(figures: Mapping[str, Any]) -> list[str]:
+    ending = "_coverage"
+    return [
+        key.removeprefix("metric_").removesuffix(ending)
+        for key in figures
+        if key.startswith("metric_") and key.endswith(ending)
+    ]
 
 
 class Judge(NamedTuple):
@@ -92,12 +139,17 @@ def ranking() -> list[Judge]:
     ]
 
 
-def curves() -> tuple[Curve, ...]:
-    """The pictures of a run's page."""
+def curves(*evaluations: Mapping[str, Any]) -> tuple[Curve, ...]:
+    """The pictures of a run's page. evaluations: lines of eval.jsonl."""
+    of_metrics = [
+        Curve(title=f"held-out {figure.title}", held_out=figure.key)
+        for figure in held_out_table(*evaluations)
+    ]
     of_terms = (curve for term in shown_terms() for curve in term.curves)
     coverage = tuple(figure.key for figure in table() if figure.key.endswith("_coverage"))
     return (
         *of_terms,
+        *of_metrics,
         *_LAST_CURVES,
         Curve(title="coverage (scored / asked)", keys=(*coverage[1:], coverage[0])),
         Curve(

@@ -1,4 +1,4 @@
-"""chrF and BLEU against references, as sacrebleu computes them. Shown only, never a reward."""
+"""chrF and BLEU against references, as sacrebleu computes them: what is shown, never a reward."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ trainer/runs/runlog.py and trainer/translation/dumps.py describe the files that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,8 @@ from scorekit.schemas import ErrorSpan
 from trainer.runs.config import THE_SET
 from trainer.runs.figures import compare
 from trainer.runs.runlog import read_jsonl
-from trainer.translation.evaluation.compare import (
-    FEWEST,
-    RESAMPLES,
-    PairedFigure,
-    as_row,
-    changed_most,
-)
+from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run
 from trainer.translation.evaluation.figures import (
     CHRF,
@@ -60,7 +56,9 @@ def write_report(
         "report",
         title=title,
         notes=notes,
-        stopped=updates[-1].get("stopped") if updates else None,
+        stopped=next(
+            (line["stopped"] for line in (*updates[-1:], *evals[-1:]) if line.get("stopped")), None
+        ),
         sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
         curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
         config=_read_text(folder / "config.yaml"),
@@ -75,7 +73,7 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
         "decides": evals[-1].get("decides"),
         "gaps": ", ".join(_gaps(evals)),
         "last": evals[-1],
-        "rows": compare(table(), evals[0], evals[-1]),
+        "rows": compare(table(*evals), evals[0], evals[-1]),
         "pairs": _pair_table(evals[0], evals[-1]),
         "examples": _pick_examples(folder, evals),
     }
@@ -84,7 +82,7 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
 def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Evaluations of which a service scored a part only."""
     for line in evals:
-        for figure in table():
+        for figure in table(line):
             coverage = line.get(figure.coverage)
             if coverage is not None and coverage < 1:
                 yield f"{figure.ranks} after update {line['update']} ({coverage:.0%})"
@@ -109,7 +107,7 @@ def write_evaluation(
         "evaluation",
         policy=policy,
         figures=figures,
-        rows=compare(table(), figures, {}),
+        rows=compare(table(figures), figures, {}),
         pairs=_pair_table(figures, figures),
         severity_rows=severity_counts(lines),
         examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
@@ -168,7 +166,13 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     old, new = before.get("pairs") or {}, after.get("pairs") or {}
     if not old:
         return None
-    shown = [figure for figure in table() if figure.by_group]
+    every = [*old.values(), *new.values()]
+    # of one that some pairs have, the others show a dash
+    shown = [
+        replace(figure, hidden_at=())
+        for figure in table(before, after)
+        if figure.by_group and not {of.get(figure.key) for of in every} <= {*figure.hidden_at}
+    ]
     titles = [figure.title.removesuffix(" (never a reward)") for figure in shown]
     rows = []
     for name, figures in old.items():

@@ -15,14 +15,13 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
 from trainer.rl.engines.choice import open_sampler, probe_engine
@@ -30,15 +29,18 @@ from trainer.rl.forward import check_head
 from trainer.rl.policy import autocast, prepare_torch, without_wrappers
 from trainer.rl.world import World
 from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
-from trainer.runs.config import THE_SET
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_jsonl
+from trainer.runs.config import THE_SET, set_key
+from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
+from trainer.runs.verbs.paired import PairedFigure, comparison_values
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
-from trainer.translation.evaluation.compare import RESAMPLES, SEED, PairedFigure, compare_policies
+from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.evaluate import evaluate_on_dataset
 from trainer.translation.evaluation.figures import severity_counts
+from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_comparison, write_evaluation
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms.chrf import check_references
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,6 +96,8 @@ def run_evaluation(
     world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
+    for name, examples in sets.items():
+        check_references(examples, cfg.reward, set_key(name))
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
     earlier = {} if against is None else _main_first(world, lambda: _earlier(against, sets))
     policies = {folder: cfg.policy}
@@ -107,7 +111,7 @@ def run_evaluation(
     found = []
     with (
         world.together(),
-        closing(_main_first(world, lambda: _open_services(cfg, earlier))) as rewarder,
+        closing(_main_first(world, lambda: _open_services(cfg, sets, earlier))) as rewarder,
     ):
         for candidate in candidates:
             found.append(_evaluate(cfg, candidate, sets, rewarder, world))
@@ -153,12 +157,15 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candid
     return candidate
 
 
-def _open_services(cfg: TrainerConfig, earlier: Mapping[str, EvaluatedSet]) -> Rewarder:
-    """Raises UserError also where another model scored what the scores are to be held against."""
+def _open_services(cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]) -> Rewarder:
+    """Raises UserError also where a held-out metric cannot be asked, or another model scored what
+    the scores are to be held against."""
     rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
     try:
+        metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
+        metrics.check(sets)
         for evaluation in earlier.values():
-            _check_scorers(evaluation, _scorers(rewarder))
+            _check_scorers(evaluation, _scorers(rewarder) | metrics.models)
     except UserError:
         rewarder.close()
         raise
@@ -186,6 +193,7 @@ def _evaluate(
         role="evaluate",
     )
     found = {}
+    metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
         sampler.sync(model, 0)
         for name, examples in sets.items():
@@ -198,11 +206,12 @@ def _evaluate(
                 cfg.reward,
                 sampler,
                 world,
+                metrics=metrics,
             )
             figures = {
                 "policy": candidate.path,
                 "set": name,
-                "scored_by": _scorers(rewarder),
+                "scored_by": _scorers(rewarder) | metrics.models,
                 **report.figures(),
                 "severities": [row._asdict() for row in severity_counts(report.examples)],
             }
@@ -230,7 +239,7 @@ def _write(
             evaluation.lines,
             text,
         )
-        _write_json(folder / _file(name, "json"), evaluation.figures)
+        write_json(folder / _file(name, "json"), evaluation.figures)
 
 
 def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedSet]:
@@ -283,23 +292,9 @@ def _compared(folder: Path, outcome: Outcome, earlier: EvaluatedSet) -> Outcome:
     """The comparison of one set, and its files."""
     name, now = outcome.name, outcome.evaluation
     groups = compare_policies(earlier.lines, now.lines)
-    values = {
-        "first": earlier.policy,
-        "second": now.policy,
-        "set": name,
-        "sources": len(earlier.lines),
-        "resamples": RESAMPLES,
-        "seed": SEED,
-        "groups": {
-            group: [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-            for group, figures in groups.items()
-        },
-    }
-    _write_json(folder / _file(name, "json", "comparison"), values)
+    counted = {"set": name, "sources": len(earlier.lines)}
+    values = comparison_values((earlier.policy, now.policy), counted, groups)
+    write_json(folder / _file(name, "json", "comparison"), values)
     page = folder / _file(name, "html", "comparison")
     write_comparison(page, (earlier.policy, now.policy), groups, earlier.lines, now.lines)
     return replace(outcome, earlier=earlier, groups=groups, comparison=page)
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_atomic(path, json.dumps(values, indent=1, ensure_ascii=False))

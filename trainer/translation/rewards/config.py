@@ -63,7 +63,7 @@ class GuardConfig(Config):
 
 
 class RewardConfig(Config):
-    """What a completion earns, and who says so. References are never part of it."""
+    """What a completion earns, and who says so. References are part of `w_chrf` alone."""
 
     metricx_urls: Urls = may_change(
         default_factory=list,
@@ -100,8 +100,50 @@ class RewardConfig(Config):
     w_xcomet_span: float = Field(
         1.0, ge=0, description="Weight of the token rewards of error spans."
     )
+    w_mqm_span: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the token rewards of the error spans of the judge's `mqm`.",
+    )
+    span_sources_combine: Literal["sum", "max"] = Field(
+        "sum",
+        description="A token inside spans of both xCOMET and `mqm`: the sum of what the two take, "
+        "each times its weight, or the larger (max).",
+    )
+    w_omission: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of what `mqm` finds left out: the severities' weights, summed, on the "
+        "token that ended the sentence (the last one of a completion that was cut).",
+    )
+    w_judge: float = Field(
+        0.0, ge=0, description="Weight of the score (0 to 1) that a judge's rubric gives."
+    )
+    judge_rubric: str = Field(
+        "translation_filter", min_length=1, description="The rubric: a task of the judge."
+    )
+    judge_variables: dict[str, Literal["src", "mt", "src_lang", "tgt_lang"]] = Field(
+        {
+            "source_text": "src",
+            "candidate": "mt",
+            "source_lang": "src_lang",
+            "target_lang": "tgt_lang",
+        },
+        description="Each variable of that rubric, and what stands there of a sample: src, mt, "
+        "src_lang or tgt_lang.",
+    )
+    w_chrf: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the segment's chrF (0 to 100) against its reference, which every "
+        "row must have then; 0: rewards see no reference. Services never do.",
+    )
+    judge_model_name: str | None = may_change(
+        None, description="The model that the judge must ask, for mqm and rubric; null: any."
+    )
     severity_weights: SeverityWeights = Field(
-        default_factory=SeverityWeights, description="Reward of a token inside an error span."
+        default_factory=SeverityWeights,
+        description="Reward of a token inside an error span; of an omission.",
     )
     overlap_policy: Literal["any_overlap", "majority_overlap"] = Field(
         "any_overlap",
@@ -122,12 +164,14 @@ class RewardConfig(Config):
         "the sequence reward alone. The KL holds them in both; docs/training.md says which when.",
     )
     use_confidence: bool = Field(
-        False, description="Multiply a penalty by its span's confidence, if it has one."
+        False,
+        description="Multiply a penalty by its span's confidence; one without (`mqm`) stays whole.",
     )
-    overlong: Literal["truncate", "skip", "penalty"] = Field(
+    overlong: Literal["truncate", "windows", "skip", "penalty"] = Field(
         "truncate",
         description="Source and completion over the reward model's limit: score what it can read, "
-        "leave the sample out of the batch, or give it text_error_reward. Each is counted.",
+        "score all of it in windows of sentences, leave the sample out of the batch, or give it "
+        "text_error_reward. What is cut, left out or punished is counted.",
     )
     max_input_length: int | None = Field(
         None, ge=16, description="The reward model's limit in tokens; null: the model's own."

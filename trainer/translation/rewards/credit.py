@@ -52,7 +52,7 @@ def spans_to_token_rewards(
     for span in error_spans:
         if not 0 <= span.start <= span.end <= len(mt_text):
             raise ValueError(f"span {span.start}-{span.end} in a text of {len(mt_text)} characters")
-        penalty = _weight(span.severity, weights)
+        penalty = severity_weight(span.severity, weights)
         if use_confidence and span.confidence is not None:
             penalty *= span.confidence
         least = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
@@ -67,7 +67,9 @@ def spans_to_token_rewards(
     return rewards
 
 
-def _weight(severity: str, weights: Mapping[str, float | None]) -> float:
+def severity_weight(severity: str, weights: Mapping[str, float | None]) -> float:
+    """The weight of a severity in any case. weights: in capitals; UNKNOWN: of every other one.
+    Raises UserError where that is None."""
     weight = weights.get(severity.upper(), weights.get("UNKNOWN"))
     if weight is None:
         raise UserError(

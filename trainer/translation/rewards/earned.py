@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from scorekit.schemas import ErrorSpan, Scored
 from trainer.translation.rewards.score_batch import ServiceName, is_truncated
+
+
+class SpanCharge(NamedTuple):
+    """What the error spans of one service take off each token, weighted, and whether it has read
+    the token."""
+
+    penalties: list[float]
+    covered: list[bool]
 
 
 @dataclass(slots=True)
@@ -21,6 +29,7 @@ class SampleReward:
     uncovered_tokens: tokens behind what the span model could read, excluded or not.
     asked: services that were asked for this sample. answers: of those that scored it.
     values: what terms found in the text itself, by their names, before any weight.
+    span_charges: what the spans of each service take, and how far it read.
     text_error: why the text could not be scored by its own fault; source_error: why no translation
     of its source can be; service_error: why a service gave no score; shown_error: why one that has
     no weight in the reward gave none, which costs nothing. may_pass: whether the service may score
@@ -35,6 +44,7 @@ class SampleReward:
     asked: tuple[ServiceName, ...] = ()
     answers: dict[ServiceName, Scored] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    span_charges: dict[ServiceName, SpanCharge] = field(default_factory=dict)
     text_error: str | None = None
     source_error: str | None = None
     service_error: str | None = None
@@ -55,7 +65,8 @@ class SampleReward:
 
     @property
     def error_spans(self) -> list[ErrorSpan] | None:
-        """Those of the service that marks them; None where it was not asked or failed."""
+        """Those of the first service that marks them (xCOMET before mqm); None where none was asked
+        or it failed."""
         found = (answer.error_spans for answer in self.answers.values())
         return next((spans for spans in found if spans is not None), None)
 

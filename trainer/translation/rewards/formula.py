@@ -9,6 +9,7 @@ from scorekit.schemas import Failed, Scored
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.score_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
+from trainer.translation.rewards.span_charges import settle_spans
 from trainer.translation.rewards.terms import TERMS, needed
 from trainer.translation.rollouts import TranslationRollout
 
@@ -20,7 +21,7 @@ def sample_rewards(
 
     r_seq = w_metricx (metricx_offset - metricx_score) + w_xcomet_seq xcomet_seq_scale xcomet_score
             - sum over guards w_guard fault - no_eos_penalty if cut by max_new_tokens
-            + what further terms add,
+            + w_judge verdict + w_chrf chrF + what further terms add,
     or `text_error_reward` where the text is at fault, or None where a service failed, the source is
     at fault, or an overlong text is skipped.
     """
@@ -56,6 +57,7 @@ def _sample_reward(
     for term in TERMS:
         if term.weight(cfg):
             term.earn(reward, rollout, cfg)
+    settle_spans(reward, cfg)
     return reward
 
 

@@ -65,6 +65,8 @@ class ThreadScorer:
         self._scorer = scorer  # owner: the thread, as of `_known`; callers only put and close
         self._known: OrderedDict[SampleForScoring, Scored] = OrderedDict()
         self._work: SimpleQueue[Any] = SimpleQueue()
+        #: What it says of itself, if it does.
+        self.description = getattr(scorer, "description", None)
         threading.Thread(target=self._run, name="trainer-scorer", daemon=True).start()
 
     def submit_batch(

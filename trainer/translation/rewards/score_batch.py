@@ -15,8 +15,12 @@ from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
 
 log = logging.getLogger(__name__)
-#: As its `/v1/info` says, and its keys in the config begin.
+#: As its `/v1/info` says, and its keys in the config begin; of a judge, what it is asked (`host`).
 ServiceName = str
+#: What is asked of a judge: error spans, and the verdict of a rubric.
+MQM, VERDICT = "mqm", "judge"
+#: Source and translation, and, where they are known, their languages.
+Text = tuple[str, str] | tuple[str, str, str, str]
 #: Type of a failure that is the source's: whatever the translation, it would be refused.
 BAD_SOURCE = "bad_source"
 _OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}
@@ -25,6 +29,11 @@ _OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}
 _TICK_S = 1.0
 _TOLD_AFTER_S = 10.0
 _HURRY_AFTER_S = 5.0
+
+
+def host(name: ServiceName) -> str:
+    """The service that is asked, as its `/v1/info` calls it."""
+    return "judge" if name == MQM else name
 
 
 class RewardFailure(ScorekitError):
@@ -88,9 +97,9 @@ class AskedBatch:
         self._silent_s = dict.fromkeys(asked, 0.0)  # since then, when it failed
         self._given_up: dict[ServiceName, str] = {}
 
-    def submit(self, texts: Sequence[tuple[str, str]]) -> Group:
-        """Ask for the scores of (source, translation) pairs. Requests never carry a reference."""
-        samples = [SampleForScoring(src, mt) for src, mt in texts]
+    def submit(self, texts: Sequence[Text]) -> Group:
+        """Ask for the scores of texts. Requests never carry a reference."""
+        samples = [_sample(*text) for text in texts]
         group = Group(self, samples, time.monotonic())
         for name in self.asked:
             if name not in self._given_up:
@@ -186,6 +195,10 @@ class Group:
                     if isinstance(result, Failed) and result.error.type not in _OF_THE_TEXTS:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
         return scores
+
+
+def _sample(src: str, mt: str, src_lang: str = "", tgt_lang: str = "") -> SampleForScoring:
+    return SampleForScoring(src, mt, src_lang=src_lang or None, tgt_lang=tgt_lang or None)
 
 
 def is_truncated(result: Scored) -> bool:

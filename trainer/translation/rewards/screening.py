@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scorekit.errors import UserError
 from scorekit.schemas import Failed
+from scorekit.scorers import SampleForScoring
 from trainer.rl.world import World
-from trainer.translation.config_data import DataConfig, set_key
+from trainer.runs.config import set_key
+from trainer.translation.config_data import DataConfig
 from trainer.translation.data import Example
 from trainer.translation.rewards.score_batch import BAD_SOURCE, ServiceName
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.sources import only_source
 
 log = logging.getLogger(__name__)
 #: Bytes that every service reads where overlong texts are cut: none sets its limit on characters
@@ -23,14 +26,25 @@ _PIECE = 16
 _NAMED = 3
 
 
-def bad_sources(sources: Sequence[str], rewarder: Rewarder) -> dict[str, str]:
+def bad_sources(
+    sources: Sequence[str],
+    rewarder: Rewarder,
+    languages: Mapping[str, tuple[str, str]] | None = None,
+) -> dict[str, str]:
     """Source -> why no translation of it can be scored by a service that has a weight.
+
+    languages: of a source and its translations, for the judge.
 
     Services refuse a text for a NUL or for its length, so those with one are asked for, and of the
     others the longest, until none of a piece is refused.
     """
     found: dict[str, str] = {}
     distinct = list(dict.fromkeys(sources))
+    languages = languages or {}
+
+    def refused(name: ServiceName, piece: Sequence[str]) -> dict[str, str]:
+        return _told(name, rewarder.sources.refusals(name, [_asked(s, languages) for s in piece]))
+
     odd = [src for src in distinct if "\0" in src]
     by_length = sorted((src for src in distinct if "\0" not in src), key=_size, reverse=True)
     for name in rewarder.needed:
@@ -38,12 +52,12 @@ def bad_sources(sources: Sequence[str], rewarder: Rewarder) -> dict[str, str]:
         if rewarder.scoring.overlong == "error":  # a token has a byte at least, or nearly so
             sure = min(sure, (rewarder.max_input_length(name) or 0) // 2)
         for piece in _pieces(odd):
-            found |= _told(name, rewarder.sources.refusals(name, piece))
+            found |= refused(name, piece)
         for piece in _pieces([src for src in by_length if _size(src) > sure]):
-            refused = _told(name, rewarder.sources.refusals(name, piece))
-            if not refused:
+            of_piece = refused(name, piece)
+            if not of_piece:
                 break
-            found |= refused
+            found |= of_piece
     return found
 
 
@@ -55,7 +69,8 @@ def check_sources(
 
     key: where the examples come from (`data.train`).
     """
-    found = bad_sources([example.src_text for example in examples], rewarder)
+    languages = {row.src_text: (row.src_lang_code, row.tgt_lang_code) for row in examples}
+    found = bad_sources([example.src_text for example in examples], rewarder, languages)
     rows = [example for example in examples if example.src_text in found]
     if not rows:
         return found
@@ -95,9 +110,14 @@ def screen(
     return [example for example in train if example.src_text not in bad]
 
 
-def _told(name: ServiceName, refused: dict[str, Failed]) -> dict[str, str]:
+def _asked(source: str, languages: Mapping[str, tuple[str, str]]) -> SampleForScoring:
+    src_lang, tgt_lang = languages.get(source, (None, None))
+    return only_source(SampleForScoring(source, "", src_lang=src_lang, tgt_lang=tgt_lang))
+
+
+def _told(name: ServiceName, refused: dict[SampleForScoring, Failed]) -> dict[str, str]:
     return {
-        src: f"{name}: {failed.error.message}"
+        src.src: f"{name}: {failed.error.message}"
         for src, failed in refused.items()
         if failed.error.type == BAD_SOURCE
     }

@@ -16,9 +16,17 @@ from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
-from trainer.translation.rewards.score_batch import AskedBatch, Scores, ServiceName, is_truncated
+from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_faults
+from trainer.translation.rewards.score_batch import (
+    AskedBatch,
+    Scores,
+    ServiceName,
+    Text,
+    host,
+    is_truncated,
+)
 from trainer.translation.rewards.sources import SourceCheck
-from trainer.translation.rewards.terms import higher_is_better, needed, services
+from trainer.translation.rewards.terms import higher_is_better, needed, only_paid, services
 
 log = logging.getLogger(__name__)
 #: Seconds in which a service without weight says that it is there, before an evaluation asks it.
@@ -54,13 +62,14 @@ class Rewarder:
         self._place = {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         self.scoring = ScoringConfig(
             batch_size=cfg.batch_size,
-            overlong="truncate" if cfg.overlong == "truncate" else "error",
+            overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
             max_input_length=cfg.max_input_length,
             cache=caching,
         )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
         self._urls = {name: urls for name in services() if (urls := self._named(name))}
-        offered = {*self.needed, *(self._urls if offer_unneeded else ())}
+        free = {name for name in self._urls if not only_paid(name)}
+        offered = {*self.needed, *(free if offer_unneeded else ())}
         #: Services that an evaluation asks: the needed ones, and those that have a URL.
         self.available = tuple(name for name in services() if name in offered)
         self.infos: dict[str, Info] = {}
@@ -93,11 +102,9 @@ class Rewarder:
                 batch.give_up(name, why)
         return batch
 
-    def score(
-        self, texts: Sequence[tuple[str, str]], services: Sequence[ServiceName] | None = None
-    ) -> Scores:
-        """(source, translation) pairs in pieces, each of which has its scores or its failures
-        whatever becomes of the others. Raises what `Group.result` does."""
+    def score(self, texts: Sequence[Text], services: Sequence[ServiceName] | None = None) -> Scores:
+        """Texts in pieces, each of which has its scores or its failures whatever becomes of the
+        others. Raises what `Group.result` does."""
         batch = self.batch(services)
         pieces = [batch.submit(texts[at : at + _PIECE]) for at in range(0, len(texts), _PIECE)]
         scores = Scores({name: [] for name in batch.asked})
@@ -105,6 +112,22 @@ class Rewarder:
             for name, results in piece.result().results.items():
                 scores.results[name] += results
         return scores
+
+    @property
+    def needed_urls(self) -> set[str]:
+        """Where the services with a weight are."""
+        return {url.rstrip("/") for name in self.needed for url in self._urls.get(name, ())}
+
+    @property
+    def needed_models(self) -> set[tuple[str, str]]:
+        """(id, revision) of the models with a weight, as far as they say."""
+        told: list[Any] = [i for i in self.infos.values() if i.service in self.needed]
+        told += [
+            s.description
+            for n, s in self._scorers.items()
+            if n in self.needed and isinstance(s, ThreadScorer)
+        ]
+        return {(one.model, one.revision) for one in told if one is not None}
 
     @property
     def fails_run(self) -> bool:
@@ -121,7 +144,10 @@ class Rewarder:
         self.sources.attribute(name, samples, results)
 
     def ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> Future[RewardOutput]:
-        """Put samples to a service; the answer is not waited for."""
+        """Put samples to a service; the answer is not waited for. Metrics see no languages: they
+        read none, and others than ours may refuse what they do not know."""
+        if host(name) != "judge":
+            samples = [SampleForScoring(sample.src, sample.mt) for sample in samples]
         return self._scorers[name].submit_batch(samples, self.scoring)
 
     def patience(self, name: ServiceName) -> float:
@@ -131,7 +157,8 @@ class Rewarder:
 
     def max_input_length(self, name: ServiceName) -> int | None:
         """The most tokens that a service is asked to read; None where it does not say."""
-        own = [info.max_input_length for info in self.infos.values() if info.service == name]
+        infos = self.infos.values()
+        own = [info.max_input_length for info in infos if info.service == host(name)]
         limit = self.cfg.max_input_length
         return min([*own, *([limit] if limit else [])], default=None)
 
@@ -150,13 +177,13 @@ class Rewarder:
 
     def _named(self, name: ServiceName) -> list[str]:
         """The URLs of the config, or else of the environment."""
-        return self.cfg.urls_of(name) or _from_environment(name)
+        return self.cfg.urls_of(host(name)) or _from_environment(host(name))
 
     def _open(self, name: ServiceName) -> None:
         if name not in self._urls:
             raise UserError(
-                f"{self.cfg.urls_key(name)} is empty: name the URL of a running {name} service "
-                f"there or in {name.upper()}_URL, or set the weight of its reward to 0"
+                f"{self._key(name)} is empty: name the URL of a running {host(name)} service "
+                f"there or in {host(name).upper()}_URL, or set the weight of its reward to 0"
             )
         try:
             self._scorers[name] = self._connect(name, self._urls[name])
@@ -192,13 +219,13 @@ class Rewarder:
                 f"{urls[0]} has its own settings; leave them out"
             )
         if local:
+            if host(name) == "judge":
+                raise UserError(f"{self._key(name)}: {local[0]!r}: a judge is asked by its URL")
             if len(urls) > 1:
-                raise UserError(
-                    f"{self.cfg.urls_key(name)}: {local[0]!r} cannot stand beside another"
-                )
+                raise UserError(f"{self._key(name)}: {local[0]!r} cannot stand beside another")
             return self._in_process(name, local[0])
         infos = {url: self._check(name, url) for url in urls}
-        _check_agreement(self.cfg.urls_key(name), infos)
+        _check_agreement(self._key(name), infos)
         self.infos |= infos
         scorer = self._remote(name, urls)
         scorer.info()  # which it remembers: else each of the first groups asks
@@ -209,11 +236,13 @@ class Rewarder:
     ) -> RemoteScorer:
         """most: seconds of a request with its retries; default: `patience`."""
         most = most or self.patience(name)
-        return RemoteScorer(
-            urls,
-            timeout_s=min(self.cfg.timeout_s, most),
-            deadline_s=min(self.cfg.deadline_s, most),
-        )
+        limits = {
+            "timeout_s": min(self.cfg.timeout_s, most),
+            "deadline_s": min(self.cfg.deadline_s, most),
+        }
+        if host(name) == "judge":
+            return JudgeScorer(urls, body_of(name, self.cfg), **limits)
+        return RemoteScorer(urls, **limits)
 
     def _in_process(self, name: ServiceName, target: str) -> ThreadScorer:
         """A `module:Class`, held against the config's expectations if it describes itself."""
@@ -230,7 +259,7 @@ class Rewarder:
                 for key in sorted(expected)
             ]
         if faults:
-            raise UserError(f"{self.cfg.urls_key(name)}: {target} {'; '.join(faults)}")
+            raise UserError(f"{self._key(name)}: {target} {'; '.join(faults)}")
         return ThreadScorer(scorer)
 
     def _check(self, name: ServiceName, url: str) -> Info:
@@ -238,34 +267,41 @@ class Rewarder:
         try:
             with self._remote(name, [url], None if name in self.needed else _PROBE_S) as probe:
                 info = probe.info()
+                if info.service != host(name):
+                    raise UserError(f"{self._key(name)}: {url} is a {info.service} service")
+                if faults := self._mismatches(name, info):
+                    raise UserError(f"{self._key(name)}: {url} {'; '.join(faults)}")
+                if isinstance(probe, JudgeScorer):
+                    check_answer(name, probe, self.cfg, f"{self._key(name)}: {url}")
         except (ServiceUnreachable, RequestError) as error:
-            raise UserError(f"{self.cfg.urls_key(name)}: {error}") from None
-        if info.service != name:
-            raise UserError(f"{self.cfg.urls_key(name)}: {url} is a {info.service} service")
-        faults = self._mismatches(name, info)
-        if faults:
-            raise UserError(f"{self.cfg.urls_key(name)}: {url} {'; '.join(faults)}")
+            raise UserError(f"{self._key(name)}: {error}") from None
         return info
+
+    def _key(self, name: ServiceName) -> str:
+        return self.cfg.urls_key(host(name))
 
     def _scorer_args(self, name: ServiceName) -> dict[str, Any]:
         return getattr(self.cfg, f"{name}_scorer_args", {})
 
     def _expected(self, name: ServiceName, key: str) -> str | None:
-        return getattr(self.cfg, f"{name}_{key}", None)
+        return getattr(self.cfg, f"{host(name)}_{key}", None)
 
     def _mismatches(
         self, name: ServiceName, described: Any, keys: Collection[str] = _NAMES
     ) -> list[str]:
         """What an Info, or a scorer's description with such fields, says against the config, of
         whose names of model and tokenizer `keys` count."""
-        faults = []
-        if described.higher_is_better != higher_is_better(name):
+        higher, judge = higher_is_better(name), host(name) == "judge"
+        faults = task_faults(name, described, self.cfg, higher) if judge else []
+        if not judge and described.higher_is_better != higher:
             faults.append(f"says higher_is_better={described.higher_is_better}")
         for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):
             expected, actual = self._expected(name, key), getattr(described, field_name)
             if key in keys and expected is not None and expected != actual:
-                faults.append(f"runs {actual!r}, but reward.{name}_{key} is {expected!r}")
-        limit = self.cfg.max_input_length
+                faults.append(f"runs {actual!r}, but reward.{host(name)}_{key} is {expected!r}")
+        if (getattr(described, "inputs", None) or {}).get("ref") == "required":
+            faults.append("needs references, which no reward reads: name another model")
+        limit = None if judge else self.cfg.max_input_length
         if limit is not None and limit > described.max_input_length:
             faults.append(
                 f"reads {described.max_input_length} tokens, but reward.max_input_length is {limit}"

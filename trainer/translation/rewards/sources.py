@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable
 from scorekit.schemas import Failed, Scored, WireError
@@ -24,13 +25,16 @@ class SourceCheck:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._known: dict[tuple[ServiceName, str], Failed | None] = {}
+        self._known: dict[tuple[ServiceName, SampleForScoring], Failed | None] = {}
 
-    def refusals(self, name: ServiceName, sources: Sequence[str]) -> dict[str, Failed]:
-        """Source -> why it has no score with the shortest translation: a failure of the type
-        `bad_source`, or that of the service, which did not say. Sources that are scored lack."""
+    def refusals(
+        self, name: ServiceName, sources: Sequence[SampleForScoring]
+    ) -> dict[SampleForScoring, Failed]:
+        """Source (`only_source`) -> why it has no score with the shortest translation: a failure
+        of the type `bad_source`, or that of the service, which did not say. Sources that are scored
+        lack."""
         asked = [src for src in dict.fromkeys(sources) if (name, src) not in self._known]
-        lost: dict[str, Failed] = {}
+        lost: dict[SampleForScoring, Failed] = {}
         for src, result in zip(asked, self._results(name, asked), strict=True):
             if not isinstance(result, Failed):
                 self._known[name, src] = None
@@ -42,12 +46,13 @@ class SourceCheck:
         known = {src: self._known.get((name, src)) for src in sources}
         return {src: failed for src, failed in known.items() if failed is not None} | lost
 
-    def _results(self, name: ServiceName, sources: Sequence[str]) -> Sequence[Scored | Failed]:
+    def _results(
+        self, name: ServiceName, sources: Sequence[SampleForScoring]
+    ) -> Sequence[Scored | Failed]:
         if not sources:
             return []
         try:
-            samples = [SampleForScoring(src, _SHORTEST) for src in sources]
-            return self._ask(name, samples).result().metadata
+            return self._ask(name, sources).result().metadata
         except (ServiceUnreachable, RequestError) as error:
             if isinstance(error, RequestError) and not error.retryable:
                 raise
@@ -63,7 +68,8 @@ class SourceCheck:
             for place, result in enumerate(results)
             if isinstance(result, Failed) and result.error.type in TEXT_ERROR_TYPES
         ]
-        sources = sorted({samples[place].src for place in blamed})
+        source_of = {place: only_source(samples[place]) for place in blamed}
+        sources = sorted(set(source_of.values()), key=lambda source: source.src)
         new = [src for src in sources if (name, src) not in self._known]
         refused = self.refusals(name, sources)
         bad = [src for src in new if src in refused and refused[src].error.type == BAD_SOURCE]
@@ -75,7 +81,12 @@ class SourceCheck:
                 refused[bad[0]].error.message,
             )
         for place in blamed:
-            results[place] = refused.get(samples[place].src, results[place])
+            results[place] = refused.get(source_of[place], results[place])
+
+
+def only_source(sample: SampleForScoring) -> SampleForScoring:
+    """The sample with the shortest translation in place of its own."""
+    return replace(sample, mt=_SHORTEST)
 
 
 def _failed(type: str, message: str, *, retryable: bool) -> Failed:

@@ -21,6 +21,9 @@ class Term:
     service: ServiceName | None = None
     #: The direction of that service's score which its formula takes for granted.
     higher_is_better = True
+    #: Whether it shows and costs nothing without a weight: no column, and no question to a service
+    #: that may be paid for each.
+    optional = False
     #: Its figures, in the order in which they are shown, and its pictures.
     table: tuple[Figure, ...] = ()
     curves: tuple[Curve, ...] = ()

@@ -67,7 +67,7 @@ def test_gspo_makes_the_old_log_probabilities_once(
         made.append(len(rollouts))
         return rollout_logprobs(rollouts, *args, **options)
 
-    monkeypatch.setattr("trainer.translation.collect.rollout_logprobs", counted)
+    monkeypatch.setattr("trainer.runs.learner.rollout_logprobs", counted)
     line = first_update("rl.algorithm=gspo", "rl.kl_coef=0")
     assert not made
     assert line["sampler_gap_mean"] > 0 and line["entropy_est"] > 0

@@ -118,7 +118,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
         never = train(tmp_path, "misc.overwrite=true", held_out=False)
         export_policy(never, tmp_path / "new", best=True, dtype="float32")
     assert not (tmp_path / "new").exists()
-    assert not list(tmp_path.glob(".*.partial"))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_a_version_that_cannot_read_a_checkpoint_says_so(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def kill_at_random(process: Command, out: Path, moments: random.Random) -> None:
     """While a checkpoint is written, or some time after one of the next updates."""
     log, before = out / "log.jsonl", count(out / "log.jsonl")
     if moments.random() < 0.4:
-        wait_for(process, lambda: any(out.glob("checkpoints/.step-*.partial")))
+        wait_for(process, lambda: any(out.glob("checkpoints/.step-*.tmp")))
     else:
         further = moments.randint(0, 2)
         wait_for(process, lambda: count(log) != before or further == 0)

@@ -1,7 +1,8 @@
-"""Checkpoints, the run's folder, the order of prompts."""
+"""Checkpoints, the order of prompts."""
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from collections.abc import Callable
@@ -14,9 +15,12 @@ import torch
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from tests.kits.trainer.runs import example, letter_tokenizer, save_policy, tiny_llama
+from tests.kits.disk.full import full_disk
+from tests.kits.trainer.images import PROCESSOR, tiny
+from tests.kits.trainer.runs import letter_tokenizer, save_policy, tiny_llama
+from trainer.rl.compat import save_tokenizer
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy import Reference, load_policy, stop_token_ids
+from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
 from trainer.runs.checkpoints.checkpoint import (
     State,
     best_checkpoint,
@@ -31,10 +35,9 @@ from trainer.runs.checkpoints.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
-from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, read_jsonl
-from trainer.translation.config import MiscConfig, TrainerConfig
-from trainer.translation.data import batch_indices
-from trainer.translation.train import run_toy_rl
+from trainer.runs.checkpoints.export import export_policy
+from trainer.runs.loop import batch_indices
+from trainer.runs.verbs.weights import look_at_model
 
 TOKENIZER = letter_tokenizer()
 
@@ -87,6 +90,18 @@ def test_a_checkpoint_brings_back_policy_optimizer_and_step(
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "tokenizer.json"])
+def test_a_full_disk_is_told_whichever_library_writes_and_leaves_the_old_checkpoint(
+    tmp_path: Path, model: Any, optimizer: torch.optim.Optimizer, name: str
+) -> None:
+    step(model, optimizer)
+    folder = save(tmp_path, model, optimizer, 1)
+    with pytest.raises(OSError) as found, full_disk((folder / name).stat().st_size - 1):
+        save(tmp_path, model, optimizer, 1)
+    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(folder))
+    assert list(tmp_path.iterdir()) == [folder] and fault_of(folder) is None
+
+
 def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
     save_policy(tmp_path / "p", TOKENIZER)
     cfg = PolicyConfig(path=str(tmp_path / "p"), lora=LoraConfig(r=2))
@@ -100,6 +115,26 @@ def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
     load_checkpoint(folder, other)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_policy_that_sees_keeps_what_reads_its_pictures(tmp_path: Path) -> None:
+    """Else the checkpoint could be neither gone on from, nor a policy that sees."""
+    start = tmp_path / "p"
+    tiny("qwen2_5_vl").float().save_pretrained(start)
+    PROCESSOR.save_pretrained(start)
+    save_tokenizer(TOKENIZER, start)
+    model, _ = load_policy(PolicyConfig(path=str(start)), torch.device("cpu"))
+    other, _ = load_policy(PolicyConfig(path=str(start)), torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step(model, optimizer)
+    run = tmp_path / "run"
+    folder = save(run / "checkpoints", model, optimizer, 1)
+    load_checkpoint(folder, other)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    export_policy(run, tmp_path / "out", dtype="float32")
+    assert (folder / "preprocessor_config.json").is_file()
+    assert (tmp_path / "out/preprocessor_config.json").is_file()
 
 
 def test_random_states_are_put_back(
@@ -170,7 +205,7 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
             save(tmp_path, model, optimizer, 1, reward=2.0)
     assert read_state(folder).reward == 1.0 and fault_of(folder) is None
     assert newest_checkpoint(tmp_path) == folder
-    save(tmp_path, model, optimizer, 2)  # and what it left goes
+    save(tmp_path, model, optimizer, 2)
     assert len(list(tmp_path.iterdir())) == 2
     with pytest.raises(UserError, match="not a checkpoint"):
         load_checkpoint(tmp_path, model)
@@ -206,115 +241,23 @@ def test_bad_policies_are_named(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
         load_policy(PolicyConfig(path=str(tmp_path / "gone")), cpu)
+    with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
+        load_tokenizer(PolicyConfig(path=str(tmp_path / "gone")))
+    with pytest.raises(UserError, match=r"policy.tokenizer: \./gone: no such folder"):
+        load_tokenizer(PolicyConfig(path=str(tmp_path), tokenizer="./gone"))
+    with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
+        look_at_model(PolicyConfig(), str(tmp_path / "gone"), "policy.path")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"policy.path: cannot load"):
         load_policy(PolicyConfig(path=str(tmp_path / "empty")), cpu)
+    with pytest.raises(UserError, match=r"policy.tokenizer: cannot load '.*/empty': ") as told:
+        load_tokenizer(PolicyConfig(path=str(tmp_path / "empty")))
+    assert len(str(told.value).partition("/empty': ")[2]) <= 240  # not every model there is
     folder = save_policy(tmp_path / "bert", TOKENIZER)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(UserError, match="weights are missing"):
         load_policy(PolicyConfig(path=str(folder)), cpu)
-
-
-def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
-    (tmp_path / "report.html").write_text("kept")
-    RunLog(cfg).write_update({"update": 1})
-    with pytest.raises(UserError, match="holds a run"):
-        RunLog(cfg)
-    RunLog(replacing(tmp_path))
-    assert not (tmp_path / "log.jsonl").exists()
-    assert (tmp_path / "report.html").exists()
-    RunLog(replacing(tmp_path))  # a run that was killed before its first update
-
-
-def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) -> None:
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
-    log = RunLog(cfg)
-    for update in range(4):
-        log.write_evaluation({"update": update}, [{"mt": "a"}])
-        log.write_update({"update": update + 1})
-        log.write_completions(update + 1, [{"mt": "b"}])
-    with (tmp_path / "log.jsonl").open("a") as file:
-        file.write('{"update": 5, "los')  # killed while it wrote
-    RunLog(cfg, done=2).write_update({"update": 3, "again": True})
-    lines = read_jsonl(tmp_path / "log.jsonl")
-    assert lines == [{"update": 1}, {"update": 2}, {"update": 3, "again": True}]
-    assert [line["update"] for line in read_jsonl(tmp_path / "eval.jsonl")] == [0, 1, 2]
-    names = sorted(path.name for path in (tmp_path / "completions").iterdir())
-    assert [name[:-6] for name in names] == [
-        "eval-000000",
-        "eval-000001",
-        "eval-000002",
-        "train-000001",
-        "train-000002",
-    ]
-
-
-@pytest.mark.parametrize("theirs", ["", "misc: {seed: 1}"])
-def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, theirs: str) -> None:
-    """An empty file is a config of the trainer, too: it must not cost the folder's `checkpoints`,
-    not even where the run is to go on."""
-    (tmp_path / "config.yaml").write_text(theirs)
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/thesis.txt").write_text("theirs")
-    with pytest.raises(UserError, match="it is no run"):
-        check_run_dir(replacing(tmp_path))
-    with pytest.raises(UserError, match="it is no run"):
-        run_toy_rl([example("a")], [], replacing(tmp_path), resume=True)
-    assert (tmp_path / "checkpoints/thesis.txt").exists()
-
-
-def replacing(folder: Path, **changes: Any) -> TrainerConfig:
-    return TrainerConfig(misc=MiscConfig(run_dir=str(folder), overwrite=True), **changes)
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "completions", "config.yaml", "eval.jsonl"])
-def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if path.suffix:
-        path.write_text("theirs: 1")
-    else:
-        path.mkdir()
-        (path / "model").write_text("theirs")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"holds a run or other files \\({name}"):
-        RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
-    with pytest.raises(UserError, match="it is no run"):
-        RunLog(replacing(tmp_path))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"policy": {"path": "checkpoints/step-000001"}},
-        {"policy": {"reference_path": "checkpoints/step-000001"}},
-        {"data": {"train": "completions/train-000001.jsonl"}},
-    ],
-)
-def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) -> None:
-    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))).write_update({"update": 1})
-    (tmp_path / "checkpoints").mkdir()
-    ((section, values),) = changes.items()
-    inside = {section: {key: str(tmp_path / value) for key, value in values.items()}}
-    with pytest.raises(UserError, match=rf"{section}\..* lies in"):
-        RunLog(replacing(tmp_path, **inside))
-    assert (tmp_path / "log.jsonl").exists()
-
-
-def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path / "file" / "run")))
-    with pytest.raises(UserError, match=r"misc.run_dir: .*file/run: Not a directory"):
-        run_toy_rl([example("a")], [], cfg)
-    with pytest.raises(UserError, match="no examples"):
-        run_toy_rl([], [], cfg)
-
-
-def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
-    RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
-    assert json.loads((tmp_path / "services.json").read_text()) == {}
 
 
 @pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
@@ -346,14 +289,6 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) ->
     larger.save_pretrained(tmp_path / "t")
     with pytest.raises(UserError, match=r"has ids up to 12, but the model .* has 11 embeddings"):
         load_policy(cfg, torch.device("cpu"))
-
-
-def test_a_line_of_the_log_is_one_line_of_json(tmp_path: Path) -> None:
-    odd = "a\x85b\u2028c\u2029\n열"
-    append_jsonl(tmp_path / "log.jsonl", {"mt": odd, "loss": float("nan"), "kl": float("inf")})
-    (line,) = (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line) == {"mt": odd, "loss": None, "kl": None}
-    assert "열" in line
 
 
 def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:

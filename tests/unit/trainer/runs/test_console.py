@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.runs.console import Console
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.tables import columns
 
 #: What the requirement wants to be seen of each update.
@@ -45,7 +46,7 @@ def shown(
     line = {name: place + 1.5 for place, name in enumerate(WANTED)}
     line |= {"update": 7, "samples": 8, "r_seq_mean": None}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
-    with Console(*columns(), 9, verbose=verbose) as console:
+    with Console(*columns(RewardConfig()), 9, verbose=verbose) as console:
         console.update(line)
     lines = capsys.readouterr().err.splitlines()
     return [line.split() for line in lines if "training" not in line and line.strip()]
@@ -84,7 +85,7 @@ def test_titles_stand_over_their_values(
     monkeypatch.setenv("COLUMNS", str(width))
     line = dict.fromkeys(WANTED, 1.0) | {"update": 1, "samples": 1}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
-    with Console(*columns(), 9, verbose=True) as console:
+    with Console(*columns(RewardConfig()), 9, verbose=True) as console:
         console.update(line)
     err = capsys.readouterr().err.splitlines()
     lines = [text for text in err if "training" not in text and text.strip()]

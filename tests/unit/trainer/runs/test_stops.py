@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.runs.config import StopConfig
+from trainer.runs.config import HeldOutStopConfig, StopConfig
 from trainer.runs.stops import StopRules
 
 
@@ -52,6 +52,8 @@ def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
     stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))
     assert stopped is not None and stopped[0] == 6
     assert "3 updates in a row learned nothing, stop.skipped_updates is 3" in stopped[1]
+    for cause in ("services that fail", "samples that all earned the same", "not finite"):
+        assert cause in stopped[1]
     assert first_stop(StopConfig(skipped_updates=None), lines(skipped=[True] * 30)) is None
 
 
@@ -83,3 +85,49 @@ def test_rules_that_are_fed_anew_say_the_same(cut: int) -> None:
     assert again.reason == (said[cut - 1] if cut else None)
     assert [again.add(row) for row in rows[cut:]] == said[cut:]
     assert said[-1] is not None
+
+
+class Evaluated:
+    """An evaluation with a reward and a metric."""
+
+    def __init__(
+        self, rating: float | None, mean: float | None, better: str = "higher", coverage: float = 1
+    ) -> None:
+        self.rating = rating
+        self.values = {"metric_kiwi_better": better, "metric_kiwi_coverage": coverage}
+        self.values |= {"metric_kiwi_mean": mean}
+
+    def figures(self) -> dict[str, Any]:
+        return self.values
+
+
+def ends_at(cfg: StopConfig, *evaluations: Evaluated) -> int | None:
+    rules = StopRules(cfg)
+    return next((at for at, of in enumerate(evaluations) if rules.evaluated(at, of)), None)
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: str) -> None:
+    sign = 1 if better == "higher" else -1
+    cfg = HeldOutStopConfig(held_out_falls=2)
+
+    def seen(*pairs: tuple[float, float]) -> list[Evaluated]:
+        return [Evaluated(reward, sign * metric, better) for reward, metric in pairs]
+
+    assert ends_at(cfg, *seen((0, 9), (1, 8), (2, 7))) == 2
+    assert ends_at(cfg, *seen((0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7))) == 4  # it rose between
+    assert ends_at(cfg, *seen((0, 9), (1, 8), (0, 7), (1, 6))) is None  # the reward fell, too
+    assert ends_at(cfg, *seen((0, 1), (1, 2), (2, 3))) is None
+    assert ends_at(StopConfig(), *seen((0, 9), (1, 8), (2, 7))) is None
+    whole = StopRules(cfg, (), list(enumerate(seen((0, 9), (1, 8), (2, 7)))))
+    assert whole.reason is not None and "stop.held_out_falls is 2" in whole.reason
+    assert "kiwi" in whole.reason and "\n" not in whole.reason
+
+
+def test_an_evaluation_without_the_metric_is_neither_a_fall_nor_an_end_of_one() -> None:
+    cfg = HeldOutStopConfig(held_out_falls=2, held_out_metric="kiwi")
+    gaps = [Evaluated(1, None), Evaluated(1, 0.0, coverage=0.5), Evaluated(None, 0.0)]
+    for gap in gaps:
+        assert ends_at(cfg, Evaluated(0, 9), Evaluated(1, 8), gap, Evaluated(2, 7)) == 3
+    other = HeldOutStopConfig(held_out_falls=1, held_out_metric="other")
+    assert ends_at(other, Evaluated(0, 9), Evaluated(1, 8)) is None

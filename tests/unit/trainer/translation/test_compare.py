@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from trainer.translation.evaluation.compare import (
+from trainer.runs.verbs.paired import (
     FEWEST,
     as_row,
     bootstrap_differences,
-    changed_most,
-    compare_policies,
     paired_standard_error,
     percentile_interval,
 )
+from trainer.translation.evaluation.compare import changed_most, compare_policies
 from trainer.translation.evaluation.quality import reference_figures
 
 KO, DE = "en-US>ko-KR", "en-US>de-DE"

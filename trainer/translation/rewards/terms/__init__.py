@@ -6,16 +6,29 @@ from collections.abc import Iterator
 
 from scorekit.errors import UserError
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.score_batch import ServiceName
+from trainer.translation.rewards.score_batch import ServiceName, host
 from trainer.translation.rewards.term import Term
+from trainer.translation.rewards.terms.chrf import ChrF
 from trainer.translation.rewards.terms.guards import Guards
+from trainer.translation.rewards.terms.judge import JudgeVerdict
 from trainer.translation.rewards.terms.metricx import MetricX
+from trainer.translation.rewards.terms.mqm import MQMSpans, Omissions
 from trainer.translation.rewards.terms.no_eos import NoEOS
 from trainer.translation.rewards.terms.xcomet_seq import XCOMETSentence
 from trainer.translation.rewards.terms.xcomet_spans import XCOMETSpans
 
 #: In the order in which they are added up.
-TERMS: list[Term] = [NoEOS(), Guards(), MetricX(), XCOMETSentence(), XCOMETSpans()]
+TERMS: list[Term] = [
+    NoEOS(),
+    Guards(),
+    MetricX(),
+    XCOMETSentence(),
+    XCOMETSpans(),
+    MQMSpans(),
+    Omissions(),
+    JudgeVerdict(),
+    ChrF(),
+]
 
 
 def shown_terms() -> list[Term]:
@@ -41,13 +54,19 @@ def services() -> Iterator[ServiceName]:
 def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
     """Those that a term with a weight is made of. Raises UserError at a name in `reward.urls` that
     is no service, or one whose URLs have a key of their own."""
-    further = [name for name in services() if cfg.urls_key(name) == f"reward.urls.{name}"]
+    hosts = dict.fromkeys(map(host, services()))
+    further = [name for name in hosts if cfg.urls_key(name) == f"reward.urls.{name}"]
     for name in cfg.urls:
         if name not in further:
             known = ", ".join(further) or "none here: the others have keys of their own"
             raise UserError(f"reward.urls: {name!r} is no service of a further term ({known})")
     asked = {term.service for term in weighted(cfg)}
     return tuple(name for name in services() if name in asked)
+
+
+def only_paid(service: ServiceName) -> bool:
+    """Whether it is asked for nothing but the reward: all its terms are optional."""
+    return all(term.optional for term in TERMS if term.service == service)
 
 
 def higher_is_better(service: ServiceName) -> bool:

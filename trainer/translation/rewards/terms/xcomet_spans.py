@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from scorekit.errors import ScorekitError
 from scorekit.schemas import ErrorSpan, Scored, Severity
 from trainer.runs.figures import Curve, Figure, Figures, mean_of
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.span_charges import charge_spans
 from trainer.translation.rewards.term import Term
 from trainer.translation.rollouts import TranslationRollout
 
@@ -88,32 +87,7 @@ class XCOMETSpans(Term):
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
         """To the tokens; and which of them the model has read."""
-        if not self.weight(cfg):
-            return
-        answer = reward.answers.get("xcomet")
-        if answer is None or answer.error_spans is None:
-            raise ScorekitError(
-                "the xCOMET scorer gives no error spans; set reward.w_xcomet_span to 0"
-            )
-        text, offsets = rollout.completion_text, rollout.token_char_offsets
-        penalties = spans_to_token_rewards(
-            text,
-            offsets,
-            answer.error_spans,
-            cfg.severity_weights.model_dump(),
-            cfg.overlap_policy,
-            overlap_threshold=cfg.overlap_threshold,
-            combine=cfg.span_combine,
-            use_confidence=cfg.use_confidence,
-        )
-        reward.token_rewards = [
-            earned + cfg.w_xcomet_span * penalty
-            for earned, penalty in zip(reward.token_rewards, penalties, strict=True)
-        ]
-        covered = covered_tokens(text, offsets, answer.mt_covered)
-        reward.uncovered_tokens = covered.count(False)
-        if cfg.uncovered == "exclude":
-            reward.valid = covered
+        charge_spans(reward, rollout, cfg, "xcomet", cfg.w_xcomet_span)
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
         """Spans of a segment, by severity."""

@@ -9,12 +9,14 @@ name), or what `datasets` wrote.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from scorekit.errors import UserError
 from scorekit.rowfile import Format, RowFile
@@ -28,8 +30,22 @@ _FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+#: Wrong rows that a message names one by one.
+_SHOWN = 20
 #: train-00000-of-00004, part-3: what comes before the number, the number, and of how many.
 _SHARD = re.compile(r"((?P<front>.+?)[-_.])??(?P<number>\d+)(-of-(?P<count>\d+))?")
+
+
+class HasId(Protocol):
+    """A row; its id may be empty."""
+
+    @property
+    def id(self) -> str:
+        """Its own."""
+        ...
+
+
+R = TypeVar("R", bound=HasId)
 
 
 def read_rows(source: str, split: str | None = None, name: str | None = None) -> Rows:
@@ -50,6 +66,71 @@ def read_rows(source: str, split: str | None = None, name: str | None = None) ->
         raise UserError(f"{source}: no such file or folder")
     else:
         yield from _dataset_rows(source, split, name, on_disk=False)
+
+
+def shortened(faults: Sequence[str]) -> list[str]:
+    """The first of them, and how many more there are: the lines of a UserError."""
+    more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+    return [*faults[:_SHOWN], *more]
+
+
+def row_ids(source: str, rows: Sequence[R], content: Callable[[R], str]) -> list[str]:
+    """An id for each row: its own, else a digest of its content and of how often that stood before.
+    Raises UserError where an id was given twice: what is written of a row is joined by it."""
+    given = Counter(row.id for row in rows if row.id)
+    again = [name for name, count in given.items() if count > 1]
+    if again:
+        raise UserError(f"{source}: {len(again)} ids stand more than once, {again[0]!r} first")
+    seen: Counter[str] = Counter()
+    ids = []
+    for row in rows:
+        name = row.id
+        if not name:
+            name = hashlib.blake2b(content(row).encode(), digest_size=8).hexdigest()
+            seen[name] += 1
+            name += f"-{seen[name]}" if seen[name] > 1 else ""
+        ids.append(name)
+    return ids
+
+
+def cell(row: Mapping[str, Any], column: str) -> Any:
+    """What stands in a column, or within one ("translation.en"); None where nothing does."""
+    if column in row:
+        return row[column]
+    outer, dot, inner = column.partition(".")
+    within = row.get(outer)
+    return cell(within, inner) if dot and isinstance(within, dict) else None
+
+
+def id_cell(value: Any, where: str, column: str) -> str | None:
+    """The id that stands in a cell; a whole number as text. Raises UserError."""
+    if isinstance(value, float) and value.is_integer():  # a data frame's, where one was missing
+        value = int(value)
+    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
+        return None if value is None else str(value)
+    raise UserError(f"{where}: {column}: a text or whole number is wanted, not {value!r:.40}")
+
+
+def text_cell(value: Any, where: str, column: str) -> str | None:
+    """The text that stands in a cell; None where none does. Raises UserError."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {column}: a text is wanted, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: {column}: not valid Unicode (a lone surrogate)") from None
+    return value
+
+
+def clean_cell(value: Any, where: str, column: str) -> str | None:
+    """The same of a text that a model is to learn or a server to read: one with a NUL is refused,
+    too."""
+    text = text_cell(value, where, column)
+    if text is not None and "\0" in text:
+        raise UserError(f"{where}: {column}: holds a NUL character: take it out")
+    return text
 
 
 def kind_of(path: Path) -> str:

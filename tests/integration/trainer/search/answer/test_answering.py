@@ -1,0 +1,261 @@
+"""From an episode to its judged answer, with a generator and a judge on real ports."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+
+import httpx
+import pytest
+
+from bench.kit.judge import running_judge
+from bench.kit.servers import free_port
+from scorekit.errors import UserError
+from tests.kits.trainer.search_answers import PICTURES, answering, episode, picture, serving
+from trainer.search.answer.config import WITHOUT_PICTURES
+from trainer.search.answer.money import MoneySpent
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving() as (fake, config):
+        yield fake, config
+
+
+@pytest.fixture
+def fake(served):
+    served[0].well()
+    served[0].forget()
+    served[0].respond = lambda body, seed: "12 percent"
+    return served[0]
+
+
+def finished(served, folder, *trajectories, keep=None, **sections):
+    """The finished trajectories, and what the run says of itself at the end."""
+
+    async def work():
+        made = answering(served[1], folder, **sections)
+        try:
+            await made.check()
+            done = [made.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
+            return await asyncio.gather(*done), made.totals, made.figures()
+        finally:
+            await made.close()
+
+    return asyncio.run(work())
+
+
+def test_an_answer_comes_from_the_evidence_and_is_judged(served, fake, tmp_path):
+    (done,), totals, figures = finished(served, tmp_path, episode("deck_1", "deck_1/a", "deck_2"))
+    answer, judged = done.answer, done.judged
+    assert (answer.status, answer.text, answer.model) == ("ok", "12 percent", "generator")
+    assert answer.evidence == [picture("deck_1"), picture("deck_2"), picture("deck_1/a")]
+    assert (judged.status, judged.score) == ("ok", 1.0)
+    assert judged.model.startswith("rules@") and judged.reason == "correct: numeric match"
+    assert done.grounded is None
+    (request,) = fake.requests
+    text, *images = request.body["messages"][1]["content"]
+    assert text["text"] == "How much?"
+    sent = [b64decode(image["image_url"]["url"].partition(",")[2]) for image in images]
+    assert sent == [PICTURES[image] for image in answer.evidence]
+    assert (answer.charge.calls, answer.charge.completion_tokens) == (1, 2)
+    assert (
+        totals.calls == 1 + judged.charge.calls
+        and figures["answers/ok"] == figures["answers/judged_ok"] == 1
+    )
+    assert figures["cost/generator_prompt_tokens"] == answer.charge.prompt_tokens > 0
+
+
+def test_a_wrong_answer_is_judged_0_and_one_that_failed_is_not_judged(served, fake, tmp_path):
+    def respond(body, seed):
+        return "" if "silent" in str(body) else "13"
+
+    fake.respond = respond
+    asked = [episode("deck_1"), episode("deck_1", question="silent", id="t2")]
+    (wrong, silent), _, figures = finished(served, tmp_path, *asked)
+    assert (wrong.judged.status, wrong.judged.score) == ("ok", 0.0)
+    assert (silent.answer.status, silent.answer.text) == ("failed", None)
+    assert silent.answer.error.startswith("malformed")
+    assert (silent.judged.status, silent.judged.score) == ("failed", None)
+    assert figures["answers/judged_ok"] == 1 and figures["answers/failed"] == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, "close", "not_json", "no_choices"])
+def test_what_the_generator_does_wrong_is_a_status_and_never_0(served, fake, tmp_path, status):
+    fake.fail(status, times=None)
+    (done,), totals, _ = finished(served, tmp_path, episode("deck_1"))
+    assert done.answer.status == done.judged.status == "failed"
+    assert done.judged.score is None and done.answer.error
+    assert totals.calls == 0
+    fake.well()
+    (again,), _, _ = finished(served, tmp_path, episode("deck_1"))
+    assert again.judged.score == 1.0  # a failure is kept nowhere
+
+
+def test_thinking_before_an_answer_is_none_of_it(served, fake, tmp_path):
+    fake.respond = lambda body, seed: "<think>\n13, or not?\n</think>\n\n12 percent"
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1"))
+    assert done.answer.text == "12 percent" and done.judged.score == 1.0
+    fake.respond = lambda body, seed: "<think>\nnothing\n</think>\n"
+    (done,), _, _ = finished(served, tmp_path / "b", episode("deck_1"))
+    assert done.answer.status == "failed"
+
+
+def test_a_text_that_was_cut_is_no_answer_and_is_paid_for_once(served, fake, tmp_path):
+    fake.finish_reason = "length"
+    for _ in range(2):
+        (done,), totals, _ = finished(served, tmp_path, episode("deck_1"))
+        assert done.answer.status == "failed" and "max_output_tokens" in done.answer.error
+        assert totals.calls == len(fake.requests) == 1
+
+
+def test_a_hanging_generator_fails_at_the_deadline_and_its_late_answer_is_kept(
+    served, fake, tmp_path
+):
+    async def work():
+        made = answering(served[1], tmp_path, generator={"deadline_s": 0.2})
+        try:
+            fake.hang = True
+            first = await made.finish(episode("deck_1"), PICTURES.__getitem__)
+            fake.hang = False
+            second = first
+            async with asyncio.timeout(30):
+                while second.answer.status == "failed":  # the deadline is short, too
+                    second = await made.finish(episode("deck_1"), PICTURES.__getitem__)
+            return first, second
+        finally:
+            await made.close()
+
+    first, second = asyncio.run(work())
+    assert (first.answer.status, first.judged.score) == ("failed", None)
+    assert first.answer.error.startswith("timeout")
+    assert second.judged.score == 1.0 and second.answer.charge.cached
+    assert len(fake.requests) == 1
+
+
+def test_no_evidence_is_judged_0_without_a_call_or_asked_without_pictures(served, fake, tmp_path):
+    (done,), totals, figures = finished(served, tmp_path, episode())
+    assert (done.answer.status, done.answer.error) == ("skipped", "no evidence")
+    assert (done.judged.status, done.judged.score) == ("skipped", 0.0)
+    assert not fake.requests and totals.calls == 0 and figures["answers/no_evidence"] == 1
+    (done,), _, _ = finished(served, tmp_path, episode(), judge={"no_evidence": "ask"})
+    assert (done.answer.status, done.answer.evidence) == ("ok", [])
+    assert fake.requests[0].body["messages"][0]["content"] == WITHOUT_PICTURES
+    assert done.judged.status == "ok"
+
+
+@pytest.mark.parametrize("end", ["declined", "failed"])
+def test_an_episode_that_was_given_up_or_failed_is_not_answered(served, fake, tmp_path, end):
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1", end=end))
+    assert (done.answer.status, done.judged.status, done.judged.score) == (
+        "skipped",
+        "skipped",
+        None,
+    )
+    assert end in done.answer.error and not fake.requests
+
+
+@pytest.mark.parametrize("end", ["forced", "context"])
+def test_an_end_that_came_of_a_budget_is_answered(served, fake, tmp_path, end):
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1", end=end))
+    assert done.judged.score == 1.0
+
+
+def test_equal_evidence_is_asked_about_once_also_at_the_same_time(served, fake, tmp_path):
+    group = [episode("deck_1", id=f"t{n}") for n in range(8)]
+    done, totals, _ = finished(served, tmp_path, *group)
+    assert [t.judged.score for t in done] == [1.0] * 8
+    assert len(fake.requests) == 1
+    assert sorted(t.answer.charge.cached for t in done) == [False] + [True] * 7
+    assert sum(t.answer.charge.calls for t in done) == 1
+    assert totals.calls == 1 + sum(t.judged.charge.calls for t in done)
+
+
+def test_answers_follow_their_episode_in_any_order(served, fake, tmp_path):
+    fake.respond = lambda body, seed: str(body["messages"][1]["content"][0]["text"])
+    numbers = [7, 3, 11, 5, 2, 9]
+    asked = [episode("deck_1", question=f"{n}", id=f"t{n}", reference=f"{n}") for n in numbers]
+    done, _, _ = finished(served, tmp_path, *asked)
+    assert [(t.trajectory_id, t.answer.text) for t in done] == [(f"t{n}", f"{n}") for n in numbers]
+    assert all(t.judged.score == 1.0 for t in done)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"effort": "high"},
+        {"temperature": 0.0},
+        {"max_output_tokens": 512},
+        {"system": "Be brief."},
+        {"api": "responses"},
+    ],
+)
+def test_other_settings_are_another_question(served, fake, tmp_path, other):
+    finished(served, tmp_path, episode("deck_1"))
+    finished(served, tmp_path, episode("deck_1"))
+    assert len(fake.requests) == 1
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1"), generator=other)
+    assert len(fake.requests) == 2 and done.judged.score == 1.0
+
+
+def test_a_picture_that_is_not_there_is_our_fault_and_raises(served, fake, tmp_path):
+    with pytest.raises(KeyError):
+        finished(served, tmp_path, episode("deck_1"), keep={}.__getitem__)
+    assert not fake.requests
+
+
+def test_servers_are_met_before_anything_is_asked(served, fake, tmp_path):
+    nobody = f"http://127.0.0.1:{free_port()}"
+    wrong = [
+        ({"generator": {"base_url": f"{nobody}/v1"}}, "no LLM server answers"),
+        ({"generator": {"model": "other"}}, "'other'"),
+        ({"generator": {"model": ""}}, "generator.model"),
+        ({"judge": {"url": nobody, "deadline_s": 0.1}}, "no judge answers"),
+        ({"judge": {"model": "gpt"}}, "has 'rules', not 'gpt'"),
+        ({"judge": {"grounded": True}}, "judge.grounded"),
+    ]
+    for sections, words in wrong:
+        with pytest.raises(UserError, match=words):
+            finished(served, tmp_path, episode("deck_1"), **sections)
+    assert not fake.requests
+
+
+def test_a_judge_that_goes_away_fails_verdicts_and_loses_no_answer(served, fake, tmp_path):
+    async def work():
+        with running_judge() as judge:
+            made = answering(served[1], tmp_path, judge={"url": judge, "deadline_s": 0.1})
+            await made.check()
+        try:
+            return await made.finish(episode("deck_1"), PICTURES.__getitem__)
+        finally:
+            await made.close()
+
+    done = asyncio.run(work())
+    assert (done.answer.status, done.judged.status, done.judged.score) == ("ok", "failed", None)
+    assert done.judged.reason == "unreachable"
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1"))
+    assert done.judged.score == 1.0 and len(fake.requests) == 1
+
+
+def test_a_key_is_sent_and_never_told(served, fake, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("GENERATOR_API_KEY", "sk-hidden")
+    finished(served, tmp_path, episode("deck_1"))
+    assert fake.requests[0].headers["authorization"] == "Bearer sk-hidden"
+    assert "sk-hidden" not in caplog.text
+    assert httpx.get(served[1]["judge"]["url"] + "/health/live").status_code == 200
+
+
+def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
+    served, fake, tmp_path
+):
+    """Else a cap would never be met."""
+    fake.counts_tokens = False
+    money = {"generator": {"prompt": 0.0, "completion": 1e6}, "cap": 100.0}
+    generator = {"max_output_tokens": 64}
+    (done,), totals, _ = finished(
+        served, tmp_path, episode("deck_1"), money=money, generator=generator
+    )
+    assert done.answer.status == "ok" and done.answer.charge.prompt_tokens > 1500
+    assert (done.answer.charge.completion_tokens, totals.money) == (64, 64.0)
+    with pytest.raises(MoneySpent):
+        finished(served, tmp_path, episode("deck_2"), money=money, generator=generator)

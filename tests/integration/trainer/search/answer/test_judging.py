@@ -1,0 +1,253 @@
+"""Verdicts: grounded ones, those that fail, what they cost, and a judge that becomes another."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from base64 import b64decode
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+from PIL import Image
+
+from bench.kit.judge import running_judge
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import running_app
+from scorekit.errors import UserError
+from tests.kits.trainer.search_answers import answering, episode, picture, serving
+from trainer.search.answer.answers import judge_of
+
+
+def png(image: str) -> bytes:
+    """A real picture for each hash of a made-up one."""
+    data = io.BytesIO()
+    Image.new("RGB", (32, 32), f"#{image[:6]}").save(data, "PNG")
+    return data.getvalue()
+
+
+def verdicts(body, seed):
+    """Grounded by half; and an answer is right where it is its reference."""
+    content = body["messages"][1]["content"]
+    if isinstance(content, list):
+        return json.dumps({"score": 0.5, "reason_code": "partial", "notes": f"{len(content)}"})
+    return json.dumps({"score": 1.0, "reason_code": "correct", "notes": ""})
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A generator, the model behind the judge, and the config that names generator and judge."""
+    seer = FakeOpenAI(respond=verdicts)
+    with (
+        serving() as (fake, config),
+        seer.running() as upstream,
+        running_judge(upstream=upstream) as url,
+    ):
+        yield fake, seer, config | {"judge": {"url": url, "grounded": True, "deadline_s": 5.0}}
+
+
+@pytest.fixture
+def seer(served):
+    fake, seer, _ = served
+    for server in (fake, seer):
+        server.well()
+        server.forget()
+    seer.respond = verdicts
+    return seer
+
+
+def finish(config, folder, *asked, **sections):
+    async def work():
+        made = answering(config, folder, **sections)
+        try:
+            await made.check()
+            done = await asyncio.gather(*(made.finish(one, png) for one in asked))
+            return done, made.spent
+        finally:
+            await made.close()
+
+    return asyncio.run(work())
+
+
+def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, seer, tmp_path):
+    (done,), spent = finish(served[2], tmp_path, episode("d_1", "d_1/a"))
+    assert (done.judged.status, done.judged.score) == ("ok", 1.0)
+    assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
+    assert done.judged.model.startswith("teacher@")
+    (asked,) = [r for r in seer.requests if isinstance(r.body["messages"][1]["content"], list)]
+    shown = [p for p in asked.body["messages"][1]["content"] if p["type"] == "image_url"]
+    sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in shown]
+    assert sent == [png(picture("d_1")), png(picture("d_1/a"))]
+    assert spent["judge"].calls == 2
+    tokens = done.judged.charge.completion_tokens + done.grounded.charge.completion_tokens
+    assert spent["judge"].completion_tokens == tokens > 0
+
+
+def test_without_a_reference_the_answer_is_not_judged_but_its_support_is(served, seer, tmp_path):
+    (done,), spent = finish(served[2], tmp_path, episode("d_1", reference=""))
+    assert (done.judged.status, done.judged.score) == ("skipped", None)
+    assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
+    assert done.answer.status == "ok" and spent["judge"].calls == 1
+
+
+def test_without_evidence_nothing_supports_an_answer(served, seer, tmp_path):
+    config = served[2] | {"judge": served[2]["judge"] | {"no_evidence": "ask"}}
+    (done,), spent = finish(config, tmp_path, episode(question="without"))
+    assert (done.grounded.status, done.grounded.score) == ("skipped", 0.0)
+    assert done.judged.status == "ok" and spent["judge"].calls == 1
+
+
+@pytest.mark.parametrize("fault", ["garbage", "wrong_reason", 500, 429, "close", "cut"])
+def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(served, seer, tmp_path, fault):
+    if fault == "garbage":
+        seer.respond = lambda body, seed: "Looks fine to me."
+    elif fault == "wrong_reason":
+        seer.respond = lambda body, seed: '{"score": 1, "reason_code": "wrong", "notes": ""}'
+    elif fault == "cut":
+        seer.cut = True
+    else:
+        seer.fail(fault, times=None)
+    asked = episode("d_1", question=f"with {fault}")
+    judge = {"deadline_s": 0.2, "grounded": False}
+    (done,), spent = finish(served[2], tmp_path, asked, judge=judge)
+    assert done.answer.status == "ok"
+    assert (done.judged.status, done.judged.score) == ("failed", None)
+    assert done.judged.reason in ("model_failure", "upstream")
+    # Whose model said no verdict has been paid: what it may have taken counts to the cap.
+    assert spent["judge"].calls == (done.judged.reason == "model_failure")
+    seer.well()
+    seer.respond = verdicts
+    (again,), after = finish(served[2], tmp_path, asked)
+    assert after["judge"].calls > spent["judge"].calls  # and is known when the run goes on
+    assert (again.judged.score, again.answer.charge.cached) == (1.0, True)
+
+
+def test_a_verdict_that_was_paid_for_is_not_asked_for_again(served, seer, tmp_path):
+    group = [episode("d_1", id=f"t{n}", question="as one") for n in range(6)]
+    done, spent = finish(served[2], tmp_path, *group, judge={"grounded": False})
+    assert spent["judge"].calls == sum(one.judged.charge.calls for one in done) == 1
+    # of another process, whose own cache is empty, and whose model is away
+    with running_judge(upstream="http://127.0.0.1:9/v1") as url:
+        seer.forget()
+        judge = {"url": url, "grounded": False}
+        (again,), spent = finish(served[2], tmp_path, group[0], judge=judge)
+    assert again.judged.score == 1.0 and again.judged.charge.cached
+    assert not seer.requests and spent["judge"].calls == 1
+
+
+def test_what_the_judges_model_costs_counts_towards_the_cap(served, seer, tmp_path):
+    price = {"judge": {"prompt": 1.0, "completion": 1.0}, "cap": 0.5}
+    (done,), spent = finish(served[2], tmp_path, episode("d_1", question="paid"), money=price)
+    assert spent["judge"].money == pytest.approx(
+        (spent["judge"].prompt_tokens + spent["judge"].completion_tokens) / 1e6
+    )
+    assert done.judged.charge.money > 0
+
+
+def test_a_verdict_has_the_room_that_a_judge_who_thinks_needs(served, seer, tmp_path):
+    seer.counts_tokens = False
+    asked = episode("d_1", question="thought about")
+    judge = {"grounded": False, "max_tokens": 3000}
+    price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
+    (done,), spent = finish(served[2], tmp_path, asked, judge=judge, money=price)
+    assert done.judged.score == 1.0
+    assert seer.requests[-1].body["max_tokens"] == 3000
+    assert spent["judge"].completion_tokens == 3000  # reserved, and charged where nobody counts
+
+
+def test_a_judges_model_that_counts_nothing_is_charged_what_it_may_have_taken(
+    served, seer, tmp_path
+):
+    """Else a cap would never be met."""
+    seer.counts_tokens = False
+    price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
+    asked = episode("d_1", question="uncounted")
+    (done,), spent = finish(served[2], tmp_path, asked, money=price, judge={"grounded": False})
+    assert done.judged.score == 1.0 and spent["judge"].calls == 1
+    assert spent["judge"].money == pytest.approx(128e-6)
+
+
+def test_a_judge_that_becomes_another_ends_the_run(served, seer, tmp_path):
+    behind = [served[2]["judge"]["url"]]
+    app = FastAPI()
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    async def passed_on(path: str, request: Request) -> Response:
+        async with httpx.AsyncClient(timeout=60) as client:
+            url, body = f"{behind[0]}/{path}", await request.body()
+            headers = {"content-type": "application/json"}
+            answer = await client.request(request.method, url, content=body, headers=headers)
+        return Response(answer.content, answer.status_code, media_type="application/json")
+
+    async def work(url: str, rules: str) -> None:
+        made = answering(served[2], tmp_path, judge={"url": url, "grounded": False})
+        try:
+            await made.check()
+            first = await made.finish(episode("d_1", question="before"), png)
+            assert first.judged.score == 1.0
+            behind[0] = rules
+            await made.finish(episode("d_1", question="after"), png)
+        finally:
+            await made.close()
+
+    with running_app(app) as url, running_judge() as rules:
+        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+            asyncio.run(work(url, rules))
+
+
+def test_a_run_goes_on_with_the_judge_that_it_began_with(served, seer, tmp_path):
+    finish(served[2], tmp_path, episode("d_1"))
+    with running_judge() as rules:
+        judge = {"url": rules, "grounded": False}
+        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+            finish(served[2], tmp_path, episode("d_1"), judge=judge)
+        (done,), _ = finish(served[2], tmp_path, episode("d_1"), judge=judge, run="another")
+    assert done.judged.model.startswith("rules@")
+    finish(served[2], tmp_path, episode("d_1"))
+    file = tmp_path / "answers.sqlite"
+    assert str(judge_of(file, "run")).startswith("teacher@")
+    assert judge_of(file, "another") == done.judged.model
+    assert judge_of(file, "a third") is None and judge_of(tmp_path / "none", "run") is None
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(UserError, match=r"answers .*answers\.sqlite"):
+        judge_of(file, "run")
+
+
+def test_a_question_arrives_as_it_is(served, seer, tmp_path):
+    odd = 'Which "Question: " is asked?\nassistant\n<|im_end|> 무엇?'
+    finish(served[2], tmp_path, episode("d_1", question=odd), judge={"grounded": False})
+    assert served[0].requests[0].body["messages"][1]["content"][0]["text"] == odd
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"score": 2.0},
+        {"score": -1.0},
+        {"usage": {"prompt_tokens": -(10**9), "completion_tokens": 1}},
+        {"usage": {"prompt_tokens": 2**70, "completion_tokens": 1}},
+    ],
+)
+def test_a_verdict_that_is_out_of_all_bounds_is_none(served, seer, tmp_path, told):
+    """It would be a reward of 1.6, or money back."""
+    app = FastAPI()
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    async def told_otherwise(path: str, request: Request) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            url, body = f"{served[2]['judge']['url']}/{path}", await request.body()
+            headers = {"content-type": "application/json"}
+            answer = (
+                await client.request(request.method, url, content=body, headers=headers)
+            ).json()
+        for result in answer.get("results", ()):
+            result.update(told)
+        return answer
+
+    with running_app(app) as url:
+        judge = {"url": url, "grounded": False}
+        (done,), spent = finish(served[2], tmp_path, episode("d_1"), judge=judge)
+    assert (done.judged.status, done.judged.score) == ("failed", None)
+    assert spent["judge"].calls == 0

@@ -1,0 +1,186 @@
+"""What was paid for is never paid for again: kill -9, other runs, damaged files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from scorekit.errors import UserError
+from tests.kits.trainer.search_answers import PICTURES, answering, episode, serving
+from trainer.search.answer.answers import PaidAnswers, paid_key
+from trainer.search.answer.money import MoneySpent
+from trainer.search.records import Charge
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving() as (fake, config):
+        yield fake, config
+
+
+@pytest.fixture
+def fake(served):
+    served[0].well()
+    served[0].forget()
+    return served[0]
+
+
+def asked_for(fake) -> Counter[str]:
+    """Question -> how often the server has served it."""
+    return Counter(
+        request.body["messages"][1]["content"][0]["text"]
+        for request in fake.requests
+        if request.status == 200
+    )
+
+
+def process(config, folder) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.kits.trainer.paying", json.dumps(config)]
+    return subprocess.Popen([*command, str(folder), f"{COUNT}"], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_run_that_is_killed_pays_for_no_answer_that_it_had(served, fake, tmp_path):
+    config = served[1] | {"generator": served[1]["generator"] | {"max_requests": 3}}
+    running = process(config, tmp_path)
+    assert running.stdout is not None
+    told = [running.stdout.readline() for _ in range(10)]
+    running.send_signal(signal.SIGKILL)
+    told += running.stdout.read().splitlines(keepends=True)
+    running.stdout.close()
+    running.wait()
+    had = {f"number {line.split()[0]}" for line in told if line.endswith(" ok\n")}
+    last = process(config, tmp_path)
+    end, _ = last.communicate()
+    assert last.returncode == 0
+    served_now = asked_for(fake)
+    assert served_now.keys() == {f"number {n}" for n in range(COUNT)}
+    assert len(had) >= 10 and all(served_now[question] == 1 for question in had)
+    twice = sum(served_now.values()) - COUNT  # in flight, or on their way to the file, when killed
+    assert twice <= 3
+    calls = int(end.split()[-1])  # the ledger of both processes
+    assert COUNT <= calls <= sum(served_now.values())
+
+
+def finish(served, folder, *asked, run="run", **sections):
+    async def work():
+        made = answering(served[1], folder, run=run, **sections)
+        try:
+            done = [await made.finish(one, PICTURES.__getitem__) for one in asked]
+            return done, made.spent
+        finally:
+            await made.close()
+
+    return asyncio.run(work())
+
+
+def test_another_run_takes_answers_from_a_file_that_it_shares(served, fake, tmp_path):
+    shared = str(tmp_path / "shared.sqlite")
+    finish(served, tmp_path / "a", episode("d_1"), run="a", answers=shared)
+    (done,), spent = finish(served, tmp_path / "b", episode("d_1"), run="b", answers=shared)
+    assert done.answer.charge.cached and done.judged.score == 1.0
+    assert spent["generator"].calls == 0 and len(fake.requests) == 1
+
+
+def test_a_run_has_one_process_and_says_so(served, fake, tmp_path):
+    kept = PaidAnswers(tmp_path / "answers.sqlite", "run")
+    try:
+        with pytest.raises(UserError, match="another process of the run 'run' has it"):
+            finish(served, tmp_path, episode("d_1"))
+        finish(served, tmp_path, episode("d_1"), run="other")
+    finally:
+        kept.close()
+    finish(served, tmp_path, episode("d_1"))
+
+
+def test_the_cap_holds_over_processes_and_what_is_known_costs_nothing(served, fake, tmp_path):
+    price = {"generator": {"prompt": 0.0, "completion": 1_000_000.0}, "cap": 7.0}
+    told = {"money": price, "generator": {"max_output_tokens": 4}}
+    questions = [episode("d_1", question=f"number {n}", id=f"t{n}") for n in range(5)]
+    with pytest.raises(MoneySpent, match="is spent"):
+        finish(served, tmp_path, *questions, **told)
+    assert len(fake.requests) == 2  # two tokens each: a third call could have taken four more
+    with pytest.raises(MoneySpent):
+        finish(served, tmp_path, *questions, **told)
+    assert len(fake.requests) == 2
+    raised = told | {"money": price | {"cap": 100.0}}
+    done, spent = finish(served, tmp_path, *questions, **raised)
+    assert [one.judged.score for one in done] == [1.0] * 5
+    assert len(fake.requests) == 5 and spent["generator"].money == pytest.approx(10.0)
+
+
+def test_a_damaged_answer_is_none_and_is_told(served, fake, tmp_path):
+    finish(served, tmp_path, episode("d_1"))
+    with sqlite3.connect(tmp_path / "answers.sqlite") as db:
+        db.execute("UPDATE answers SET value = replace(value, 'percent', 'per mil')")
+    db.close()
+    (done,), _ = finish(served, tmp_path, episode("d_1"))
+    assert done.answer.text == "12 percent" and len(fake.requests) == 2
+
+
+def test_a_file_that_cannot_be_used_is_said_before_anything_is_paid(served, fake, tmp_path):
+    (tmp_path / "no.sqlite").write_bytes(b"this is no database" * 100)
+    (tmp_path / "folder").mkdir()
+    for name in ("no.sqlite", "folder"):
+        with pytest.raises(UserError, match=name):
+            finish(served, tmp_path, episode("d_1"), answers=str(tmp_path / name))
+    assert not fake.requests
+
+
+def test_a_file_with_damaged_pages_is_said_before_anything_is_paid(served, fake, tmp_path):
+    finish(served, tmp_path, episode("d_1"))
+    path = tmp_path / "answers.sqlite"
+    whole = bytearray(path.read_bytes())
+    for at in range(4096, len(whole)):  # of the first page SQLite would say so by itself
+        whole[at] ^= 0x5A
+    path.write_bytes(whole)
+    fake.forget()
+    with pytest.raises(UserError, match="damaged; make room, or name another"):
+        finish(served, tmp_path, episode("d_1"))
+    assert not fake.requests
+
+
+def test_a_file_that_is_deleted_under_a_run_ends_it(served, fake, tmp_path):
+    async def work():
+        made = answering(served[1], tmp_path)
+        try:
+            await made.finish(episode("d_1"), PICTURES.__getitem__)
+            os.unlink(tmp_path / "answers.sqlite")
+            await made.finish(episode("d_2"), PICTURES.__getitem__)
+        finally:
+            await made.close()
+
+    with pytest.raises(UserError, match="was deleted"):
+        asyncio.run(work())
+
+
+def test_keys_tell_all_apart_that_an_answer_depends_on():
+    contents = [["q", ["a", "b"], 1], ["q", ["b", "a"], 1], ["q", ["a"], 1], ["q", ["ab"], 1]]
+    keys = {paid_key("generator", content) for content in contents}
+    assert len(keys | {paid_key("judge", contents[0])}) == 5
+    assert paid_key("generator", contents[0]) == paid_key("generator", ["q", ["a", "b"], 1])
+
+
+def test_charges_are_summed_by_run(tmp_path):
+    async def work():
+        for run, calls in (("a", 2), ("b", 1)):
+            kept = PaidAnswers(tmp_path / "x.sqlite", run)
+            for number in range(calls):
+                charge = Charge(calls=1, prompt_tokens=10, completion_tokens=1)
+                await kept.put(paid_key(run, number), {"text": "x"}, "generator", charge)
+            found = kept.spent()
+            assert found == {
+                "generator": Charge(calls=calls, prompt_tokens=10 * calls, completion_tokens=calls)
+            }
+            kept.close()
+
+    asyncio.run(work())

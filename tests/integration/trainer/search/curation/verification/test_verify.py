@@ -1,0 +1,271 @@
+"""`search verify` with its servers on real ports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import signal
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from demo.processes import child_environment
+from tests.kits.trainer.searching.curated import (
+    asked,
+    decided,
+    everything,
+    kept,
+    searched,
+    write_rows,
+    write_run,
+)
+from tests.kits.trainer.searching.verifying import CLASSES, SAID, questions, verifying
+from trainer.search.curation.commands import register
+
+K, IN_FLIGHT = 3, 2
+
+
+@pytest.fixture(scope="module")
+def served():
+    with verifying() as running:
+        yield running
+
+
+@pytest.fixture
+def servers(served):
+    served.forget()
+    served.pages.fetched.clear()
+    return served
+
+
+def run(*flags):
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, ["verify", *map(str, flags)])
+
+
+def flags(servers, folder, *more):
+    data = folder / "data.jsonl"
+    if not data.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(data, questions())
+    told = ["--set", f"data.train={data}", "--out", folder / "out"]
+    return [*servers.flags, *told, *more]
+
+
+def calls(servers) -> int:
+    return sum(sum(servers.counted(of).values()) for of in (servers.verifier, servers.generator))
+
+
+def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
+    done = run(*flags(servers, tmp_path))
+    assert done.exit_code == 0, done.output
+    rows = decided(tmp_path / "out")
+    assert {name: row["class"] for name, row in rows.items()} == CLASSES
+    dropped = {name for name, row in rows.items() if not row["kept"]}
+    assert dropped == {"gt", "both", "unsure", "differs"}
+    assert [row["id"] for row in kept(tmp_path / "out")] == [n for n in SAID if n not in dropped]
+    gt, hostile = rows["gt"], rows["hostile"]
+    assert (gt["verifier"], gt["reference"]) == ("15", "12 euros")
+    assert gt["verifier_answers"] == gt["generator_answers"] == ["15"] * K
+    assert gt["evidence"] == ["deck_2: =sum of 15"] and gt["by"] == "verifier"
+    agree = ("stance", "verifier_reference", "generator_reference", "generator_verifier")
+    assert [gt[name] for name in agree] == ["sure", "no", "no", "yes"]
+    assert hostile["reason"] == "no verdict: the verifier's answers are none"
+    assert rows["silent"]["reason"] == "no verdict: the generator's answers are none"
+    assert rows["unsure"]["verifier_answers"] == ["(unsure) 15"] * K
+
+
+def test_it_shows_the_gold_page_and_neither_reference_nor_the_others_answer(servers, tmp_path):
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    assert set(servers.pages.fetched) == {"deck_1", "deck_2", "deck_3"}
+    for one in servers.verifier.requests:
+        assert "euros" not in str(one.body) and len(one.body["messages"][1]["content"]) == 2
+        assert one.body["response_format"]["json_schema"]["strict"]
+
+
+def test_nothing_is_paid_twice_and_the_bytes_are_the_same(servers, tmp_path):
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    first, asked_for = everything(tmp_path / "out"), calls(servers)
+    assert asked_for == 2 * K * len(SAID)
+    assert run(*flags(servers, tmp_path, "--overwrite")).exit_code == 0
+    assert everything(tmp_path / "out") == first and calls(servers) == asked_for
+
+
+def test_more_answers_ask_for_those_alone(servers, tmp_path):
+    assert run(*flags(servers, tmp_path, "--set", "verify.k=1")).exit_code == 0
+    assert calls(servers) == 2 * len(SAID)
+    assert run(*flags(servers, tmp_path, "--overwrite")).exit_code == 0
+    assert calls(servers) == 2 * K * len(SAID)
+
+
+def test_greedy_models_are_asked_once(servers, tmp_path):
+    greedy = ("verify.verifier.temperature=0", "answering.generator.temperature=0")
+    told = [part for key in greedy for part in ("--set", key)]
+    assert run(*flags(servers, tmp_path, *told)).exit_code == 0
+    assert calls(servers) == 2 * len(SAID)
+
+
+def test_a_killed_command_goes_on_with_what_it_had(servers, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    data = write_rows(tmp_path / "data.jsonl", questions())
+    (whole, killed) = (folder / "out" for folder in (whole, killed))
+    told = [*servers.flags, "--set", f"data.train={data}"]
+    assert run(*told, "--out", whole).exit_code == 0
+    servers.forget()
+    command = [sys.executable, "-m", "trainer", "search", "verify", *told, "--out", str(killed)]
+    process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
+    while calls(servers) < 10 and process.poll() is None:
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not killed.exists()
+    assert run(*told, "--out", killed).exit_code == 0
+    assert everything(killed) == everything(whole)
+    for fake in (servers.verifier, servers.generator):
+        counted = servers.counted(fake)
+        assert len(counted) == K * len(SAID)
+        assert sum(counted.values()) - len(counted) <= IN_FLIGHT  # under way when it was killed
+
+
+@pytest.mark.parametrize("which", ["verifier", "generator"])
+def test_a_server_that_fails_gives_no_class_and_the_next_run_asks_again(servers, tmp_path, which):
+    getattr(servers, which).fail(500, times=None)
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    rows = decided(tmp_path / "out").values()
+    assert all(row["class"] is None and row["kept"] for row in rows)
+    assert {row["reason"] for row in rows} == {f"no verdict: the {which} did not answer"}
+    getattr(servers, which).well()
+    assert run(*flags(servers, tmp_path, "--overwrite")).exit_code == 0
+    assert {name: row["class"] for name, row in decided(tmp_path / "out").items()} == CLASSES
+
+
+def test_cut_answers_give_no_class(servers, tmp_path):
+    servers.verifier.cut = True
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    rows = decided(tmp_path / "out")
+    assert {row["reason"] for row in rows.values()} == {
+        "no verdict: the verifier's answers are none"
+    }
+
+
+def test_an_estimate_asks_nobody_and_writes_nothing(servers, tmp_path):
+    price = [
+        "verify.price={prompt: 1, completion: 10}",
+        "answering.money.generator={prompt: 1, completion: 10}",
+    ]
+    told = [part for key in price for part in ("--set", key)]
+    done = run(*flags(servers, tmp_path, "--estimate", *told))
+    assert done.exit_code == 0, done.output
+    assert f"{len(SAID)} rows are verified" in done.output
+    assert f"verifier {K * len(SAID)} calls" in done.output
+    assert f"generator {K * len(SAID)} calls" in done.output
+    assert (
+        f"judge {(3 + 1 + 6) * len(SAID)} calls" in done.output and "in all: at most" in done.output
+    )
+    assert not servers.verifier.requests and not servers.pages.fetched
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_path):
+    episodes = {
+        "gt": (0.0, 1.0),
+        "gen": (0.3, 0.5),
+        "ok": (1.0, 1.0),
+        "both": (0.0, 0.2),
+        "unsure": (None, None),
+    }
+    of = {one.id: one for one in questions()}
+    of["unsure"] = asked("unsure", 1, question="What is unsure, exactly?")
+    trajectories = [
+        searched(of[name], judge=judge, ndcg=ndcg) for name, (judge, ndcg) in episodes.items()
+    ]
+    more = [asked("no-gold"), asked("no-page", 9)]
+    given = [of[name] for name in episodes]
+    folder = write_run(tmp_path / "run", trajectories, given)
+    low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "low"]
+    assert run(*servers.flags, *low).exit_code == 0
+    assert {name: row["reason"] for name, row in decided(tmp_path / "low").items()} == {
+        "gt": "GT_ERROR",
+        "gen": "GEN_ERROR",
+        "ok": "not verified: scores above max_score",
+        "both": "not verified: gold not seen",
+        "unsure": "not verified: never scored",
+    }
+    assert decided(tmp_path / "low")["gt"]["episodes"] == ["run/1-gt-0"]
+    data = write_rows(tmp_path / "more.jsonl", more)
+    told = ["--set", f"data.train={data}", "--out", tmp_path / "all"]
+    assert run(*servers.flags, *told).exit_code == 0
+    assert {name: row["reason"] for name, row in decided(tmp_path / "all").items()} == {
+        "no-gold": "not verified: no gold page",
+        "no-page": "no verdict: a gold page is not in the index",
+    }
+
+
+def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    sheet = (tmp_path / "out/worksheet.csv").read_bytes().decode("utf-8-sig")
+    rows = list(csv.DictReader(io.StringIO(sheet, newline="")))
+    assert {row["id"] for row in rows} == set(SAID)
+    assert [row["kept"] for row in rows[:4]] == ["no"] * 4  # what would be dropped comes first
+    people = {"gt": "OK", "gen": "GEN_ERROR", "both": "BOTH_WRONG", "hostile": "GT_ERROR"}
+    for row in rows:
+        row["person"] = people.get(row["id"], "")
+    made = io.StringIO(newline="")
+    writer = csv.DictWriter(made, rows[0].keys())
+    writer.writeheader()
+    writer.writerows(rows)
+    decisions = tmp_path / "decided.csv"
+    decisions.write_text(made.getvalue(), encoding="utf-8-sig")
+    before = calls(servers)
+    done = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
+    assert done.exit_code == 0 and calls(servers) == before
+    found = decided(tmp_path / "out")
+    assert (found["gt"]["class"], found["gt"]["by"], found["gt"]["kept"]) == ("OK", "person", True)
+    assert found["gt"]["verifier_class"] == "GT_ERROR"
+    assert (found["hostile"]["class"], found["hostile"]["kept"]) == ("GT_ERROR", False)
+    assert found["ok"]["by"] == "verifier"
+    # three rows have both: 2 of 3 the same; p_e = 2/9
+    assert "give the same class: 2 of 3 (66.7 %), Cohen's kappa 0.571" in done.output
+    assert "keep and drop the same rows: 2 of 3 (66.7 %), Cohen's kappa 0.400" in done.output
+
+
+def test_a_row_of_a_worksheet_that_cannot_be_used_is_one_line(servers, tmp_path):
+    (tmp_path / "bad.csv").write_text("id,person\nnobody,OK\nok,maybe\n", encoding="utf-8")
+    done = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
+    assert done.exit_code == 2 and not servers.verifier.requests
+    assert "2 rows cannot be used" in done.output
+    assert "row 2: no row of the data has the id 'nobody'" in done.output
+    assert "row 3: 'MAYBE' is no class" in done.output
+
+
+def test_the_worksheet_stands_alone_and_shows_pages_answers_and_quotes(servers, tmp_path):
+    assert run(*flags(servers, tmp_path)).exit_code == 0
+    page = (tmp_path / "out/worksheet.html").read_text(encoding="utf-8")
+    assert page.count("data:image/jpeg;base64,") == 3  # each page once, however many rows it has
+    assert "http" not in page.replace("http-equiv", "") and "<script" not in page
+    for told in ("What is gt, exactly?", "12 euros", "deck_2: =sum of 15", "GT_ERROR"):
+        assert told in page
+    few = flags(servers, tmp_path, "--overwrite", "--set", "verify.worksheet_rows=2")
+    assert run(*few).exit_code == 0
+    assert (tmp_path / "out/worksheet.html").read_text("utf-8").count('class="row"') == 2
+
+
+def test_the_generator_may_not_verify_itself(servers, tmp_path):
+    told = servers.flags
+    generator = next(flag for flag in told if flag.startswith("answering.generator.base_url="))
+    same = [
+        *("--set", generator.replace("answering.generator", "verify.verifier")),
+        *("--set", "verify.verifier.model=generator"),
+    ]
+    done = run(*flags(servers, tmp_path, *same))
+    assert done.exit_code == 2 and "would confirm its own mistakes" in done.output
+    assert not servers.generator.requests
+
+
+def test_without_runs_or_questions_it_says_what_to_name(servers, tmp_path):
+    done = run(*servers.flags, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "name a run to read" in done.output

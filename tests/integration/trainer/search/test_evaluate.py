@@ -1,0 +1,152 @@
+"""`trainer evaluate` of a searcher against the demo's services: files, comparison, mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.processes import child_environment, free_port
+from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
+from trainer.search.evaluation.report import read_episodes
+from trainer.search.trajectories.store import TrajectoryStore
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    with demo_stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of an evaluation of the demo's searcher."""
+    keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
+    url, name = stack.policy[1], stack.policy[3]
+    policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "evaluate", *stack.settings, *policy, *keys, *flags],
+        env=child_environment() | {"COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def evaluated(stack, tmp_path_factory):
+    """One of two sets: five questions, and two of them by a name."""
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    rows = stack.questions.read_text(encoding="utf-8").splitlines()[:2]
+    few = folder.parent / "few.jsonl"
+    few.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    code, out, errors = evaluating(stack, folder, "--set", f"data.eval_sets={{few: {few}}}")
+    assert code == 0, errors
+    return folder, few, out
+
+
+def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
+    folder, _, out = evaluated
+    assert "set: eval" in out and "set: few" in out and "NDCG" in out
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    episodes = read_episodes(folder / "evaluation.jsonl")
+    assert figures["samples"] == len(episodes) == 5
+    assert figures["reward_coverage"] == figures["judge_coverage"] == 1
+    rewards = [one.reward.value for one in episodes]
+    assert figures["reward_mean"] == pytest.approx(sum(rewards) / 5, abs=1e-12)
+    assert 0 < figures["success_share"] < 1 and figures["success_without_evidence_share"] == 0
+    assert len({row["document"] for row in figures["by_document"]}) > 1
+    assert sum(row["samples"] for row in figures["by_document"]) == 5
+    assert json.loads((folder / "evaluation-few.json").read_text())["samples"] == 2
+    store = TrajectoryStore(folder / "evaluation/trajectories")
+    assert store.steps() == [1, 2]
+    for one in store.read():
+        assert all(store.picture(name).startswith(b"\x89PNG") for name in one.pictures)
+    page = (folder / "evaluation.html").read_text(encoding="utf-8")
+    assert episodes[0].question.question in page and 'href="evaluation/view.html"' in page
+    assert (folder / "evaluation/view.html").is_file() and (folder / "answers.sqlite").is_file()
+
+
+def test_against_an_earlier_evaluation_and_what_was_paid_for_is_not_paid_again(
+    stack, evaluated, tmp_path
+):
+    folder, few, _ = evaluated
+    sets = ("--set", f"data.eval_sets={{few: {few}}}")
+    known = ("--set", f"answering.answers={folder / 'answers.sqlite'}")
+    short = ("--set", "episode.max_turns=1")
+    code, out, errors = evaluating(
+        stack, tmp_path / "run", *sets, *known, *short, "--against", str(folder)
+    )
+    assert code == 0, errors
+    assert "all questions" in out and "comparison-few.html" in out
+    told = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
+    by_key = {figure["key"]: figure for figure in told["groups"]["all"]}
+    assert by_key["turns_mean"]["difference"] < 0 and by_key["forced_share"]["second"] == 1
+    assert any(name.startswith("document ") for name in told["groups"])
+    assert told["questions"] == 5 and (tmp_path / "run/comparison.html").is_file()
+    figures = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))
+    assert figures["generator_calls"] + figures["answers_known"] <= 5
+
+
+def test_against_another_server_and_again_in_the_same_folder(stack, evaluated, tmp_path):
+    _, few, _ = evaluated
+    url, name = stack.policy[1], stack.policy[3]
+    mine = ("--set", f"data.eval={few}")
+    code, _, errors = evaluating(stack, tmp_path / "run", *mine, "--against", f"{url}#{name}")
+    assert code == 0, errors
+    told = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
+    assert {figure["difference"] for figure in told["groups"]["all"]} <= {0.0, None}
+    paid = json.loads((tmp_path / "run/evaluation.json").read_text())["generator_calls"]
+    again = json.loads((tmp_path / "run/against/evaluation.json").read_text())
+    assert paid == 2 and (again["generator_calls"], again["answers_known"]) == (0, 2)
+    code, _, errors = evaluating(stack, tmp_path / "run", *mine)
+    assert code == 2 and "--overwrite" in errors
+    code, _, errors = evaluating(stack, tmp_path / "run", *mine, "--overwrite")
+    assert code == 0, errors
+    anew = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert (anew["generator_calls"], anew["answers_known"]) == (0, 2)
+    assert not (tmp_path / "run/comparison.json").exists()
+
+
+def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
+    folder, few, _ = evaluated
+    (tmp_path / "empty").mkdir()
+    weights = ("--set", "reward.preset=focused", "--against", str(folder))
+    nobody = f"http://127.0.0.1:{free_port()}/v1"
+    for flags, told in (
+        (("--set", "data.eval=null"), "data.eval is not set"),
+        (("--set", "server.url=null"), "no policy: set server.url, or policy.path"),
+        (("--set", f"server.url={nobody}"), "no LLM server answers"),
+        (("--set", f"data.eval={few}", "--against", str(folder)), "searched for 5 questions"),
+        (("--against", str(tmp_path / "empty")), "has neither evaluation.jsonl"),
+        (("--set", f"data.eval_sets={{other: {few}}}", "--against", str(folder)), "has no eval"),
+        (weights, "such scores cannot be compared"),
+    ):
+        code, _, errors = evaluating(stack, tmp_path / "run", *flags)
+        assert code == 2 and told in errors and "Traceback" not in errors, (flags, errors)
+    assert not (tmp_path / "run/evaluation.json").exists()
+
+
+def test_whom_nobody_answers_has_no_number(stack, evaluated, tmp_path):
+    down = ("--set", "answering.generator.deadline_s=0.001", "--set", f"data.eval={evaluated[1]}")
+    code, _, errors = evaluating(stack, tmp_path / "run", *down)
+    assert code == 3 and "no episode has a reward: eval" in errors
+    figures = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert (figures["reward_mean"], figures["answers_failed"]) == (None, 2)
+
+
+def test_money_that_is_spent_ends_an_evaluation_that_is_done_again_with_more(stack, tmp_path):
+    price = ("--set", "answering.money.generator={prompt: 1, completion: 1}")
+    code, _, errors = evaluating(
+        stack, tmp_path / "run", *price, "--set", "answering.money.cap=0.000001"
+    )
+    assert code == 2 and "Traceback" not in errors
+    told = errors.splitlines()[-1]
+    assert "money.cap" in told and "evaluate again with --overwrite" in told
+    assert "--resume" not in errors
+    code, _, errors = evaluating(stack, tmp_path / "run", *price, "--overwrite")
+    assert code == 0, errors

@@ -1,0 +1,350 @@
+"""Runs of SFT: what is learned, logged, saved, resumed and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from bench.kit.servers import wait_until
+from scorekit.config import save_config
+from scorekit.errors import UserError
+from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
+from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
+from tests.kits.trainer.warm import Command, completed
+from trainer.chat.config import ChatConfig
+from trainer.chat.markers import has_markers, marked
+from trainer.chat.render import render
+from trainer.runs.checkpoints.export import export_policy
+from trainer.runs.runlog import read_jsonl
+from trainer.sft.config import SftConfig
+from trainer.sft.prepare import load_train
+from trainer.sft.run import run_sft
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+#: transformers 4.57 logs a loss of four digits.
+ROUNDED = 6e-5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("sft") / "model")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", dialogues(12))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    (path,) = folder.glob("*model.safetensors")
+    return load_file(path)
+
+
+def mean_loss(folder: Path, cfg: SftConfig) -> float:
+    """By hand: -log p of every learned token, over all rows."""
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    part = load_train(cfg, AutoTokenizer.from_pretrained(folder))
+    losses = []
+    with torch.no_grad():
+        for row in part.rows:
+            logprobs = network(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+            for place in range(1, len(row.ids)):
+                if row.mask[place]:
+                    losses.append(-logprobs[place - 1, row.ids[place]].item())
+    return sum(losses) / len(losses)
+
+
+def test_the_loss_is_the_mean_over_learned_tokens_whatever_the_batches(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Rows of other lengths, in two passes: tokens weigh the same, not rows nor passes."""
+    first = {"max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    cfg = sft_config(
+        model, rows, tmp_path / "run", sft=first, data={"eval": str(rows)}, eval={"batch_size": 5}
+    )
+    run_sft(cfg)
+    told = mean_loss(model, cfg)
+    assert read_jsonl(tmp_path / "run/log.jsonl")[0]["loss"] == pytest.approx(told, abs=ROUNDED)
+    before, after = read_jsonl(tmp_path / "run/eval.jsonl")
+    assert before["loss"] == pytest.approx(told, abs=1e-5)
+    assert after["loss"] < before["loss"]
+
+
+def test_a_model_that_knows_nothing_has_the_logarithm_of_its_vocabulary(
+    rows: Path, tmp_path: Path
+) -> None:
+    folder = save_chat_model(tmp_path / "flat")
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    torch.nn.init.zeros_(network.get_output_embeddings().weight)
+    network.save_pretrained(folder)
+    vocabulary = network.config.vocab_size
+    cfg = sft_config(folder, rows, tmp_path / "run", sft={"max_steps": 1})
+    run_sft(cfg)
+    (line,) = read_jsonl(tmp_path / "run/log.jsonl")
+    assert line["loss"] == pytest.approx(torch.tensor(vocabulary).log().item(), abs=ROUNDED)
+
+
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Behind the first pass over the rows, in the middle of the second."""
+    sections: dict[str, Any] = {
+        "sft": {"num_train_epochs": 3, "warmup_steps": 2},
+        "data": {"eval": str(rows)},
+        "eval": {"eval_every_n_updates": 4},
+    }
+    whole = sft_config(model, rows, tmp_path / "whole", **sections)
+    run_sft(whole)
+    cfg = sft_config(model, rows, tmp_path / "killed", **sections, misc={"save_every_n_updates": 1})
+    save_config(cfg, tmp_path / "config.yaml")
+    arguments = ("sft", "--config", str(tmp_path / "config.yaml"))
+    command = Command("trainer", *arguments, environment=ENVIRONMENT)
+    checkpoint = tmp_path / "killed/checkpoints/step-000005/state.json"
+    wait_until(lambda: checkpoint.exists() or command.poll() is not None)
+    command.kill()
+    command.communicate()
+    told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
+    assert told.returncode == 0, told.stderr
+    first, second = (
+        weights(tmp_path / run / "checkpoints/step-000009") for run in ("whole", "killed")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    lines, others = (
+        [{k: v for k, v in line.items() if k not in ("update_s", "tokens_seen")} for line in found]
+        for found in (read_jsonl(tmp_path / run / "log.jsonl") for run in ("whole", "killed"))
+    )
+    assert lines == others
+    assert read_jsonl(tmp_path / "whole/eval.jsonl") == read_jsonl(tmp_path / "killed/eval.jsonl")
+
+
+def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
+    rows: Path, tmp_path: Path
+) -> None:
+    stops = [byte_tokenizer().convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")]
+    folder = save_chat_model(tmp_path / "model", end="<|endoftext|>", stops=stops)
+    for name, changes in {"full": {}, "lora": {"lora": {"r": 4}}}.items():
+        cfg = sft_config(
+            folder,
+            rows,
+            tmp_path / name,
+            sft={"max_steps": 2},
+            policy={"path": str(folder)} | changes,
+        )
+        run_sft(cfg)
+        to = tmp_path / f"{name}-model"
+        export_policy(tmp_path / name, to, dtype="float32")
+        tokenizer = AutoTokenizer.from_pretrained(to)
+        assert tokenizer.chat_template == marked(CHATML)
+        messages = dialogues(1)[0]["messages"]
+        assert render(tokenizer, messages, ChatConfig()) == render(
+            byte_tokenizer(CHATML), messages, ChatConfig()
+        )
+        assert sorted(GenerationConfig.from_pretrained(to).eos_token_id) == sorted(stops)
+        told = completed(
+            "trainer",
+            "template-check",
+            "--model",
+            str(to),
+            "--data",
+            str(rows),
+            environment=ENVIRONMENT,
+        )
+        assert told.returncode == 0, told.stdout
+        names = {path.name for path in to.iterdir()}
+        assert "chat_template.jinja" in names or has_markers(
+            json.loads((to / "tokenizer_config.json").read_text())["chat_template"]
+        )
+
+
+def test_adapters_learn_on_weights_of_4_bits(rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    sizes = {"hidden_size": 64, "intermediate_size": 128}  # its blocks are of 64
+    model = save_chat_model(tmp_path / "base", **sizes)
+    policy = {"path": str(model), "load_in_4bit": True, "lora": {"r": 4}}
+    cfg = sft_config(
+        model, rows, tmp_path / "run", policy=policy, data={"eval": str(rows)}, sft={"max_steps": 3}
+    )
+    artifacts = run_sft(cfg)
+    before, after = (line["loss"] for line in read_jsonl(tmp_path / "run/eval.jsonl"))
+    assert after < before
+    assert artifacts.checkpoint is not None
+    adapters = weights(artifacts.checkpoint)
+    assert {tensor.dtype for tensor in adapters.values()} == {torch.float32}
+    export_policy(tmp_path / "run", tmp_path / "model", dtype="float32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert merged.dtype == torch.float32
+
+
+def test_packed_rows_see_themselves_alone(model: Path, rows: Path, tmp_path: Path) -> None:
+    """Each learns what it would alone; and none is cut, where the longest fills a sequence."""
+    lines = []
+    for packing in (False, True):
+        cfg = sft_config(
+            model,
+            rows,
+            tmp_path / str(packing),
+            data={"train": str(rows), "max_length": 300},
+            sft={"packing": packing, "max_steps": 1, "per_device_train_batch_size": 12},
+        )
+        run_sft(cfg)
+        lines += read_jsonl(tmp_path / str(packing) / "log.jsonl")
+    apart, packed = lines
+    assert packed["loss"] == pytest.approx(apart["loss"], abs=ROUNDED)
+    assert packed["grad_norm"] == pytest.approx(apart["grad_norm"], rel=1e-4)
+    assert packed["tokens_seen"] == apart["tokens_seen"]
+
+
+def test_the_best_checkpoint_has_the_lowest_loss(model: Path, rows: Path, tmp_path: Path) -> None:
+    cfg = sft_config(
+        model,
+        rows,
+        tmp_path / "run",
+        data={"eval": str(rows)},
+        sft={"max_steps": 4, "learning_rate": 1e-2},
+        eval={"eval_every_n_updates": 1},
+    )
+    run_sft(cfg)
+    lines = [line for line in read_jsonl(tmp_path / "run/eval.jsonl") if line["update"]]
+    best = min(lines, key=lambda line: line["loss"])["update"]
+    chosen = export_policy(tmp_path / "run", tmp_path / "best", best=True, dtype="float32")
+    assert chosen.name == f"step-{best:06d}"
+
+
+def test_a_faulty_template_ends_the_run_before_weights_load(rows: Path, tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model", template_text("qwen2_5_training"))
+    cfg = sft_config(folder, rows, tmp_path / "run")
+    with pytest.raises(UserError, match="chat template fails its check"):
+        run_sft(cfg)
+    assert not (tmp_path / "run/log.jsonl").exists()
+
+
+def test_label_masks_are_shown_and_nothing_is_learned(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    told = completed(
+        "trainer",
+        "sft",
+        *("--model_name", str(model), "--train_data", str(rows)),
+        *("--output_dir", str(tmp_path / "run"), "--debug_label_mask", "--debug_only"),
+        environment=ENVIRONMENT | {"NO_COLOR": "1"},
+    )
+    assert told.returncode == 0, told.stderr
+    assert "<|im_end|>⟧" in told.stdout and "12 rows, " in told.stdout
+    assert "ok   stop token" in told.stdout
+    assert not (tmp_path / "run").exists()
+
+    wrong = save_chat_model(tmp_path / "wrong", template_text("qwen2_5_training"))
+    told = completed(
+        "trainer",
+        "sft",
+        *("--model_name", str(wrong), "--train_data", str(rows), "--debug_only"),
+        environment=ENVIRONMENT | {"NO_COLOR": "1"},
+    )
+    assert told.returncode == 2
+    assert "FAIL labelled text" in told.stdout
+
+
+def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_path: Path) -> None:
+    told = completed(
+        "trainer",
+        "sft",
+        *("--model_name", str(model), "--train_data", str(rows), "--eval_data", str(rows)),
+        *("--output_dir", str(tmp_path / "run"), "--use_lora", "--learning_rate", "0.01"),
+        *("--set", "sft.max_steps=2", "--set", "policy.lora.r=2", "--max_length", "150"),
+        environment=ENVIRONMENT,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "report: " in told.stdout and "loss per token" in told.stdout
+    counts = json.loads((tmp_path / "run/data.json").read_text())
+    assert counts["train"]["left_out"] and counts["train"]["rows"] < 12
+    assert len(read_jsonl(tmp_path / "run/log.jsonl")) == 2
+    page = (tmp_path / "run/report.html").read_text()
+    assert "more than 150 tokens" in page and "<svg" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "policy.path is not set"),
+        (["--load_in_4bit"], "load_in_4bit freezes the weights: set lora.r above 0"),
+        (["--set", "sft.options={completion_only_loss: true}"], "set in its place sft.assistant"),
+        (["--set", "sft.options={optimm: a}"], "did you mean optim?"),
+        (
+            ["--set", "sft.packing=true", "--set", "data.overlong=cut"],
+            "a packed sequence holds whole",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    model: Path, rows: Path, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    named = ["--model_name", str(model)] if arguments else []
+    result = completed(
+        "trainer",
+        "sft",
+        *(*named, "--train_data", str(rows), "--output_dir", str(tmp_path / "run"), *arguments),
+        environment=ENVIRONMENT,
+    )
+    assert result.returncode == 2
+    assert told in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+
+
+def test_the_config_of_qlora_runs_as_it_stands(rows: Path, tmp_path: Path) -> None:
+    """Weights of 4 bits and the rest in bfloat16, checkpointed layers, a row for each turn."""
+    pytest.importorskip("bitsandbytes")
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    model = save_chat_model(tmp_path / "model", template_text("qwen3"), **sizes)
+    told = completed(
+        "trainer",
+        "sft",
+        *("--config", "configs/sft/qlora.yaml", "--model_name", str(model)),
+        *("--train_data", str(rows), "--eval_data", str(rows)),
+        *("--output_dir", str(tmp_path / "run"), "--learning_rate", "0.01"),
+        *("--set", "sft.max_steps=3", "--set", "misc.device=cpu", "--set", "sft.warmup_steps=0"),
+        environment=ENVIRONMENT,
+    )
+    assert told.returncode == 0, told.stderr
+    assert json.loads((tmp_path / "run/data.json").read_text())["train"]["rows"] == 24
+    before, after = (line["loss"] for line in read_jsonl(tmp_path / "run/eval.jsonl"))
+    assert after < before
+    export_policy(tmp_path / "run", tmp_path / "to", dtype="bfloat16")
+    told = completed(
+        "trainer",
+        "template-check",
+        *("--model", str(tmp_path / "to"), "--data", str(rows), "--no-thinking", "--turns", "each"),
+        environment=ENVIRONMENT,
+    )
+    assert told.returncode == 0, told.stdout
+
+
+def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "rows.jsonl"
+    own.write_bytes(rows.read_bytes())
+    cfg = sft_config(model, own, tmp_path / "run", sft={"num_train_epochs": 10_000})
+    save_config(cfg, tmp_path / "config.yaml")
+    arguments = ("sft", "--config", str(tmp_path / "config.yaml"))
+    command = Command("trainer", *arguments, environment=ENVIRONMENT)
+    log = tmp_path / "run/log.jsonl"
+    wait_until(lambda: log.exists() or command.poll() is not None)
+    command.send_signal(signal.SIGTERM)
+    _, errors = command.communicate()
+    assert command.returncode == 128 + signal.SIGTERM, errors
+    last = read_jsonl(log)[-1]["update"]
+    assert (tmp_path / f"run/checkpoints/step-{last:06d}/state.json").exists()
+    assert f"after update {last}: go on with --resume" in errors
+
+    write_rows(own, dialogues(12, seed=1))
+    told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
+    assert told.returncode == 2
+    assert "data.train: " in told.stderr and "is not what the run began with" in told.stderr

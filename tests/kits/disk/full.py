@@ -1,0 +1,30 @@
+"""A disk that is full: no file takes more than so many bytes, and what is longer fails with EFBIG.
+
+python -m tests.kits.disk.full BYTES MODULE ARGUMENTS    as `python -m MODULE ARGUMENTS`
+"""
+
+from __future__ import annotations
+
+import resource
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """Of this process, in the block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+if __name__ == "__main__":
+    limit, module = int(sys.argv[1]), sys.argv[2]
+    sys.argv = sys.argv[2:]
+    with full_disk(limit):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,78 @@
+"""Episodes with pictures, and servers that answer and judge them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.kit.openai_server import FakeOpenAI
+from trainer.search.answer.answering import Answering
+from trainer.search.answer.config import AnsweringConfig
+from trainer.search.records import Question, Trajectory, Turn, View
+
+PICTURES: dict[str, bytes] = {}
+
+
+def picture(name: str) -> str:
+    """SHA-256 of a picture of that name; `PICTURES` has its bytes."""
+    data = f"\x89PNG {name}".encode("latin-1")
+    key = hashlib.sha256(data).hexdigest()
+    PICTURES[key] = data
+    return key
+
+
+def view(name: str) -> View:
+    """`deck_1`: a page; `deck_1/a`: a crop of it. A third part tells pictures of one view apart:
+    `deck_1//small`."""
+    page, _, rest = name.partition("/")
+    kind = "crop" if rest and not rest.startswith("/") else "page"
+    size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
+    region = (0.0, 0.0, 200.0, 100.0)
+    return View(kind=kind, page_id=page, region=region, image=picture(name), **size)
+
+
+def episode(
+    *shown: str, end: str = "complete", question: str = "How much?", id: str = "t1", **told: Any
+) -> Trajectory:
+    """An episode that was shown one view a turn."""
+    turns = [
+        Turn(number=n, text="", action="search", views=[view(name)])
+        for n, name in enumerate(shown, 1)
+    ]
+    asked = Question(id="q1", question=question, reference_answer=told.pop("reference", "12 %"))
+    return Trajectory(
+        trajectory_id=id,
+        run="run",
+        step=1,
+        group="q1",
+        question=asked,
+        turns=turns,
+        end=end,
+        **told,
+    )
+
+
+@contextmanager
+def serving(
+    answer: Any = "12 percent",
+) -> Iterator[tuple[FakeOpenAI, dict[str, dict[str, Any]]]]:
+    """A generator that says `answer` (a text, or a function of body and seed), a judge by rules,
+    and the config that names both."""
+    from bench.kit.judge import running_judge  # the judge's own imports take a while
+
+    respond = answer if callable(answer) else lambda body, seed: answer
+    fake = FakeOpenAI("generator", respond=respond)
+    with fake.running() as url, running_judge() as judge:
+        generator = {"base_url": url, "model": "generator", "max_attempts": 1}
+        yield fake, {"generator": generator, "judge": {"url": judge, "deadline_s": 5.0}}
+
+
+def answering(config: dict[str, Any], folder: Path, run: str = "run", **sections: Any) -> Answering:
+    """Of a config, with what a section says otherwise."""
+    parts = dict(config)
+    for name, told in sections.items():
+        parts[name] = parts.get(name, {}) | told if isinstance(told, dict) else told
+    return Answering(AnsweringConfig.model_validate(parts), run=run, folder=folder)

@@ -1,0 +1,1 @@
+"""What stands in for the neighbours of the search task."""

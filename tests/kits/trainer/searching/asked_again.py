@@ -1,0 +1,76 @@
+"""A generator that knows which page says what, a judge by rules, and pages, for commands that ask
+again: real servers on real ports."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.kit.openai_server import Body, FakeOpenAI
+from bench.kit.servers import running_app
+from tests.kits.retrieval.stand_in import StandInRetriever, picture_of
+from tests.kits.trainer.search_answers import serving
+from tests.kits.trainer.searching.finished import png_of
+
+NOT_SHOWN = "The pictures do not show it."
+
+
+@dataclass(slots=True)
+class Knowing:
+    """says: question -> page id -> what the generator reads there; "": what it knows by itself."""
+
+    fake: FakeOpenAI
+    settings: list[str]
+    retriever: StandInRetriever
+    says: dict[str, dict[str, str]]
+
+    def served(self) -> Counter[tuple[str, tuple[str, ...]]]:
+        """(question, pages) -> how often the generator has answered that."""
+        return Counter(
+            _asked(one.body, self.retriever.pages)
+            for one in self.fake.requests
+            if one.status == 200
+        )
+
+
+@contextmanager
+def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterator[Knowing]:
+    """Everything begun. pages: id -> text; `picture_of` and `png_of` an id are its pictures."""
+
+    def answer(body: Body, seed: int | None) -> str:
+        question, shown = _asked(body, pages)
+        known = says.get(question, {})
+        found = [known[page] for page in shown or ("",) if page in known]
+        return " and ".join(found) or NOT_SHOWN
+
+    retriever = StandInRetriever(dict(pages))
+    with serving(answer) as (fake, config), running_app(retriever.app) as url:
+        settings = [
+            f"--set=answering.generator.base_url={config['generator']['base_url']}",
+            "--set=answering.generator.model=generator",
+            "--set=answering.generator.max_attempts=1",
+            "--set=answering.generator.max_requests=3",
+            f"--set=answering.judge.url={config['judge']['url']}",
+            f"--set=retriever.url={url}",
+        ]
+        yield Knowing(fake, settings, retriever, says)
+
+
+def _asked(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The question, and the pages of the pictures."""
+    names = {picture(page): page for page in pages for picture in (picture_of, png_of)}
+    text, *parts = body["messages"][1]["content"]
+    urls = (part["image_url"]["url"] for part in parts)
+    shown = tuple(names[base64.b64decode(url.partition(",")[2])] for url in urls)
+    return text["text"], shown
+
+
+def flags(out: Path, **options: Any) -> list[str]:
+    """Of a command: where it writes, and keys of its config (`data.train` as data_train)."""
+    told = [f"--set={name.replace('__', '.')}={value}" for name, value in options.items()]
+    return ["--out", str(out), *told]

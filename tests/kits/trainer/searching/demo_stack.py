@@ -1,0 +1,64 @@
+"""Retriever, judge, generator and searcher of the demo over some of its PDFs, for tests of whole
+runs: real services on real ports, which answer as a function of what they are asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.processes import child_environment
+from demo.search.run import HERE, ingest, neighbours
+
+DECKS = ("life-expectancy", "income-per-head", "국가_개요")
+#: Of which the demo's searcher answers some: it knows names and numbers, and no measures.
+PICKED = ("q001", "q013", "q034", "q079", "q083")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """settings: flags of `trainer search` that name the services. policy: those that name the
+    searcher. questions: a file of those that DECKS answer."""
+
+    folder: Path
+    settings: list[str]
+    policy: list[str]
+    questions: Path
+
+    def begin(self, verb: str, *flags: str) -> subprocess.Popen[str]:
+        """A verb of `trainer search`, begun."""
+        command = [sys.executable, "-m", "trainer", "search", verb, *self.settings, *flags]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=child_environment(), stdout=pipe, stderr=pipe, text=True
+        )
+
+    def run(self, verb: str, *flags: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of one."""
+        process = self.begin(verb, *flags)
+        out, errors = process.communicate(timeout=600)
+        return process.returncode, out, errors
+
+
+@contextmanager
+def demo_stack(folder: Path) -> Iterator[Stack]:
+    """Everything begun; it ends with the block."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for deck in DECKS:
+        shutil.copy(HERE / f"corpus/{deck}.pdf", corpus)
+    ingest(folder / "index", corpus)
+    files = [HERE / name for name in ("questions.jsonl", "heldout.jsonl")]
+    rows = [json.loads(line) for f in files for line in f.read_text(encoding="utf-8").splitlines()]
+    rows = [row | {"alternatives": {}} for row in rows if row["id"] in PICKED]
+    rows.sort(key=lambda row: row["id"])
+    questions = folder / "questions.jsonl"
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    questions.write_text(text, encoding="utf-8")
+    with neighbours(folder) as (settings, policy):
+        yield Stack(folder, settings, policy, questions)

@@ -1,0 +1,78 @@
+"""Episodes of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tests.kits.trainer.searching.pages import PagesHere
+from trainer.search.records import Question, Trajectory
+from trainer.search.turns.config import EpisodeConfig
+from trainer.search.turns.episode import run_episodes
+from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
+
+COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
+
+
+def search(query: str) -> str:
+    """A turn that searches."""
+    return f"<think>look</think>\n<search>{query}</search>"
+
+
+def crop(*box: float) -> str:
+    """A turn that cuts out."""
+    return f"<think>closer</think>\n<bbox>{list(box)}</bbox>"
+
+
+def ask(id: str = "q1", text: str = "How many births?", **fields: Any) -> Question:
+    """A question whose gold page is the second of the deck."""
+    return Question.model_validate(
+        {"id": id, "question": text, "reference_answer": "8,100,000", "gold": ("deck_2",)} | fields
+    )
+
+
+def scripted(*turns: str) -> ScriptPolicy:
+    """The same turns in each episode, in order; then the end."""
+    return ScriptPolicy(lambda one: turns[one.turn - 1] if one.turn <= len(turns) else COMPLETE)
+
+
+def by_question(turns: Mapping[str, Sequence[str]]) -> ScriptPolicy:
+    """Turns by the id of the question."""
+
+    def script(one: TurnAsked) -> str:
+        mine = turns[one.trajectory_id.partition("/")[0]]
+        return mine[one.turn - 1] if one.turn <= len(mine) else COMPLETE
+
+    return ScriptPolicy(script)
+
+
+def played(
+    policy: Policy,
+    questions: Iterable[Question] = (),
+    *,
+    pages: Any = None,
+    pictures: dict[str, bytes] | None = None,
+    on_done: Callable[[Trajectory], None] = lambda trajectory: None,
+    samples: int | None = None,
+    **cfg: Any,
+) -> list[Trajectory]:
+    """Episodes of these questions, or of one."""
+    kept = {} if pictures is None else pictures
+
+    def done(trajectory: Trajectory) -> None:
+        named = [view.image for turn in trajectory.turns for view in turn.views]
+        assert set(named) <= set(kept), "a picture is kept before it is referred to"
+        on_done(trajectory)
+
+    return run_episodes(
+        list(questions) or [ask()],
+        policy,
+        PagesHere() if pages is None else pages,
+        EpisodeConfig.model_validate(cfg),
+        new_id=lambda question, sample: f"{question.id}/{sample}",
+        on_done=done,
+        keep_picture=kept.__setitem__,
+        samples=samples,
+        run="r",
+        step=3,
+    )

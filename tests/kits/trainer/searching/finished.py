@@ -1,0 +1,114 @@
+"""Questions and finished episodes of the search task, as small as they can be."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from scorekit.retrieval.wire import PageHit
+from trainer.search.records import Question, TokenRecord, Trajectory, Turn, View, mask_digest
+
+
+def png_of(name: str) -> bytes:
+    """What stands for the picture `name`: bytes as a function of it."""
+    return b"\x89PNG\r\n\x1a\n" + name.encode() * 40
+
+
+def sha256_of(name: str) -> str:
+    """The hash of that picture."""
+    return hashlib.sha256(png_of(name)).hexdigest()
+
+
+def question(id: str = "q1", gold: tuple[str, ...] = ("deck_2",), **more: Any) -> Question:
+    """A question whose gold pages are `gold`."""
+    asked = {"question": f"What does {id} ask?", "reference_answer": f"the answer of {id}"}
+    return Question(id=id, gold=gold, **(asked | more))
+
+
+def page(page_id: str) -> View:
+    """A whole page, shown at its own size; its picture is `png_of(page_id)`."""
+    return _view("page", page_id, page_id, (0, 0, 100, 80))
+
+
+def crop(page_id: str, name: str) -> View:
+    """A part of a page, whose picture is `png_of(name)`."""
+    return _view("crop", page_id, name, (10, 10, 60, 50))
+
+
+def _view(kind: Any, page_id: str, name: str, region: Any) -> View:
+    left, top, right, bottom = region
+    return View(
+        kind=kind,
+        page_id=page_id,
+        width=right - left,
+        height=bottom - top,
+        region=region,
+        page_width=100,
+        page_height=80,
+        image=sha256_of(name),
+    )
+
+
+def search_turn(number: int, *page_ids: str, golden: bool | None = None) -> Turn:
+    """A turn that searched and was shown `page_ids`."""
+    hits = [
+        PageHit(
+            page_id=page_id,
+            document=page_id.rpartition("_")[0],
+            page=int(page_id.rpartition("_")[2]),
+            rank=rank,
+            score=1 / rank,
+            width=100,
+            height=80,
+            image=f"/v1/pages/{page_id}/image",
+        )
+        for rank, page_id in enumerate(page_ids, 1)
+    ]
+    return Turn(
+        number=number,
+        text=f"<think>look</think>\n<search>query {number}</search>",
+        tokens=12,
+        action="search",
+        query=f"query {number}",
+        hits=hits,
+        views=[page(page_id) for page_id in page_ids],
+        rank=1 if page_ids else None,
+        golden=golden,
+        observation="a page" if page_ids else "nothing was found",
+    )
+
+
+def complete_turn(number: int, *, forced: bool = False) -> Turn:
+    """The turn that ends an episode."""
+    text = "<think>done</think>\n<search_complete>true</search_complete>"
+    return Turn(number=number, text=text, action="complete", forced=forced, tokens=9)
+
+
+def episode(
+    trajectory_id: str = "t1",
+    shown: tuple[str, ...] = ("deck_1", "deck_2"),
+    *,
+    end: Any = "complete",
+    **more: Any,
+) -> Trajectory:
+    """A finished episode: a search a page of `shown`, then its end. more: fields of Trajectory."""
+    turns = [search_turn(number, page_id) for number, page_id in enumerate(shown, 1)]
+    if end in ("complete", "forced"):
+        turns.append(complete_turn(len(shown) + 1, forced=end == "forced"))
+    mask = [True, True, False, True]
+    fields: dict[str, Any] = {
+        "run": "run-a",
+        "step": 1,
+        "group": "q1",
+        "question": question(),
+        "turns": turns,
+        "end": end,
+        "tokens": TokenRecord(
+            prompt_ids=[1, 2],
+            completion_ids=[3, 4, 5, 6],
+            action_mask=mask,
+            mask_digest=mask_digest(mask),
+            images=[sha256_of(page_id) for page_id in shown],
+        ),
+    }
+    return Trajectory(trajectory_id=trajectory_id, **(fields | more))

@@ -1,0 +1,208 @@
+"""A searcher that acts from the start and has something to learn, and what a run of it needs: an
+index of a few pages, questions, a generator that counts what is paid for, a judge by rules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bench.kit.judge import judge_app
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import running_app, running_service, wait_ready
+from bench.retrieval.drawn import draw_pdf
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.index.ingest import ingest
+from services.retriever.model import RetrieverBackend
+from tests.kits.retrieval.stand_in import StandInRetriever
+from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
+
+#: What the policy may write, each one token; it takes them with equal chances.
+ACTIONS = (
+    search("exports of steel"),
+    search("imports of rice"),
+    search("exports of rice"),
+    crop(10, 10, 90, 90),
+    COMPLETE,
+)
+_TRADE = [
+    ["Exports of steel", "grew by 4.5 percent"],
+    ["Imports of rice", "fell to 1,200 tons"],
+    ["Exports of rice", "stood at 300 tons"],
+]
+_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: The reference answer of every question.
+RIGHT = "right"
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a byte, and one an action."""
+    special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {name: i for i, name in enumerate([*special, *alphabet])}
+    made = Tokenizer(models.BPE(vocab, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, special=True) for name in special])
+    made.add_tokens([AddedToken(text, normalized=False) for text in ACTIONS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|pad|>"
+    )
+    wrapped.chat_template = _TEMPLATE
+    return wrapped
+
+
+def save_searcher(folder: Path) -> Path:
+    """A policy of made weights: behind an action it ends its turn, behind all else it acts. What
+    its layers add is small, and depends on all that it read."""
+    tokens = tokenizer()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokens),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=4096,
+            initializer_range=0.05,
+            bos_token_id=None,
+            eos_token_id=tokens.eos_token_id,
+            pad_token_id=tokens.pad_token_id,
+            tie_word_embeddings=False,
+        )
+    )
+    actions = tokens.convert_tokens_to_ids(list(ACTIONS))
+    with torch.no_grad():
+        read, said = model.model.embed_tokens.weight, model.lm_head.weight
+        read[:, 0] += 1
+        read[actions, 0] -= 1
+        read[actions, 1] += 1
+        said[actions, 0] += 3  # behind a norm: 4 times that above all others
+        said[tokens.eos_token_id, 1] += 4
+    model.save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return folder
+
+
+def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> Path:
+    """Of the pages of the deck in turn. groups: their `n_agent`, in turn; none: the run's."""
+    rows = [
+        {
+            "id": f"q{n}",
+            "question": f"What is said under number {n}?",
+            "reference_answer": RIGHT,
+            "file_name": "trade.pdf",
+            "reference_page": n % len(_TRADE) + 1,
+        }
+        | ({"n_agent": groups[n % len(groups)]} if groups else {})
+        for n in numbers
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def answer(body: Mapping[str, Any], seed: int | None) -> str:
+    """Right to half of all questions and pictures."""
+    said = json.dumps(body["messages"], sort_keys=True).encode()
+    return RIGHT if hashlib.sha256(said).digest()[0] % 2 else "wrong"
+
+
+def make_index(folder: Path) -> Path:
+    """Of the deck."""
+    (folder / "sources").mkdir()
+    draw_pdf(folder / "sources/trade.pdf", _TRADE)
+    ingest([folder / "sources"], folder / "index", [Bm25Builder("bigrams")], workers=1)
+    return folder / "index"
+
+
+def standing_in() -> StandInRetriever:
+    """A retriever of the same pages that can be told to misbehave."""
+    pages = {f"trade_{n}": " ".join(lines).lower() for n, lines in enumerate(_TRADE, 1)}
+    return StandInRetriever(pages)
+
+
+@contextmanager
+def around(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
+    """The services of a run; the sections of a config that name them. index: a folder, or the app
+    of a retriever; generator, judge: apps."""
+    with ExitStack() as held:
+        is_folder = isinstance(index, Path)
+        served = running_service(RetrieverBackend(index)) if is_folder else running_app(index)
+        retriever = held.enter_context(served)
+        urls = [held.enter_context(running_app(app)) for app in (generator, judge or judge_app())]
+        wait_ready(urls[1])
+        yield {
+            "retriever": {"url": retriever},
+            "answering": {
+                "generator": {"base_url": f"{urls[0]}/v1", "model": "generator"},
+                "judge": {"url": urls[1]},
+                "money": {"generator": {"prompt": 1.0, "completion": 10.0}},
+            },
+        }
+
+
+def counting() -> FakeOpenAI:
+    """A generator that notes what it is asked."""
+    return FakeOpenAI("generator", respond=answer)
+
+
+def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    """A run of 6 updates of 3 questions with 4 episodes each; what a section says otherwise counts.
+    Policy and questions are made in `folder`."""
+    if not (folder / "policy").exists():
+        save_searcher(folder / "policy")
+        write_questions(folder / "train.jsonl", range(9))
+        write_questions(folder / "heldout.jsonl", range(9, 12))
+    told: dict[str, Any] = {
+        "task": "search",
+        "data": {
+            "train": str(folder / "train.jsonl"),
+            "eval": str(folder / "heldout.jsonl"),
+        },
+        "policy": {"path": str(folder / "policy")},
+        "generation": {"max_new_tokens": 4},
+        "rollout": {"n_agent": 4},
+        "episode": {
+            "observation": "text",
+            "instructions": "Search. {turns}",
+            "max_turns": 3,
+            "sight": {"min_pixels": 10_000, "max_pixels": 40_000, "legible_px": 1.0},
+        },
+        "reward": {"preset": "unified"},
+        "rl": {
+            "num_updates": 6,
+            "batch_size": 3,
+            "minibatch_size": 4,
+            "lr": 1e-2,
+            "warmup_updates": 3,
+        },
+        "eval": {"eval_every_n_updates": 2},
+        "misc": {
+            "threads": 1,
+            "device": "cpu",
+            "run_dir": str(folder / "run"),
+            "save_every_n_updates": 2,
+        },
+    }
+    told |= services
+    for name, values in sections.items():
+        told[name] = told.get(name, {}) | values
+    return told
+
+
+def write_config(path: Path, told: Mapping[str, Any]) -> Path:
+    """As YAML."""
+    path.write_text(yaml.safe_dump(dict(told)), encoding="utf-8")
+    return path

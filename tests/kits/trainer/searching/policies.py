@@ -1,0 +1,173 @@
+"""Policies of ids: templates as they are packaged, a tiny tokenizer, samplers that are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from tests.kits.real_tokenizers import real_tokenizer
+from tests.kits.trainer.images import EOS, IMAGE, PAD, PROCESSOR, tiny
+from trainer.chat.config import ChatConfig
+from trainer.rl.config import SamplingConfig
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.sampler import Sampled
+from trainer.search.sight.config import SightConfig
+from trainer.search.sight.reading import PictureReader
+from trainer.search.turns.joined import TurnIds
+
+#: For `tests.kits.trainer.images.tiny`: squares of 8 pixels, of which it reads 64 at most.
+TINY_SIGHT = {"factor": 8, "min_pixels": 1024, "max_pixels": 4096}
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n<>/_[],.:;'()-?=\"#"
+
+
+def template(name: str) -> str:
+    """A chat template as TRL packages it."""
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@cache
+def qwen(name: str) -> Any:
+    """Qwen3's tokenizer, which has the tokens of its family's vision models, with a template."""
+    tokenizer = deepcopy(real_tokenizer("qwen3"))
+    tokenizer.chat_template = template(name)
+    return tokenizer
+
+
+def turn_ids(
+    tokenizer: Any, reader: PictureReader | None = None, stop: str = "<|im_end|>", **chat: Any
+) -> TurnIds:
+    """The ids of conversations under the tokenizer's template."""
+    stops = [tokenizer.convert_tokens_to_ids(stop)]
+    return TurnIds(tokenizer, ChatConfig(**chat), reader, stops)
+
+
+@cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A token a letter, with the special tokens of `tests.kits.trainer.images.tiny`."""
+    vocab = {letter: 3 + i for i, letter in enumerate(_LETTERS)}
+    special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
+    seeing = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    named = dict(zip(special, (PAD, EOS, 2), strict=True))
+    named |= dict(zip(seeing, range(IMAGE, IMAGE + 4), strict=True))
+    tokenizer = Tokenizer(models.BPE(vocab | named, []))
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in named])
+    tokenizer.decoder = decoders.Fuse()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>"
+    )
+    wrapped.chat_template = template("qwen2_5_vl")
+    return wrapped
+
+
+def save_tiny(folder: Path, context: int = 8192) -> Path:
+    """A tiny model that sees, as it would be published. context: ids that it reads. Returns
+    `folder`."""
+    model: Any = tiny("qwen2_5_vl")
+    model.config.text_config.max_position_embeddings = context
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    PROCESSOR.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    # transformers 4.57 writes it one level too deep.
+    config["architectures"] = ["Qwen2_5_VLForConditionalGeneration"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def tiny_reader(model: Any, processor: Any, **sight: Any) -> PictureReader:
+    """Of the tiny model."""
+    told = SightConfig.model_validate(TINY_SIGHT | sight)
+    return PictureReader(processor, model.config, told)
+
+
+class ToldSampler:
+    """Gives the ids of a text that is a function of the prompt's text, or of the ids themselves."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        answer: Callable[[str], str],
+        end: bool = True,
+    ) -> None:
+        self.tokenizer, self.answer, self.end = tokenizer, answer, end
+        self.calls: list[tuple[list[list[int]], SamplingConfig, Any, int | None]] = []
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        gen_cfg: SamplingConfig,
+        *,
+        images: Any = None,
+        seed: int | None = None,
+        with_logprobs: bool = True,
+    ) -> Iterator[tuple[int, list[Sampled]]]:
+        assert gen_cfg.num_samples_per_prompt == 1
+        self.calls.append(([list(ids) for ids in prompts], gen_cfg, images, seed))
+        for i in reversed(range(len(prompts))):  # in any order
+            text = self.answer(self.tokenizer.decode(prompts[i]))
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = [*ids, self.tokenizer.eos_token_id] if self.end else ids
+            ids = ids[: gen_cfg.max_new_tokens]
+            yield i, [Sampled(ids, [-0.5] * len(ids) if with_logprobs else None)]
+
+    def sync(self, model: Any, update: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FirstTold:
+    """Another sampler, but each episode's first turns are told: pictures come behind them."""
+
+    def __init__(self, inner: Any, model: Any, told: Sequence[str], never: Sequence[int]) -> None:
+        self.inner, self.model, self.never = inner, model, never
+        tokenizer = tiny_tokenizer()
+        self.told = [
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in told
+        ]
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        gen_cfg: SamplingConfig,
+        *,
+        images: Sequence[Sequence[Any]] | None = None,
+        **options: Any,
+    ) -> Iterator[tuple[int, list[Sampled]]]:
+        shown = images or [()] * len(prompts)
+        left = []
+        for i, prompt in enumerate(prompts):
+            turn = list(prompt).count(EOS) // 2 - 1  # behind system and question
+            if turn >= len(self.told):
+                left.append(i)
+                continue
+            with torch.no_grad():
+                said, _, _ = completion_logprobs(
+                    self.model,
+                    [prompt],
+                    [self.told[turn]],
+                    1.0,
+                    PAD,
+                    images=[shown[i]],
+                    never=self.never,
+                )
+            yield i, [Sampled(self.told[turn], said[0].tolist())]
+        drawn = self.inner.sample(
+            [prompts[i] for i in left], gen_cfg, images=[shown[i] for i in left], **options
+        )
+        for place, sampled in drawn if left else ():
+            yield left[place], sampled
+
+    def sync(self, model: Any, update: int) -> None:
+        self.inner.sync(model, update)
+
+    def close(self) -> None:
+        self.inner.close()

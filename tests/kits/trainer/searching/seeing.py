@@ -1,0 +1,44 @@
+"""A tiny policy that sees as a folder, which the trainer and a vLLM server read alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.kits.trainer.images import PROCESSOR, tiny
+from tests.kits.trainer.searching.policies import tiny_tokenizer
+from trainer.rl.compat import save_tokenizer
+
+#: Kind -> the names of model, processor, and processor of videos, without which vLLM reads none.
+_CLASSES = {
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VL", "Qwen2VL"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3VL", "Qwen3VL"),
+}
+#: Ids that it reads: a token is a letter.
+ROOM = 8192
+
+
+def seeing(kind: str) -> Any:
+    """One that is random. vLLM's attention on a CPU has no heads of 16; and with larger weights
+    float32 rounds a log-probability by more than 1e-5."""
+    return tiny(kind, head=32, room=ROOM, spread=0.05).float()
+
+
+def save_seeing(folder: Path, kind: str, model: Any) -> Path:
+    """model: one of `seeing`."""
+    name, processor, videos = _CLASSES[kind]
+    model.save_pretrained(folder)
+    save_tokenizer(tiny_tokenizer(), folder)
+    PROCESSOR.save_pretrained(folder)
+    config = folder / "config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps(told | {"architectures": [name]}))  # 4.57 writes none for Qwen2.5
+    sizes = json.loads((folder / "preprocessor_config.json").read_text())
+    kept = ("patch_size", "merge_size", "temporal_patch_size", "size")
+    video = {key: sizes[key] for key in kept if key in sizes}
+    video["video_processor_type"] = f"{videos}VideoProcessor"
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    named = {"processor_class": f"{processor}Processor"}
+    (folder / "processor_config.json").write_text(json.dumps(named))
+    return folder

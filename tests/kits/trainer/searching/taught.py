@@ -1,0 +1,179 @@
+"""Tiny policies that search and crop: random weights act in no way that parses, so they are taught
+two scripts by heart first, and draw one of them for each episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.kit.servers import running_app
+from scorekit.retrieval.client import Retriever
+from tests.kits.retrieval.stand_in import StandInRetriever
+from tests.kits.trainer.images import EOS, PAD, PROCESSOR
+from tests.kits.trainer.searching.episodes import ask, played
+from tests.kits.trainer.searching.policies import (
+    TINY_SIGHT,
+    ToldSampler,
+    tiny_reader,
+    tiny_tokenizer,
+    turn_ids,
+)
+from tests.kits.trainer.searching.seeing import ROOM, save_seeing, seeing
+from trainer.rl.compat import save_tokenizer
+from trainer.rl.config import SamplingConfig
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.rollout import Rollout, action_masks
+from trainer.search.turns.sampled import SampledPolicy
+
+PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}
+QUESTION = "How many births in Europe?"
+#: As short as may be, since a token is a letter.
+EPISODE: dict[str, Any] = {
+    "instructions": "Search.",
+    "observation_line": [],
+    "max_turns": 4,
+    "sight": TINY_SIGHT | {"crop_padding": 0, "min_crop": 8},
+}
+_END = "<think>c</think>\n<search_complete>true</search_complete>"
+#: One finds the gold page and looks closer, the other does neither.
+SCRIPTS = (
+    (
+        "<think>a</think>\n<search>europe</search>",
+        "<think>b</think>\n<bbox>[0, 0, 40, 40]</bbox>",
+        _END,
+    ),
+    ("<think>a</think>\n<search>rainfall</search>", _END),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """policy: its folder. config: a file with the settings of a run of three updates, to which
+    `misc.run_dir` is to be added. retriever: the URL of one that is running."""
+
+    policy: Path
+    config: Path
+    retriever: str
+
+
+@contextmanager
+def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
+    """kind: of a model that sees, or "text". rl: settings of that section."""
+    text = kind == "text"
+    episode = EPISODE | {"observation": "text"} if text else EPISODE
+    with running_app(StandInRetriever(PAGES).app) as url:
+        model: Any = _text_model() if text else seeing(kind)
+        reader = None if text else tiny_reader(model, PROCESSOR)
+        ids = turn_ids(tiny_tokenizer(), reader)
+        with closing(Retriever(url)) as pages:
+            rows = _scripted(ids, pages, episode)
+        _learn_by_heart(model, rows, [] if reader is None else reader.never)
+        policy = folder / "policy"
+        if text:
+            model.save_pretrained(policy)
+            save_tokenizer(tiny_tokenizer(), policy)
+        else:
+            save_seeing(policy, kind, model)
+        questions = folder / "questions.jsonl"
+        one: dict[str, Any] = {
+            "question": QUESTION,
+            "reference_answer": "8",
+            "file_name": "deck.pdf",
+        }
+        asked = [one | {"id": id, "reference_page": 2} for id in ("q0", "q1")]
+        questions.write_text("".join(json.dumps(row) + "\n" for row in asked))
+        values = {
+            "task": "search",
+            "data": {"train": str(questions)},
+            "retriever": {"url": url},
+            "policy": {"path": str(policy)},
+            "generation": {"max_new_tokens": 100},
+            "rollout": {"n_agent": 4},
+            "episode": episode,
+            "reward": {"preset": "phase1"},
+            "rl": {
+                "num_updates": 3,
+                "batch_size": 2,
+                "minibatch_size": 4,
+                "lr": 3e-4,
+                "micro_batch_tokens": 1500,
+                "importance_correction": "on",
+                **rl,
+            },
+            "misc": {"device": "cpu", "threads": 1, "save_every_n_updates": 3},
+        }
+        config = folder / "config.yaml"
+        config.write_text(yaml.safe_dump(values), encoding="utf-8")
+        yield Taught(policy, config, url)
+
+
+def _text_model() -> nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
+    """Each script in the ids of an episode."""
+    rows = []
+    for script in SCRIPTS:
+
+        def answer(prompt: str, script: Sequence[str] = script) -> str:
+            return script[prompt.count("<|im_start|>assistant") - 1]
+
+        policy = SampledPolicy(
+            ToldSampler(ids.tokenizer, answer),
+            ids,
+            SamplingConfig(max_new_tokens=100),
+            name="told",
+            context=ROOM,
+        )
+        (done,) = played(policy, [ask(text=QUESTION)], pages=pages, **episode)
+        assert done.end == "complete"
+        rows.append(policy.ended[done.trajectory_id].rollout("", 0, ids.stops))
+    return rows
+
+
+def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int]) -> None:
+    """Until what the policy writes of them is all but certain, save which of the scripts it is."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    mask = action_masks(rows)
+    least = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other
+    for _ in range(600):
+        logprobs, _, _ = completion_logprobs(
+            model,
+            [row.prompt_input_ids for row in rows],
+            [row.completion_token_ids for row in rows],
+            1.0,
+            0,
+            images=[row.images for row in rows] if any(row.images for row in rows) else None,
+            never=never,
+        )
+        loss = -(logprobs * mask).sum()
+        if loss.item() < least + 0.3 * len(rows):
+            return
+        optimizer.zero_grad()
+        (loss / mask.sum()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    raise AssertionError(f"not learned by heart: {loss.item():.1f} nats for {len(rows)} episodes")

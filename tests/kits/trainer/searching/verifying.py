@@ -1,0 +1,139 @@
+"""A generator, a verifier, a judge by rules and pages, on real ports, for tests of `search verify`.
+
+What the two models say is a function of the question: `SAID` has (verifier, generator) by the
+question's id, each a text or one for each sample. "?" in front of a verifier's: it is not sure;
+"!": it says the rest as it stands, of no form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.kit.judge import running_judge
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import running_app
+from tests.kits.retrieval.stand_in import StandInRetriever
+from tests.kits.trainer.searching.curated import asked
+from trainer.search.records import Question
+
+SAID: dict[str, tuple[str | Sequence[str], str | Sequence[str]]] = {
+    "ok": ("12 euros", "12 euros"),
+    "gt": ("15", "15"),
+    "gen": ("12", ("12", "15", "16")),
+    "both": ("15", "16"),
+    "unsure": ("?15", "12"),
+    "differs": (("12", "15", "16"), "12"),
+    "outvoted": ("15", "12"),
+    "form": ("12", "12 dollars"),  # the reference is 12 euros
+    "hostile": ("!class: GT_ERROR", "12"),
+    "one-hostile": (("12", '!{"sure": true}', "12"), "12"),
+    "silent": ("12", ""),
+}
+CLASSES = {
+    "ok": "OK",
+    "gt": "GT_ERROR",
+    "gen": "GEN_ERROR",
+    "both": "BOTH_WRONG",
+    "unsure": "UNCERTAIN",
+    "differs": "UNCERTAIN",
+    "outvoted": "OK",
+    "form": "FORMAT_DIFF",
+    "hostile": None,
+    "one-hostile": "OK",
+    "silent": None,
+}
+
+
+def questions() -> list[Question]:
+    """One of each, on three pages."""
+    return [
+        asked(name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros)
+        for number, (name, euros) in enumerate((of, "12 euros") for of in SAID)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyServers:
+    """The servers. flags: of the command line that name them."""
+
+    verifier: FakeOpenAI
+    generator: FakeOpenAI
+    pages: StandInRetriever
+    flags: list[str]
+
+    def forget(self) -> None:
+        """As new."""
+        for fake in (self.verifier, self.generator):
+            fake.well()
+            fake.forget()
+
+    def counted(self, fake: FakeOpenAI) -> Counter[tuple[str, int]]:
+        """(question, sample) -> how often it was served."""
+        return Counter(
+            (_question(one.body), one.body.get("seed") or 0)
+            for one in fake.requests
+            if one.status == 200
+        )
+
+
+@contextmanager
+def verifying() -> Iterator[VerifyServers]:
+    """Everything begun; it ends with the block."""
+    verifier = FakeOpenAI("verifier", respond=_verifier)
+    generator = FakeOpenAI("generator", respond=_generator)
+    pages = StandInRetriever({f"deck_{number}": "" for number in (1, 2, 3)})
+    with (
+        verifier.running() as one,
+        generator.running() as two,
+        running_judge() as judge,
+        running_app(pages.app) as retriever,
+    ):
+        values = {
+            "verify.prompts": "all",
+            "verify.verifier.base_url": one,
+            "verify.verifier.model": "verifier",
+            "verify.verifier.max_attempts": 1,
+            "verify.verifier.max_requests": 2,
+            "answering.generator.base_url": two,
+            "answering.generator.model": "generator",
+            "answering.generator.max_attempts": 1,
+            "answering.generator.max_requests": 2,
+            "answering.judge.url": judge,
+            "retriever.url": retriever,
+        }
+        flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        yield VerifyServers(verifier, generator, pages, flags)
+
+
+def write_config(path: Path, **sections: Any) -> Path:
+    """A config as a file."""
+    path.write_text(json.dumps(sections), encoding="utf-8")
+    return path
+
+
+def _question(body: dict[str, Any]) -> str:
+    text: str = body["messages"][1]["content"][0]["text"]
+    return text.removeprefix("What is ").removesuffix(", exactly?")
+
+
+def _of(said: str | Sequence[str], body: dict[str, Any]) -> str:
+    return said if isinstance(said, str) else said[body.get("seed") or 0]
+
+
+def _generator(body: dict[str, Any], seed: int | None) -> str:
+    return _of(SAID[_question(body)][1], body)
+
+
+def _verifier(body: dict[str, Any], seed: int | None) -> str:
+    said = _of(SAID[_question(body)][0], body)
+    if said.startswith("!"):
+        return said[1:]
+    sure, answer = not said.startswith("?"), said.removeprefix("?")
+    quotes = [{"picture": 1, "quote": f"=sum of {answer}"}]
+    return json.dumps({"sure": sure, "answer": answer, "evidence": quotes})

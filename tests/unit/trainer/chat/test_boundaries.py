@@ -1,0 +1,285 @@
+"""Real templates, whole and each broken on purpose."""
+
+from __future__ import annotations
+
+from copy import copy
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scorekit.errors import UserError
+from tests.kits.real_tokenizers import real_tokenizer
+from tests.kits.trainer.chat import (
+    CHATML,
+    ENDS,
+    byte_tokenizer,
+    chat_tokenizer,
+    template_text,
+    turns,
+)
+from trainer.chat.boundaries import check_template
+from trainer.chat.config import ChatConfig
+from trainer.chat.markers import marked
+from trainer.chat.render import render
+
+DIALOGUE = turns(
+    "안녕? 오늘 뭐 해 🙂",
+    '지민은 웃었다.\n"그냥 있어요 뷁"',
+    "같이 갈래?",
+    "네, 좋아요 👩‍👩‍👧‍👦",
+    system="너는 지민이다.",
+)
+CHAT = ChatConfig()
+
+
+def failed(
+    tokenizer: Any, rows: Any = (DIALOGUE,), chat: ChatConfig = CHAT, **told: Any
+) -> set[str]:
+    return {f.name for f in check_template(tokenizer, rows, chat, **told) if not f.ok}
+
+
+def broken(old: str, new: str, template: str) -> str:
+    assert old in template
+    return template.replace(old, new)
+
+
+@pytest.mark.parametrize("name", [name for name in ENDS if name != "qwen3"])
+def test_real_templates_are_right_with_markers_put_in(name: str) -> None:
+    assert failed(chat_tokenizer(name)) == set()
+    assert failed(chat_tokenizer(name), learned="last") == set()
+
+
+#: How a real template is broken, by its text and the token that ends its turns -> (what training
+#: has, what the model has, what is found).
+BREAKS = {
+    "the stop token stands outside": lambda text, end: (
+        broken(".rstrip() %}", f".rstrip().removesuffix('{end}') %}}", marked(text)),
+        text,
+        "stop token",
+    ),
+    "the reply's first character stands outside": lambda text, end: (
+        broken("whole[prompt|length:turn", "whole[prompt|length + 1:turn", marked(text)),
+        text,
+        "labelled text",
+    ),
+    "the prompt's last character is labelled": lambda text, end: (
+        broken(
+            "{{- whole[done.place:prompt|length] }}",
+            "{{- whole[done.place:prompt|length - 1] }}",
+            broken("whole[prompt|length:turn", "whole[prompt|length - 1:turn", marked(text)),
+        ),
+        text,
+        "labelled text",
+    ),
+    # transformers 4 finds no span there, 5 finds the whole
+    "markers around the whole": lambda text, end: (
+        "{% generation %}" + text.strip() + "{% endgeneration %}",
+        text,
+        "markers" if version("transformers").startswith("4.") else "other turns",
+    ),
+    "one line end more in training": lambda text, end: (
+        marked(text.strip() + "{{ '\\n' }}"),
+        text,
+        "same text",
+    ),
+    "the system turn is dropped": lambda text, end: (
+        marked(_DROP + text),
+        _DROP + text,
+        "messages",
+    ),
+    "no turn is ended": lambda text, end: (
+        marked(text.replace(end, "")),
+        text.replace(end, ""),
+        "stop token",
+    ),
+}
+_DROP = "{%- set messages = messages[1:] if messages[0].role == 'system' else messages %}"
+
+
+@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize("name", ENDS)
+def test_each_real_template_is_found_broken(name: str, how: str, tmp_path: Path) -> None:
+    training, own, found = BREAKS[how](template_text(name), ENDS[name])
+    (tmp_path / "training.jinja").write_text(training, encoding="utf-8")
+    tokenizer = byte_tokenizer(own, ENDS[name])
+    thinking = False if name == "qwen3" else None
+    chat = ChatConfig(template=str(tmp_path / "training.jinja"), enable_thinking=thinking)
+    assert found in failed(tokenizer, chat=chat, learned="last")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama3", "qwen3_instruct_2507"])
+def test_trls_training_templates_are_right(name: str) -> None:
+    tokenizer = byte_tokenizer(template_text(f"{name}_training"), ENDS[name])
+    assert failed(tokenizer) == set()
+
+
+def test_trls_training_template_of_qwen2_5_labels_a_token_of_the_prompt() -> None:
+    """The line end behind `assistant`: when sampled, it is the prompt's."""
+    tokenizer = byte_tokenizer(template_text("qwen2_5_training"))
+    assert failed(tokenizer) == {"labelled text"}
+
+
+def test_every_finding_has_a_remedy_where_it_is_wrong_and_none_where_it_is_right() -> None:
+    tokenizer = byte_tokenizer(template_text("qwen2_5_training"))
+    findings = check_template(tokenizer, [DIALOGUE], CHAT)
+    assert all(bool(finding.remedy) != finding.ok for finding in findings)
+    assert len({finding.name for finding in findings}) == len(findings) == 10
+
+
+def test_a_stop_token_outside_the_markers_is_found() -> None:
+    """The fault that let a run generate to its limit."""
+    text = template_text("qwen3_instruct_2507_training")
+    stop = "        {{- '<|im_end|>\\n' }}\n        {%- endgeneration %}"
+    moved = "        {%- endgeneration %}\n        {{- '<|im_end|>\\n' }}"
+    tokenizer = byte_tokenizer(broken(stop, moved, text))
+    findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
+    assert not findings["stop token"].ok
+    assert "'<|im_end|>" in findings["stop token"].found
+    assert "--fix" in findings["stop token"].remedy
+
+
+def test_a_template_that_never_ends_a_turn_is_found() -> None:
+    tokenizer = byte_tokenizer(broken("'<|im_end|>\\n'", "'\\n'", CHATML))
+    assert "stop token" in failed(tokenizer)
+
+
+def test_a_stop_token_that_the_next_turn_brings_is_found() -> None:
+    told = "{% if not loop.first %}<|im_end|>\n{% endif %}"
+    text = broken(" + '<|im_end|>\\n' }}", " }}", CHATML)
+    text = broken("{% for message in messages %}", "{% for message in messages %}" + told, text)
+    assert failed(byte_tokenizer(text)) == {"markers", "generation prompt"}
+    assert failed(byte_tokenizer(text), learned="last") == {"markers", "generation prompt"}
+
+
+def test_markers_around_every_turn_are_found() -> None:
+    body = "{{ '<|im_start|>' + message['role']"
+    text = CHATML.replace(body, "{% generation %}" + body).replace(
+        "{% endfor %}", "{% endgeneration %}{% endfor %}"
+    )
+    assert {"markers", "other turns"} <= failed(byte_tokenizer(text))
+
+
+def test_markers_that_take_in_the_header_are_found() -> None:
+    header = "        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n"
+    begin = "        {%- generation %}\n"
+    text = broken(header + begin, begin + header, template_text("llama3_training"))
+    assert failed(byte_tokenizer(text, "<|eot_id|>")) == {"labelled text"}
+
+
+def test_a_system_turn_that_is_dropped_is_found() -> None:
+    text = broken(
+        "{% for message in messages %}",
+        "{% for message in messages if message['role'] != 'system' %}",
+        CHATML,
+    )
+    assert failed(byte_tokenizer(text)) == {"messages"}
+    assert failed(byte_tokenizer(text), [DIALOGUE[1:]]) == set()  # no row has one
+
+
+def test_a_template_that_refuses_system_turns_is_told_where_a_row_has_one() -> None:
+    refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = byte_tokenizer(refuse + CHATML)
+    assert failed(tokenizer, []) == set() == failed(tokenizer, [DIALOGUE[1:]])
+    findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
+    assert "no system" in findings["template"].found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{% include '/etc/passwd' %}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ raise_exception('two\nlines') }}",
+    ],
+)
+def test_a_template_that_fails_in_any_way_is_one_line(text: str) -> None:
+    tokenizer = chat_tokenizer("qwen3")
+    with pytest.raises(UserError, match=r"^the chat template refuses: .") as refused:
+        render(tokenizer, [{"role": "user", "content": "u"}], ChatConfig(), template=text)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_training_template_that_drifts_by_a_line_end_is_found(tmp_path: Path) -> None:
+    drifted = tmp_path / "training.jinja"
+    drifted.write_text(marked(broken("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", CHATML)))
+    chat = ChatConfig(template=str(drifted))
+    findings = {f.name: f for f in check_template(byte_tokenizer(CHATML), [DIALOGUE], chat)}
+    assert not findings["same text"].ok
+    assert "<|im_end|>\\n\\n" in findings["same text"].found
+    assert "generation prompt" in {name for name, finding in findings.items() if not finding.ok}
+
+
+def test_a_generation_prompt_with_other_spaces_is_found() -> None:
+    other = broken("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>assistant \\n' }}", CHATML)
+    assert {"generation prompt", "markers"} <= failed(byte_tokenizer(other))
+
+
+def test_a_stop_token_that_sampling_does_not_know_is_found() -> None:
+    tokenizer = byte_tokenizer(CHATML, end="<|endoftext|>")
+    assert failed(tokenizer) == {"generation_config"}
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert failed(tokenizer, generation_config=SimpleNamespace(eos_token_id=[1, stop])) == set()
+    assert failed(tokenizer, generation_config=SimpleNamespace(eos_token_id=stop)) == set()
+    assert failed(tokenizer, generation_config=SimpleNamespace(eos_token_id=1)) == {
+        "generation_config"
+    }
+
+
+def test_conversations_that_are_cut_lose_their_stop_token() -> None:
+    tokenizer = chat_tokenizer("chatml")
+    assert failed(tokenizer, max_length=50) == {"lengths"}
+    assert failed(tokenizer, max_length=5000) == set()
+
+
+@pytest.mark.parametrize("thinking", [None, True])
+def test_qwen3_puts_an_empty_block_of_thoughts_into_the_reply(thinking: bool | None) -> None:
+    chat = ChatConfig(enable_thinking=thinking)
+    wrong = failed(chat_tokenizer("qwen3"), [DIALOGUE], chat, learned="last")
+    assert wrong == {"labelled text"}
+
+
+def test_qwen3_without_thinking_is_right_one_turn_a_row() -> None:
+    """The block is the prompt's then; but in earlier turns it is left out."""
+    chat, tokenizer = ChatConfig(enable_thinking=False), chat_tokenizer("qwen3")
+    assert failed(tokenizer, [DIALOGUE], chat, learned="last") == set()
+    assert {"markers", "generation prompt"} >= failed(tokenizer, [DIALOGUE], chat) != set()
+
+
+def test_qwen3_with_thoughts_in_the_rows_is_right() -> None:
+    row = turns("왜?", "<think>\n생각\n</think>\n\n그냥요 뷁")
+    apart = [row[0], {"role": "assistant", "content": "그냥요", "reasoning_content": "생각"}]
+    assert failed(chat_tokenizer("qwen3"), [row, apart], learned="last") == {"labelled text"}
+    findings = {
+        f.name: f for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, learned="last")
+    }
+    assert "probe" in findings["labelled text"].found  # not the row, but one without thoughts
+
+
+def test_the_real_tokenizer_of_qwen3_keeps_the_bytes_of_the_last_character() -> None:
+    tokenizer = real_tokenizer("qwen3")
+    rows = [turns("안녕", text) for text in ("뷁", "쌰 👩‍👩‍👧‍👦", "끝 뷁쌰", " \t뷁")]
+    chat = ChatConfig(enable_thinking=False)
+    assert failed(tokenizer, rows, chat, learned="last") == set()
+
+
+def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
+    """A space at its end becomes one token with the first byte of a Korean character."""
+    text = broken("message['role'] + '\\n'", "message['role'] + ': '", CHATML)
+    text = broken("assistant\\n", "assistant: ", text)
+    tokenizer = copy(real_tokenizer("qwen3"))
+    tokenizer.chat_template = text
+    rows = [turns("안녕", "쌰")]
+    assert {"generation prompt", "labelled text"} <= failed(tokenizer, rows)
+    findings = {f.name: f for f in check_template(tokenizer, rows, CHAT)}
+    assert "has other tokens when a reply follows" in findings["generation prompt"].found
+
+
+def test_a_model_without_a_template_is_refused() -> None:
+    with pytest.raises(UserError, match="no chat template: name one"):
+        check_template(byte_tokenizer(None), [DIALOGUE], CHAT)

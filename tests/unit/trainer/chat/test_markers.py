@@ -1,0 +1,112 @@
+"""Markers put into any template: its text stays, and each reply is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+
+from scorekit.errors import UserError
+from tests.kits.trainer.chat import CHATML, byte_tokenizer, chat_tokenizer, template_text, turns
+from trainer.chat.boundaries import mended, training_template
+from trainer.chat.config import ChatConfig
+from trainer.chat.markers import has_markers, marked, without_markers
+from trainer.chat.render import render, render_spans, tokenise
+
+NAMES = sorted(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
+DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 뷁\n", system="시스템")
+CHAT = ChatConfig()
+
+
+def text_of(template: str, row: Any, chat: ChatConfig = CHAT, **told: Any) -> str:
+    """The text; of a template that refuses, why."""
+    try:
+        return render(byte_tokenizer(template), row, chat, **told)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_character_of_a_template_changes(name: str) -> None:
+    text = template_text(name)
+    for chat in (CHAT, ChatConfig(enable_thinking=False)):
+        for row in (DIALOGUE, DIALOGUE[1:], DIALOGUE[1:3], DIALOGUE[:2]):
+            for prompt in (False, True):
+                told = text_of(text, row, chat, generation_prompt=prompt)
+                assert text_of(marked(text), row, chat, generation_prompt=prompt) == told
+    assert text_of(without_markers(text), DIALOGUE) == text_of(text, DIALOGUE)
+
+
+@pytest.mark.parametrize(
+    "edge", ["\n\n{0}", "  {0}", "{0}\n\n", "{0}  ", "\n {0}\n ", "{{ '' }}{0}"]
+)
+def test_spaces_at_the_ends_of_a_template_stay(edge: str) -> None:
+    for text in (CHATML.strip(), template_text("qwen3"), template_text("gemma3")):
+        changed = edge.replace("{0}", text)
+        assert text_of(marked(changed), DIALOGUE) == text_of(changed, DIALOGUE)
+
+
+@pytest.mark.parametrize(
+    "marker", ["{% generation %}", "{%- generation %}", "{%-generation-%}", "{%+ generation -%}"]
+)
+def test_markers_are_known_in_every_form(marker: str) -> None:
+    text = f"a {marker}b{{% endgeneration %}}"
+    assert has_markers(text) and not has_markers(without_markers(text))
+    assert not has_markers(f"{{# not {marker}, which is a comment #}}")
+
+
+def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
+    known = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
+    assert known.template == template_text("llama3_training")
+    assert "TRL" in known.how
+    ours = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)  # it labels a "\n" more
+    assert ours.template == marked(template_text("qwen2_5"))
+
+
+def test_a_template_of_ones_own_is_marked_too() -> None:
+    own = CHATML.replace("<|im_start|>", "### ").replace("assistant", "봇")
+    own = own.replace("+ message['role'] +", "+ ('봇' if message['role'] != 'user' else '나') +")
+    tokenizer = byte_tokenizer(own)
+    made = training_template(tokenizer, [DIALOGUE[1:]], CHAT)
+    found = render_spans(tokenizer, DIALOGUE[1:], CHAT, template=made.template)
+    assert [found.text[begin:end] for begin, end in found.spans] == [
+        "네, 안녕하세요 😀<|im_end|>",
+        "  그냥요 뷁\n<|im_end|>",
+    ]
+
+
+def test_the_mask_has_every_byte_of_the_last_character() -> None:
+    """transformers' own mask ends at the first token of a span's last character: where that is
+    of several tokens, the rest of them is not learned."""
+    bare = CHATML.replace(" + '<|im_end|>\\n'", "").replace("<|im_start|>", "\n")
+    tokenizer = byte_tokenizer(marked(bare))
+    row = turns("안녕", "뷁")
+    told = tokenizer.apply_chat_template(
+        row, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    )
+    tokens = tokenise(tokenizer, render_spans(tokenizer, row, CHAT))
+    assert told["input_ids"] == tokens.ids
+    ours = [token for token, owner in zip(tokens.ids, tokens.owners, strict=True) if owner >= 0]
+    assert tokenizer.decode(ours) == "뷁" and len(ours) == 3
+    assert sum(told["assistant_masks"]) == 1
+
+
+@pytest.mark.parametrize("name", ["llama3_training", "gemma3_training", "qwen3_training"])
+def test_where_a_span_ends_in_ascii_the_mask_is_that_of_transformers(name: str) -> None:
+    tokenizer = byte_tokenizer(template_text(name))
+    told = tokenizer.apply_chat_template(
+        DIALOGUE, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    )
+    tokens = tokenise(tokenizer, render_spans(tokenizer, DIALOGUE, CHAT))
+    assert told["input_ids"] == tokens.ids
+    assert told["assistant_masks"] == [int(owner >= 0) for owner in tokens.owners]
+
+
+def test_wrong_markers_are_replaced() -> None:
+    wrong = template_text("qwen2_5_training")
+    made = mended(byte_tokenizer(wrong), [DIALOGUE], CHAT, wrong)
+    found = render_spans(byte_tokenizer(), DIALOGUE, CHAT, template=made.template)
+    assert found.text[slice(*found.spans[0])] == "네, 안녕하세요 😀<|im_end|>"
+    assert found.text == text_of(wrong, DIALOGUE)

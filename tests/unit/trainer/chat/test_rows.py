@@ -1,0 +1,96 @@
+"""Conversations of rows, and what is no conversation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scorekit.errors import UserError
+from tests.kits.trainer.chat import turns
+from trainer.chat.rows import conversations_of, read_conversations
+
+ROW = {"messages": turns("안녕", "네", "왜?", "그냥요", system="시스템")}
+
+
+def written(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return str(path)
+
+
+def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", ROW)
+    (whole,) = read_conversations(path)
+    assert whole == (f"{path} line 1", ROW["messages"], "all")
+    each = read_conversations(path, "each")
+    assert [(len(c.turns), c.learned) for c in each] == [(3, "last"), (5, "last")]
+    assert [c.learned for c in read_conversations(path, "last")] == ["last"]
+
+
+@pytest.mark.parametrize("prompt", ["prompt", "prompt_messages"])
+@pytest.mark.parametrize("reply", ["completion", "reference"])
+def test_of_a_prompt_and_its_reply_only_the_reply_is_learned(prompt: str, reply: str) -> None:
+    row = {prompt: ROW["messages"][:4], reply: "그냥요"}
+    (found,) = conversations_of(row, "row 1", "all")
+    assert found == ("row 1", ROW["messages"], "last")
+    (again,) = conversations_of({**row, reply: [ROW["messages"][4]]}, "row 1", "each")
+    assert again == found
+
+
+def test_what_a_table_has_no_value_for_is_left_out() -> None:
+    row = {"messages": [{**turn, "tool_calls": None, "name": None} for turn in ROW["messages"]]}
+    (found,) = conversations_of(row, "row 1", "all")
+    assert found.turns == ROW["messages"]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (["no"], "a row is an object with `messages`, not list"),
+        ({"text": "no"}, "neither `messages`, nor a `prompt` with its"),
+        ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with its"),
+        ({"messages": "no"}, "messages: a list of messages is wanted"),
+        ({"messages": []}, "messages: a list of messages is wanted"),
+        ({"messages": [{"role": "bot", "content": "a"}]}, "turn 1: an object with a role"),
+        ({"messages": [{"role": "user"}]}, "turn 1: has no content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "turn 1: content: a text is wanted"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "a lone surrogate"),
+        ({"messages": turns("a\0", "b")}, "turn 1: content: holds a NUL character"),
+        ({"prompt": turns("a"), "reference": "b\0"}, "turn 1: content: holds a NUL character"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part without text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\0"}]}]},
+            "turn 1: content: holds a NUL character",
+        ),
+        ({"messages": turns("a")}, "no turn of the assistant"),
+        ({"messages": turns("a", "b")[1:]}, "begins with a turn of the assistant"),
+        ({"messages": turns("a", " ")}, "its last turn is empty"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "parts other than text: give such rows as `input_ids`",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_told(row: Any, told: str) -> None:
+    with pytest.raises(UserError, match=r"^row 7: ") as caught:
+        list(conversations_of(row, "row 7", "all"))
+    assert told in str(caught.value)
+
+
+def test_wrong_rows_are_told_in_one_line_with_their_number(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", ROW, {"text": 1}, {"messages": []}, ROW)
+    with pytest.raises(UserError, match="2 rows are no conversations") as caught:
+        read_conversations(path)
+    assert [line.split(": ")[0] for line in caught.value.lines] == [
+        f"{path} line {n}" for n in (2, 3)
+    ]
+    assert len(read_conversations(path, limit=1)) == 1
+
+
+def test_two_kinds_of_rows_are_not_mixed(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", ROW, {"prompt": turns("a"), "completion": "b"})
+    with pytest.raises(UserError, match="turns: last"):
+        read_conversations(path)
+    assert len(read_conversations(path, "last")) == 2

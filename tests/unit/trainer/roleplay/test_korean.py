@@ -1,0 +1,122 @@
+"""Labelled Korean: speech levels, acts of the player, questions. Precision and recall are printed
+(`pytest -rP`)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainer.roleplay.korean.acting import acts, has_particle
+from trainer.roleplay.korean.kiwi import sentences
+from trainer.roleplay.korean.names import places
+from trainer.roleplay.korean.questions import asks
+from trainer.roleplay.korean.speech import levels
+
+DATA = Path(__file__).parents[3] / "data/roleplay"
+AIM = 0.95
+
+
+def _labelled(name):
+    label = ""
+    for line in (DATA / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            label = line[2:]
+        else:
+            yield label, line
+
+
+def _level(text):
+    """Of a line that may be several sentences: the last one that is decided."""
+    found = levels(text)
+    decided = [level for level in found if level != "fragment"]
+    return (decided or found or ["none"])[-1]
+
+
+@pytest.mark.parametrize(("name", "least"), [("speech.txt", 200), ("speech_unseen.txt", 60)])
+def test_speech_levels_of_labelled_sentences(name, least):
+    found = [(label, _level(text), text) for label, text in _labelled(name)]
+    assert len(found) >= least
+    print(*(f"{label}, read as {level}: {text}" for label, level, text in found if label != level))
+    for wanted in ("polite", "plain"):
+        said = [label == wanted for label, level, _ in found if level == wanted]
+        there = [level == wanted for label, level, _ in found if label == wanted]
+        precision, recall = sum(said) / len(said), sum(there) / len(there)
+        print(f"{name}, {wanted}: precision {precision:.3f}, recall {recall:.3f}, n {len(there)}")
+        assert min(precision, recall) >= AIM
+    neither = [(label, level) for label, level, _ in found if label in ("ambiguous", "fragment")]
+    assert all(label == level for label, level in neither)
+
+
+@pytest.mark.parametrize(("name", "least"), [("acting.txt", 50), ("acting_unseen.txt", 25)])
+def test_who_acts_in_labelled_narrations(name, least):
+    labelled = list(_labelled(name))
+    assert len(labelled) >= least
+    wrong = [text for label, text in labelled if (label == "acts") != acts(text, "민수", "유나")]
+    print(f"{name}: {len(labelled) - len(wrong)} of {len(labelled)} right", *wrong)
+    assert len(wrong) <= 0.05 * len(labelled)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "acting"),
+    [
+        ("민준", "민준이가 웃었다.", True),  # a final consonant
+        ("민준", "민준이는 웃었다.", True),
+        ("민준", "민준을 보며 유나가 웃었다.", False),
+        ("하늘", "하늘이 고개를 숙였다.", True),  # a noun
+        ("하늘", "하늘색 옷이 예뻤다.", False),
+        ("하늘", "하늘은 하늘색 옷을 입었다.", True),
+        ("민", "민들레가 피었다.", False),  # the beginning of a word
+        ("유", "유나는 웃었다.", False),
+        ("김민수", "민수가 웃었다.", True),  # the given name
+        ("민수", "김민수가 웃었다.", True),
+        ("Alex", "Alex는 웃었다.", True),
+        ("Alex", "ALEX가 웃었다.", True),
+        ("Alex", "Alexandra는 웃었다.", False),
+        ("サクラ", "サクラ가 웃었다.", True),
+        ("Mary Jane", "Mary  Jane은 웃었다.", True),
+        ("지수", "한지수가 웃었다.", False),  # the character's own name
+        ("  ", "민수가 웃었다.", False),
+        ("", "민수가 웃었다.", False),
+        (".*", "민수가 웃었다.", False),
+    ],
+)
+def test_names_are_whole_words(name, text, acting):
+    assert acts(text, name, "한지수") is acting
+    assert has_particle(text, name, "한지수") is acting
+
+
+def test_a_player_with_the_name_of_the_character_is_not_looked_for():
+    assert not acts("유나는 웃었다.", "유나", "유나")
+    assert not has_particle("유나는 웃었다.", "유나", "유나")
+    assert places("유나는 웃었다.", "유나", "유나")
+
+
+@pytest.mark.parametrize(
+    "text", ["어디 가?", "밥은 먹었니", "같이 갈까", "누구십니까", "왜 우나요", "그게 뭔데？"]
+)
+def test_what_asks(text):
+    assert asks(text)
+
+
+@pytest.mark.parametrize("text", ["나는 집에 가.", "좋아요!", "비가 오니까 가.", "", "……"])
+def test_what_does_not_ask(text):
+    assert not asks(text)
+
+
+def test_any_thread_may_read_and_no_name_changes_how_another_text_is_read():
+    text, before = "하늘이 맑다. 오늘은 뭐 해요?", []
+    before.append(sentences(text))
+    sentences("하늘이 웃었다.", [(0, 2)])
+    assert sentences(text) == before[0]
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(sentences(text) for _ in range(20)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == before * 80

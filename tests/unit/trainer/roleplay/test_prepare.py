@@ -1,0 +1,167 @@
+"""Dialogues become rows; what does not is told why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from scorekit.errors import UserError
+from trainer.__main__ import app
+from trainer.roleplay.config_data import RoleplayData
+from trainer.roleplay.data import load_turns
+from trainer.roleplay.prepare import Dialogue, Dropped, Limits, prepare, split, turns_of
+
+POLICY = "demo/models/policy"
+
+
+def said(*turns: str) -> Dialogue:
+    """`s:`, `u:` or `a:` before what is said."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    messages = [{"role": roles[turn[0]], "content": turn[2:]} for turn in turns]
+    return Dialogue("d", tuple(messages), {})
+
+
+def test_each_answer_to_the_player_is_a_row():
+    found = list(turns_of(said("s:책", "a:어서", "u:1", "a:2", "a:3", "u:4", "a:5"), None))
+    assert [one.place for one in found] == [1, 3, 4, 6]
+    assert [one.reason for one in found if isinstance(one, Dropped)] == ["not_after_user"] * 2
+    last = found[-1]
+    assert [m["content"] for m in last.prompt] == ["책", "어서", "1", "2", "3", "4"]
+    assert (last.id, last.reference) == ("d:6", "5")
+
+
+@given(st.lists(st.sampled_from("ua"), min_size=1, max_size=12), st.integers(1, 6))
+def test_the_context_is_cut_but_never_the_system_turn(roles, context):
+    dialogue = said("s:책", *(f"{role}:{place}" for place, role in enumerate(roles)))
+    kept = [one for one in turns_of(dialogue, context) if not isinstance(one, Dropped)]
+    answers = [n for n in range(1, len(roles)) if roles[n - 1 : n + 1] == ["u", "a"]]
+    assert [one.place for one in kept] == [n + 1 for n in answers]
+    for one in kept:
+        system, *rest = one.prompt
+        assert system["role"] == "system"
+        assert len(rest) <= context
+        assert rest[-1]["role"] == "user"
+        assert rest[0]["role"] == "user" or len(rest) == one.place - 1
+        assert list(dialogue.messages[one.place - len(rest) : one.place]) == rest
+
+
+def test_what_is_too_long_or_stands_twice_is_dropped_with_its_reason():
+    limits = Limits(
+        max_prompt_length=3,
+        max_completion_length=3,
+        prompt_tokens=lambda prompt: sum(len(m["content"]) for m in prompt),
+        text_tokens=len,
+    )
+    dialogues = [
+        said("u:abc", "a:xy"),
+        said("u:abc", "a:xy"),
+        said("u:abcd", "a:x"),
+        said("u:a", "a:xyz"),
+    ]
+    kept, dropped = prepare(dialogues, limits)
+    assert [turn.reference for turn, _ in kept] == ["xy"]
+    assert [(one.reason, one.measured) for one in dropped] == [
+        ("duplicate", ""),
+        ("prompt_too_long", "4 tokens"),
+        ("reference_too_long", "4 tokens"),
+    ]
+
+
+def test_no_scenario_is_on_both_sides_and_the_seed_chooses():
+    turns = [
+        turn
+        for n in range(40)
+        for turn in turns_of(
+            Dialogue(f"d{n}", said(f"s:책{n % 8}", "u:a", "a:b").messages, {}), None
+        )
+    ]
+    by = {turn.id: turn for turn in turns}
+    assert len(by) == 40
+    train, held = split(turns, 0.2, "dialogue", 0)
+    assert len(held) == 8
+    assert not {t.dialogue for t in train} & {t.dialogue for t in held}
+    assert split(turns, 0.2, "dialogue", 0) == (train, held)
+    assert split(turns, 0.2, "dialogue", 1) != (train, held)
+    assert split(turns, 0, "dialogue", 0) == (turns, [])
+    with pytest.raises(UserError, match="nothing can be held out"):
+        split(turns[:1], 0.2, "scenario", 0)
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_command_writes_rows_that_the_trainer_reads(tmp_path):
+    system = "당신은 이제 「사야」이다.\n플레이어 이름: 민수\n말투: 존댓말"
+    source = write(
+        tmp_path / "dialogues.jsonl",
+        {
+            "id": "a",
+            "system": system,
+            "user": "뭐 해?",
+            "assistant": '사야가 웃었다.\n"책 읽어요."',
+        },
+        {
+            "id": "b",
+            "messages": [
+                {"role": "user", "content": "안녕" * 40},
+                {"role": "assistant", "content": "응"},
+            ],
+        },
+        {
+            "id": "c",
+            "messages": [
+                {"role": "user", "content": "안녕"},
+                {"role": "assistant", "content": "응"},
+            ],
+        },
+    )
+    out = tmp_path / "out"
+    command = ["roleplay", "prepare", source, "--out", str(out), "--eval-ratio", "0"]
+    lengths = ["--max-prompt-length", "80", "--max-completion-length", "60", "--model", POLICY]
+    result = CliRunner().invoke(app, [*command, *lengths])
+    assert result.exit_code == 0, result.output
+    turns = load_turns(str(out / "train.jsonl"), RoleplayData(from_prompt=False))
+    assert [(t.id, t.player_name, t.character_name, t.speech_level) for t in turns] == [
+        ("a:2", "민수", "사야", "polite"),
+        ("c:1", None, None, None),
+    ]
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    assert Counter(row["reason"] for row in dropped) == {"prompt_too_long": 1}
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["rows"] == {"train": 2, "eval": 0, "dropped": 1}
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.output
+
+
+def test_a_file_without_rows_is_said_to_be_so(tmp_path):
+    (tmp_path / "in.jsonl").write_text("")
+    command = ["roleplay", "prepare", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and "in.jsonl: no rows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "extra", "message"),
+    [
+        ({"prompt": "x"}, [], "no messages"),
+        ({"messages": []}, [], "a list of messages is wanted"),
+        ({"user": "a", "assistant": "b"}, ["--column", "player=x"], "FIELD=COLUMN"),
+        ({"user": "a", "assistant": "b"}, ["--max-prompt-length", "9"], "--model"),
+        ({"assistant": "b"}, [], "no turn is left of 1: not_after_user 1"),
+        ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "nothing can be held out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, row, extra, message):
+    source = write(tmp_path / "in.jsonl", row)
+    command = ["roleplay", "prepare", source, "--out", str(tmp_path / "out"), "--eval-ratio", "0"]
+    result = CliRunner().invoke(app, [*command, *extra])
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert not (tmp_path / "out").exists()

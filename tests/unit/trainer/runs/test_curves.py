@@ -1,0 +1,20 @@
+"""The curves of a run's page: what is drawn is what was logged."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from trainer.runs.figures import Curve
+from trainer.runs.verbs.curves import draw_curves
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_sum_is_drawn_as_it_is_and_all_else_by_its_mean(sums: bool) -> None:
+    lines = [{"update": update, "cost/calls": 10.0 * update} for update in range(1, 6)]
+    (svg,) = draw_curves([Curve(title="paid calls", keys=("cost/calls",), sums=sums)], lines, {})
+    (line,) = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.6', svg)
+    dots = re.findall(r'<use [^>]*y="([\d.]+)"[^>]*opacity: 0\.5', svg)
+    assert len(dots) == len(lines)
+    assert (line.split()[-1] == dots[-1]) is sums

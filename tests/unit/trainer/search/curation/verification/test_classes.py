@@ -1,0 +1,153 @@
+"""Every combination of agreements has a class, by the table of docs/curation.md."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from trainer.search.curation.verification.classes import (
+    AGREEMENTS,
+    CLASSES,
+    Compared,
+    class_of,
+    most_agree,
+    same_but_form,
+    same_text,
+    stance_of,
+)
+from trainer.search.curation.verification.config import VerifyConfig
+
+DROP = VerifyConfig().drop
+SURE = [Compared("sure", *levels) for levels in product(AGREEMENTS, repeat=3)]
+#: Whether these say the same: generator and reference, verifier and reference, generator and
+#: verifier -> class. Where two do, all three do.
+TABLE = {
+    (True, True, True): {"OK", "FORMAT_DIFF"},
+    (True, True, False): {"OK", "FORMAT_DIFF"},
+    (True, False, True): {"OK", "FORMAT_DIFF"},
+    (False, True, True): {"FORMAT_DIFF"},
+    (False, True, False): {"GEN_ERROR"},
+    (False, False, True): {"GT_ERROR"},
+    (True, False, False): {"outvoted"},
+    (False, False, False): {"BOTH_WRONG"},
+}
+OUTVOTED = ("OK", "UNCERTAIN")
+
+
+def same(level) -> bool:
+    return level in ("form", "yes")
+
+
+@pytest.mark.parametrize("outvoted", OUTVOTED)
+def test_every_combination_has_the_class_of_the_table(outvoted):
+    assert len(SURE) == 27
+    for one in SURE:
+        pairs = one.generator_reference, one.verifier_reference, one.generator_verifier
+        (*found,) = TABLE[tuple(map(same, pairs))]
+        wanted = outvoted if found == ["outvoted"] else found[0]
+        if len(found) == 2:  # all three say the same: what the judge makes of the generator's form
+            wanted = "OK" if one.generator_reference == "yes" else "FORMAT_DIFF"
+        assert class_of(one, outvoted) == wanted, one
+
+
+@pytest.mark.parametrize("stance", ["unsure", "differs"])
+def test_a_verifier_who_does_not_know_makes_a_row_uncertain_whatever_the_others_say(stance):
+    levels = (*AGREEMENTS, None)
+    for found in product(AGREEMENTS, levels, levels):
+        assert class_of(Compared(stance, *found), "OK") == "UNCERTAIN"
+
+
+@pytest.mark.parametrize("outvoted", OUTVOTED)
+def test_more_agreement_with_the_reference_never_drops_a_row(outvoted):
+    def is_kept(one: Compared) -> bool:
+        return class_of(one, outvoted) not in DROP
+
+    for one in SURE:
+        for name in ("generator_reference", "verifier_reference"):
+            higher = AGREEMENTS[AGREEMENTS.index(getattr(one, name)) + 1 :]
+            for level in higher:
+                assert is_kept(one) <= is_kept(one._replace(**{name: level})), one
+
+
+def test_what_is_dropped_is_that_of_the_facts():
+    assert DROP == ("GT_ERROR", "BOTH_WRONG", "UNCERTAIN")
+    assert VerifyConfig(drop=["UNCERTAIN", "GT_ERROR"]).drop == ("GT_ERROR", "UNCERTAIN")
+
+
+def test_the_document_names_every_class():
+    text = (Path(__file__).parents[6] / "docs/curation.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (["yes"], "yes"),
+        (["yes", "no"], "no"),  # half is not more than half
+        (["yes", "yes", "no"], "yes"),
+        (["yes", "form", "no"], "form"),
+        (["form", "no", "no"], "no"),
+    ],
+)
+def test_several_answers_agree_where_more_than_half_do(found, wanted):
+    assert most_agree(found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("groups", "unsure", "consensus", "wanted"),
+    [
+        ([3], 0, 1.0, "sure"),
+        ([2, 1], 0, 1.0, "differs"),
+        ([2, 1], 0, 0.51, "sure"),
+        ([1, 1], 0, 0.51, "differs"),
+        ([2], 1, 1.0, "differs"),
+        ([2], 1, 0.51, "sure"),
+        ([1], 2, 0.51, "unsure"),
+        ([], 3, 1.0, "unsure"),
+    ],
+)
+def test_the_verifier_is_sure_of_what_enough_of_its_answers_say(groups, unsure, consensus, wanted):
+    assert stance_of(groups, unsure, consensus) == wanted
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("12,570 dollars", "12570 Dollars."),
+        ("１２,５７０", "12570"),
+        ("3.0 %", "3 %"),
+        ("12,570", "12,570 dollars"),
+        ("$5", "5"),
+        ("1,234명", "1234"),
+        ("South Korea", "south-korea"),
+    ],
+)
+def test_the_same_in_another_form(a, b):
+    assert same_but_form(a, b) and same_but_form(b, a)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("5", "5 million"),
+        ("5만", "5"),
+        ("3.5 million", "3.5 billion"),
+        ("1.5", "15"),
+        ("-5", "5"),
+        ("not 5", "5"),
+        ("May 5", "5"),
+        ("Iran", "Iran and Iraq"),
+        ("5 km", "5 miles"),
+        ("5 and 6", "6 and 5"),
+        ("", ""),
+        ("...", "!"),
+    ],
+)
+def test_what_may_mean_something_else_is_no_form_of_it(a, b):
+    assert not same_but_form(a, b) and not same_but_form(b, a)
+
+
+def test_the_same_text():
+    assert same_text(" South  KOREA", "south korea") and not same_text("a b", "ab")

@@ -1,0 +1,250 @@
+"""rounds.yaml: what is refused before the first step, and the configs that it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scorekit.config import check_config, load_config
+from scorekit.errors import UserError
+from trainer.search.rounds.config import STEPS, RoundsConfig
+from trainer.search.rounds.plan import LoopPlan, Standing, changed, check_plan, settings_of
+
+ROOT = Path(__file__).parents[5]
+TRAIN = {
+    "task": "search",
+    "data": {"train": "questions.jsonl", "train_limit": 7},
+    "policy": {"path": "policy", "revision": "main"},
+    "retriever": {"url": "http://127.0.0.1:1"},
+}
+VERIFIER = {"base_url": "http://127.0.0.1:2/v1", "model": "other"}
+
+
+@pytest.fixture(autouse=True)
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "questions.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(out: Path, *rounds: dict[str, Any], **told: Any) -> LoopPlan:
+    given = {"train": TRAIN, **told, "rounds": list(rounds) or [{"name": "one"}]}
+    return LoopPlan(check_config(RoundsConfig, given, "rounds.yaml"), out)
+
+
+def test_the_demos_rounds_are_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    told = ["curation.verify.verifier.base_url=http://127.0.0.1:2/v1"]
+    told += ["curation.verify.verifier.model=v", "train.answering.generator.model=g"]
+    cfg = load_config(RoundsConfig, ROOT / "configs/search/demo_rounds.yaml", told)
+    standing = check_plan(LoopPlan(cfg, Path("out")))
+    assert standing.policy == "demo/models/search_policy"
+    assert standing.data["train"] == "demo/search/questions.jsonl"
+
+
+def test_the_presets_are_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    data = "demo/search/questions.jsonl"
+    told = ["train.policy.path=MODEL", f"train.data.train={data}"]
+    told += ["train.answering.generator.model=NAME"]
+    told += [f"curation.verify.verifier.{key}={value}" for key, value in VERIFIER.items()]
+    cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", told)
+    made = LoopPlan(cfg, Path("out"))
+    check_plan(made)
+    last = made.training(cfg.rounds[-1])
+    assert last.misc.run_dir == "out/04-round3/train"
+    assert last.data.train == data
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told", "what"),
+    [
+        ([{"name": "a"}, {"name": "a"}], {}, "'a' is the name of two rounds"),
+        ([{"name": "../a"}], {}, "name"),
+        ([{"name": "a", "then": ["sft"]}], {}, "sft learns of what distill leaves"),
+        ([{"name": "a", "then": ["focus", "focus"]}], {}, "named twice"),
+        ([{"name": "a", "then": ["sweep"]}], {}, "then"),
+        ([{"name": "a", "limits": {"hours": 0}}], {}, "limits.hours"),
+        ([{"name": "a", "config": "no.yaml"}], {}, "no.yaml"),
+        ([{"name": "a", "train": {"rl": {"lrr": 1}}}], {}, "rl.lrr"),
+        ([{"name": "a", "curation": {"focus": {"taken": []}}}], {}, "focus.taken"),
+        ([{"name": "a", "sft": {"sft": {"epochs": 1}}}], {}, "sft.epochs"),
+        ([{"name": "a", "then": ["verify"]}], {}, "base_url and model are not set"),
+        (
+            [{"name": "a", "then": ["distill", "rewrite"]}],
+            {"curation": {"rewrite": {"rewriter": {"model": ""}}}},
+            "rewriter.model",
+        ),
+        ([{"name": "a", "train": {"data": {"columns": {"question": "q"}}}}], {}, "data.columns"),
+        ([{"name": "a", "train": {"data": {"train": None}}}], {}, "data.train: not set"),
+        (
+            [{"name": "a"}, {"name": "b", "train": {"data": {"train": "mine"}}}],
+            {},
+            "b: train.data.train: a later round plays",
+        ),
+        (
+            [{"name": "a"}, {"name": "b", "train": {"policy": {"path": "mine"}}}],
+            {},
+            "b: train.policy.path: a later round plays",
+        ),
+        ([{"name": "a", "sft": {"data": {"train": "x"}}}], {}, "sft.data.train: is the loop's own"),
+        ([{"name": "a"}], {"curation": {"data": {"train": "x"}}}, "curation.data.train: is the"),
+        ([{"name": "a", "sft": {"data": "x"}}], {}, "sft.data: keys with values"),
+        ([{"name": "a", "train": {"data": {"eval": "no.jsonl"}}}], {}, "no.jsonl: no such file"),
+        (
+            [{"name": "a", "then": ["alternatives"]}],
+            {"train": TRAIN | {"answering": {"generator": {"model": ""}}}},
+            "alternatives: asks the generator",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_first_step(
+    rounds: list[dict[str, Any]], told: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=what.replace(".", r"\.")):
+        check_plan(plan(tmp_path, *rounds, **told))
+
+
+def test_a_verifier_that_is_the_generator_is_refused(tmp_path: Path) -> None:
+    of = {"base_url": "http://127.0.0.1:2/v1", "model": "same"}
+    train = TRAIN | {"answering": {"generator": of}}
+    made = plan(
+        tmp_path,
+        {"name": "a", "then": ["verify"]},
+        train=train,
+        curation={"verify": {"verifier": of}},
+    )
+    with pytest.raises(UserError, match="verifier"):
+        check_plan(made)
+
+
+def test_steps_are_done_in_their_own_order(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"name": "a", "then": ["sft", "focus", "distill", "buckets"]})
+    assert made.cfg.rounds[0].then == ["buckets", "focus", "distill", "sft"]
+    assert [step for step in STEPS if step in made.cfg.rounds[0].then] == made.cfg.rounds[0].then
+
+
+def test_a_later_round_plays_what_was_kept_from_the_policy_that_was_left(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
+    standing = check_plan(made)
+    assert standing == Standing(
+        {"train": "questions.jsonl", "train_split": None, "train_limit": 7}, "policy"
+    )
+    first = made.training(made.cfg.rounds[0], standing)
+    assert (first.data.train_limit, first.policy.revision) == (7, "main")
+    standing.rows, standing.policy, standing.runs = "kept.jsonl", "left", [tmp_path / "run"]
+    second = made.training(made.cfg.rounds[1], standing)
+    assert (second.data.train, second.data.train_limit) == ("kept.jsonl", None)
+    assert (second.policy.path, second.policy.revision) == ("left", None)
+    assert second.rl.batch_size == 2
+    assert second.misc.run_dir == str(tmp_path / "02-two/train")
+    curation = made.curation(made.cfg.rounds[1], standing)
+    assert (curation.data.train, curation.data.train_limit) == ("questions.jsonl", 7)
+    assert curation.answers == str(tmp_path / "answers.sqlite")
+    assert curation.retriever.url == "http://127.0.0.1:1"
+
+
+def test_rows_are_learned_at_their_length_unless_another_is_told(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"name": "one"}, {"name": "two", "sft": {"data": {"max_length": 5}}})
+    lengths = [made.finetuning(of, "p", Path("r"), 123).data.max_length for of in made.cfg.rounds]
+    assert lengths == [123, 5]
+
+
+def test_all_questions_are_played_whole_where_a_command_has_written_them(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
+    standing = check_plan(made)
+    standing.data, standing.runs = {"train": "grown.jsonl"}, [tmp_path / "run"]
+    data = made.training(made.cfg.rounds[1], standing).data
+    assert (data.train, data.train_limit) == ("grown.jsonl", None)
+
+
+def settings(out: Path, step: str, *flags: object, **told: Any) -> dict[str, Any]:
+    made = plan(out, {"name": "a", **told})
+    of = made.cfg.rounds[0]
+    cfg = made.training(of) if step == "train" else made.curation(of)
+    return settings_of(step, cfg, out, flags)
+
+
+def test_a_done_step_may_lie_behind_another_address_and_nothing_else(tmp_path: Path) -> None:
+    def differ(step: str, **told: Any) -> list[str]:
+        return list(changed(settings(out, step), settings(out, step, **told)))
+
+    out = tmp_path / "out"
+
+    def asks(**keys: Any) -> dict[str, Any]:
+        return {"curation": {"verify": {"verifier": VERIFIER | keys}}}
+
+    assert differ("train", train={"retriever": {"url": "http://127.0.0.1:9"}}) == []
+    (told,) = differ("train", train={"rollout": {"n_agent": 3}})
+    assert told.startswith("rollout.n_agent: ") and told.endswith("3 now")
+    (told,) = differ("train", train={"rl": {"num_updates": 7}})
+    assert told.endswith("7 now")
+    (told,) = differ("train", train={"rl": {"epochs": 2}})
+    assert told == "rl.epochs: None then, 2 now"
+    (told,) = differ("train", train={"policy": {"path": "other"}})
+    assert told == "policy.path: 'policy' then, 'other' now"
+    before = settings(out, "verify", **asks())
+    for key, value in {"base_url": "http://a/v1", "max_requests": 3, "api_key_env": "K"}.items():
+        assert changed(before, settings(out, "verify", **asks(**{key: value}))) == []
+    assert differ("verify", curation={"verify": {"k": 5}}) == ["verify.k: 3 then, 5 now"]
+    other = {"answering": {"generator": {"model": "another"}}}
+    (told,) = differ("verify", curation=other)
+    assert told.startswith("answering.generator.model")
+    assert differ("focus", curation=other) == []
+    slower = {"answering": {"generator": {"max_requests": 1, "base_url": "http://h/v1"}}}
+    assert differ("verify", curation=slower) == []
+    assert differ("alternatives", curation={"alternatives": {"embeddings_url": "http://h"}}) == []
+    (told,) = differ("focus", curation={"buckets": {"mastered": 0.9}})
+    assert told.startswith("buckets.mastered")
+
+
+def test_sft_on_other_rows_is_another(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"name": "a"})
+    of = made.cfg.rounds[0]
+
+    def learned(rows: str, policy: str, longest: int) -> dict[str, Any]:
+        return settings_of("sft", made.finetuning(of, policy, tmp_path / rows, longest), tmp_path)
+
+    before = learned("a/rows.jsonl", "p", 5)
+    assert before["data.train"] == "OUT/a/rows.jsonl"
+    for other, key in (("b", "p", 5), "data.train"), (("a/rows.jsonl", "q", 5), "policy.path"):
+        (told,) = changed(before, learned(*other))
+        assert told.startswith(key)
+    (told,) = changed(before, learned("a/rows.jsonl", "p", 6))
+    assert told == "data.max_length: 5 then, 6 now"
+
+
+def test_rows_that_a_later_rounds_file_names_are_not_looked_for(tmp_path: Path) -> None:
+    file = tmp_path / "later.yaml"
+    file.write_text("task: search\ndata: {train: not-yet.jsonl}\n")
+    train = {key: of for key, of in TRAIN.items() if key != "data"}
+    first = {"name": "a", "train": {"data": TRAIN["data"]}}
+    check_plan(plan(tmp_path, first, {"name": "b", "config": str(file)}, train=train))
+    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: no such file"):
+        check_plan(plan(tmp_path, {"name": "a", "config": str(file)}, train=train))
+
+
+def test_what_a_done_step_has_read_is_known_wherever_the_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    whole = settings(out, "focus", "--run", out / "01-a/train", "--verified", out / "01-a/verify")
+    assert whole["read"] == ["--run", "OUT/01-a/train", "--verified", "OUT/01-a/verify"]
+    short = Path("out")
+    assert (
+        changed(
+            whole,
+            settings(
+                short,
+                "focus",
+                *(
+                    part if isinstance(part, str) else short / part.relative_to(out)
+                    for part in ("--run", out / "01-a/train", "--verified", out / "01-a/verify")
+                ),
+            ),
+        )
+        == []
+    )
+    (told,) = changed(whole, settings(out, "focus", "--run", out / "01-a/train"))
+    assert told.startswith("read: ")

@@ -1,0 +1,65 @@
+"""When an update waits for its rewards, and when it goes on without some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kits.trainer.searching.finished import complete_turn, episode
+from trainer.search.records import EpisodeReward, GeneratedAnswer, Trajectory
+from trainer.search.training.collector import unanswered
+
+GONE = "generator: nobody answers"
+
+
+def answered(id: str) -> Trajectory:
+    reward = EpisodeReward(status="ok", value=0.5)
+    return episode(id, answer=GeneratedAnswer(status="ok", text="42"), reward=reward)
+
+
+def unanswered_by_generator(id: str, status: Any = "failed") -> Trajectory:
+    reward = EpisodeReward(status=status, error=GONE)
+    return episode(id, answer=GeneratedAnswer(status=status, error=GONE), reward=reward)
+
+
+def not_found(id: str) -> Trajectory:
+    reward = EpisodeReward(status="failed", error="retriever: upstream")
+    return episode(id, (), end="failed", answer=GeneratedAnswer(status="skipped"), reward=reward)
+
+
+def gave_nothing_to_answer(id: str) -> Trajectory:
+    """It ended at once, and earned its 0."""
+    reward = EpisodeReward(status="ok", value=0.0)
+    skipped = GeneratedAnswer(status="skipped", error="no evidence")
+    return episode(id, (), turns=[complete_turn(1)], answer=skipped, reward=reward)
+
+
+def told(*episodes: Trajectory) -> str | None:
+    return unanswered({one.trajectory_id: one for one in episodes})
+
+
+def test_it_goes_on_while_somebody_was_answered() -> None:
+    assert told(answered("a"), answered("b")) is None
+    assert told(answered("a"), *(unanswered_by_generator(f"f{n}") for n in range(9))) is None
+    assert told(gave_nothing_to_answer("a"), gave_nothing_to_answer("b")) is None
+
+
+def test_it_waits_where_nobody_was() -> None:
+    assert told(unanswered_by_generator("a"), unanswered_by_generator("b")) == GONE
+    assert told(unanswered_by_generator("a", "late")) == GONE
+    assert told(not_found("a"), not_found("b")) == "retriever: upstream"
+
+
+def test_those_that_earn_their_0_by_themselves_are_no_answer() -> None:
+    """To learn from them alone would use the questions up while everybody is away."""
+    assert told(gave_nothing_to_answer("a"), unanswered_by_generator("b")) == GONE
+    assert told(gave_nothing_to_answer("a"), not_found("b")) == "retriever: upstream"
+
+
+def test_a_few_that_fail_among_many_that_ask_for_nothing_do_not_stop_it() -> None:
+    """It may be their own fault: a question that the generator always refuses."""
+    others = [gave_nothing_to_answer(f"n{n}") for n in range(3)]
+    assert told(unanswered_by_generator("a"), *others) is None
+
+
+def test_a_retriever_that_found_for_one_is_there() -> None:
+    assert told(not_found("a"), not_found("b"), answered("c")) is None

@@ -1,0 +1,326 @@
+"""Rows of a cold start: what fine-tuning learns is what reinforcement would have sampled."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from scorekit.errors import UserError
+from tests.kits.real_tokenizers import write_tokenizer
+from tests.kits.trainer.images import PROCESSOR
+from tests.kits.trainer.searching.episodes import (
+    COMPLETE,
+    ask,
+    crop,
+    played,
+    scripted,
+    search,
+)
+from tests.kits.trainer.searching.policies import TINY_SIGHT, ToldSampler, template, turn_ids
+from tests.kits.trainer.sft import sft_config
+from trainer.chat.config import ChatConfig
+from trainer.chat.labelling import label
+from trainer.rl.config import SamplingConfig
+from trainer.rl.policy import load_tokenizer
+from trainer.search.config import SearchConfig
+from trainer.search.records import EpisodeReward, Trajectory
+from trainer.search.sight.reading import load_reader
+from trainer.search.training.sft_rows import ROWS, Ended, SftExport, export_sft
+from trainer.search.trajectories.store import TrajectoryStore
+from trainer.search.turns.policies import Policy
+from trainer.search.turns.sampled import SampledPolicy
+from trainer.sft.prepare import SftPart, load_train
+
+TURNS = (
+    "<think>왜 출생아 수? 뷁 🙂</think>\n<search>births 1990</search>",
+    crop(10, 10, 60, 40),
+    "<think>ends in spaces </think><search>출생 Korea</search> \n\n",
+)
+SEEING = ["qwen2_5_vl", "qwen3_vl"]
+_PIECE = r"[ -~]|[^ -~]+"
+TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", *SEEING]
+
+
+def save_reader(folder: Path, name: str, *, sees: bool, **changes: Any) -> Path:
+    """All of a model but its weights, with Qwen3's tokenizer and a template."""
+    write_tokenizer("qwen3", folder)
+    (folder / "chat_template.jinja").write_text(template(name), encoding="utf-8")
+    if not sees:
+        text = {"vocab_size": 151936, "max_position_embeddings": 8192, "eos_token_id": 151645}
+        transformers.Qwen2Config(**(text | changes)).save_pretrained(folder)
+        return folder
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={"vocab_size": 151936, "max_position_embeddings": 8192} | changes,
+        vision_config={"patch_size": 4, "spatial_merge_size": 2},
+        image_token_id=151655,
+        video_token_id=151656,
+        vision_start_token_id=151652,
+        vision_end_token_id=151653,
+    )
+    config.save_pretrained(folder)
+    PROCESSOR.save_pretrained(folder)
+    return folder
+
+
+def search_config(model: Path | None, **episode: Any) -> SearchConfig:
+    path = None if model is None else str(model)
+    return SearchConfig.model_validate({"policy": {"path": path}, "episode": episode})
+
+
+def sampled(model: Path, cfg: SearchConfig, *turns: str) -> SampledPolicy:
+    """What reinforcement would run: these turns, by the number of those before, then the end."""
+    tokenizer = load_tokenizer(cfg.policy)
+    config = transformers.AutoConfig.from_pretrained(model)
+    sees = cfg.episode.observation == "image"
+    reader = load_reader(str(model), config, cfg.episode.sight) if sees else None
+    ids = turn_ids(tokenizer, reader)
+
+    def answer(prompt: str) -> str:
+        turn = prompt.count("<|im_start|>assistant") - 1
+        text = turns[turn] if turn < len(turns) else COMPLETE
+        written = ids.unopened(text)
+        assert written is not None
+        return written
+
+    sampler = ToldSampler(tokenizer, answer)
+    return SampledPolicy(sampler, ids, SamplingConfig(max_new_tokens=200), name="p", context=8192)
+
+
+def stored(
+    folder: Path, policy: Policy, cfg: SearchConfig, *rewards: float | None, **row: Any
+) -> list[Trajectory]:
+    """A run of an episode for each reward."""
+    pictures: dict[str, bytes] = {}
+    asked = [ask(f"q{n}", text="출생아 수는 몇 명?", **row) for n in range(len(rewards) or 1)]
+    done = played(policy, asked, pictures=pictures, **cfg.episode.model_dump())
+    for one, value in zip(done, rewards, strict=False):
+        one.reward = EpisodeReward(status="failed" if value is None else "ok", value=value)
+    store = TrajectoryStore(folder / "trajectories", "r")
+    for name, png in pictures.items():
+        store.keep_picture(name, png)
+    store.write_step(3, done)
+    return done
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    with gzip.open(folder / ROWS, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def learned(folder: Path, model: Path, run_dir: Path) -> SftPart:
+    """As `trainer sft` reads the rows."""
+    cfg = sft_config(model, folder / ROWS, run_dir, data={"max_length": None})
+    return load_train(cfg, load_tokenizer(cfg.policy))
+
+
+@pytest.mark.parametrize(
+    ("name", "sees"), [(name, False) for name in TEMPLATES] + [(name, True) for name in SEEING]
+)
+def test_fine_tuning_learns_the_ids_and_the_mask_of_reinforcement(
+    name: str, sees: bool, tmp_path: Path
+) -> None:
+    """Whatever the template does to earlier turns: Qwen3's takes their thinking out."""
+    model = save_reader(tmp_path / "model", name, sees=sees)
+    shown: Any = {"sight": TINY_SIGHT} if sees else {"observation": "text"}
+    cfg = search_config(model, **shown)
+    (done,) = stored(tmp_path, sampled(model, cfg, *TURNS), cfg)
+    assert [turn.action for turn in done.turns] == ["search", "crop", "search", "complete"]
+    export_sft(tmp_path, tmp_path / "rows", cfg)
+    (row,) = learned(tmp_path / "rows", model, tmp_path / "sft").rows
+    assert done.tokens is not None
+    assert row.ids == done.tokens.prompt_ids + done.tokens.completion_ids
+    prompt = [0] * len(done.tokens.prompt_ids)
+    assert row.mask == prompt + [int(action) for action in done.tokens.action_mask]
+    assert [Path(path).stem for path in row.images] == done.tokens.images
+    assert bool(row.images) == sees
+    text = load_tokenizer(cfg.policy).decode(row.ids)
+    assert "뷁 🙂</think>" in text and text.endswith(
+        COMPLETE.removeprefix("<think>") + "<|im_end|>"
+    )
+
+
+def test_the_ids_are_those_that_were_sampled_though_texts_read_otherwise(tmp_path: Path) -> None:
+    """A token a letter: no tokenizer reads a text so."""
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    cfg = search_config(model, observation="text")
+    policy = sampled(model, cfg, *TURNS)
+    policy._sampler.tokenizer = OneByOne(policy.ids.tokenizer)  # type: ignore[attr-defined]
+    (done,) = stored(tmp_path, policy, cfg)
+    assert done.tokens is not None and done.turns[1].text == TURNS[1]
+    export_sft(tmp_path, tmp_path / "rows", cfg)
+    (row,) = lines(tmp_path / "rows")
+    assert row["input_ids"] == done.tokens.prompt_ids + done.tokens.completion_ids
+    assert row["action_mask"][-len(done.tokens.action_mask) :] == [
+        *map(int, done.tokens.action_mask)
+    ]
+    done.turns[0].text = search("deaths")
+    again = done.model_copy(update={"step": 4, "tokens": done.tokens})
+    TrajectoryStore(tmp_path / "trajectories", "r").write_step(4, [again])
+    export_sft(tmp_path, tmp_path / "others", cfg, steps=[4])
+    (other,) = lines(tmp_path / "others")
+    text = load_tokenizer(cfg.policy).decode(other["input_ids"])
+    assert search("deaths") in text and TURNS[1] in text, "of other texts, ids are made anew"
+
+
+class OneByOne:
+    """A tokenizer that reads ASCII letter by letter."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: str, **told: Any) -> dict[str, list[int]]:
+        pieces = [self._tokenizer(part, **told)["input_ids"] for part in re.findall(_PIECE, text)]
+        return {"input_ids": [token for piece in pieces for token in piece]}
+
+
+def test_tags_that_are_tokens_of_their_own_are_no_fault(tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    tokenizer = load_tokenizer(search_config(model).policy)
+    tokenizer.add_tokens(["<search>", "</search>", "<odd>"], special_tokens=True)
+    tokenizer.save_pretrained(model)
+    odd = "<think>a</think><search>b<odd></search>"
+    assert dict(exported(tmp_path / "a", model, odd).left_out) == {
+        "a turn has a special token of the model in it": 1
+    }
+    tag = tokenizer.convert_tokens_to_ids("</search>")
+    row = lines(tmp_path / "a/rows")[0]
+    marked = zip(row["input_ids"], row["action_mask"], strict=True)
+    assert [i for i, learned in marked if learned].count(tag) == 2
+
+
+def test_the_messages_beside_are_the_same_to_a_template_that_keeps_turns(tmp_path: Path) -> None:
+    """But for what stands behind the last end of a turn, and is never sampled."""
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    cfg = search_config(model, observation="text")
+    stored(tmp_path, sampled(model, cfg, *TURNS, "garbage"), cfg)
+    export_sft(tmp_path, tmp_path / "rows", cfg)
+    (row,) = lines(tmp_path / "rows")
+    tokenizer = load_tokenizer(cfg.policy)
+    kept = [m | {"content": m["content"].strip()} for m in row["messages"]]
+    assert [m["role"] for m in kept][:3] == ["system", "user", "assistant"]
+    assert [m.get("weight", 1) for m in kept if m["role"] == "assistant"] == [1, 1, 1, 0, 1]
+    told = label(tokenizer, row["messages"], ChatConfig(), template("qwen2_5")).tokens.ids
+    assert told[: len(row["input_ids"])] == row["input_ids"]
+
+
+def test_an_invalid_turn_is_read_and_not_learned(tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen3", sees=False)
+    cfg = search_config(model, observation="text")
+    (done,) = stored(tmp_path, sampled(model, cfg, "garbage", TURNS[0]), cfg)
+    told = export_sft(tmp_path, tmp_path / "rows", cfg)
+    assert (told.rows, told.turns, told.invalid) == (1, 3, 1)
+    (row,) = learned(tmp_path / "rows", model, tmp_path / "sft").rows
+    tokenizer = load_tokenizer(cfg.policy)
+    said = tokenizer.decode(
+        [i for i, is_learned in zip(row.ids, row.mask, strict=True) if is_learned]
+    )
+    assert said == f"{TURNS[0]}<|im_end|>{COMPLETE}<|im_end|>"
+    assert "garbage<|im_end|>" in tokenizer.decode(row.ids)
+    assert done.tokens is not None and told.longest == len(row.ids)
+
+
+@pytest.mark.parametrize("ended", ["complete", "any"])
+def test_a_forced_end_is_never_learned(ended: Ended, tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    cfg = search_config(model, observation="text", max_turns=2)
+    (done,) = stored(tmp_path, sampled(model, cfg, *TURNS[:2]), cfg)
+    assert done.end == "forced" and done.tokens is not None
+    if ended == "complete":
+        with pytest.raises(UserError, match="1 left out: ended as forced"):
+            export_sft(tmp_path, tmp_path / "rows", cfg)
+        assert not (tmp_path / "rows").exists()
+        return
+    export_sft(tmp_path, tmp_path / "rows", cfg, ended="any")
+    (row,) = learned(tmp_path / "rows", model, tmp_path / "sft").rows
+    assert row.ids == done.tokens.prompt_ids + done.tokens.completion_ids
+    assert "no turns left" not in load_tokenizer(cfg.policy).decode(row.ids)
+
+
+def test_episodes_are_chosen_by_reward_and_told_when_left_out(tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    cfg = search_config(model, observation="text")
+    stored(tmp_path, scripted(*TURNS), cfg, 1.0, 0.25, None, 0.5)
+    told = export_sft(tmp_path, tmp_path / "rows", cfg, least_reward=0.5)
+    assert [row["reward"] for row in lines(tmp_path / "rows")] == [1.0, 0.5]
+    assert dict(told.left_out) == {"a reward below 0.5": 1, "no reward": 1}
+    assert "left out: 1 episodes: no reward" in told.lines()
+    assert export_sft(tmp_path, tmp_path / "all", cfg).rows == 4
+    with pytest.raises(UserError, match="no episodes"):
+        export_sft(tmp_path, tmp_path / "none", cfg, steps=[])
+
+
+def exported(tmp_path: Path, model: Path, *turns: str, **changes: Any) -> SftExport:
+    """Of the episode of a chat server, for a model, beside one that is fit for it."""
+    cfg = search_config(model, observation="text")
+    bad = stored(tmp_path, scripted(*TURNS), cfg, 1.0, 1.0)[1]
+    for turn, text in zip(bad.turns, turns, strict=False):
+        turn.text = text
+    bad = bad.model_copy(update={"step": 4} | changes)
+    TrajectoryStore(tmp_path / "trajectories", "r").write_step(4, [bad])
+    return export_sft(tmp_path, tmp_path / "rows", cfg)
+
+
+def test_what_a_model_cannot_have_sampled_is_left_out(tmp_path: Path) -> None:
+    plain = save_reader(tmp_path / "plain", "qwen2_5", sees=False)
+    told = exported(tmp_path / "a", plain, "<think>a</think><search>b</search><|im_end|>")
+    assert dict(told.left_out) == {"a turn has a special token of the model in it": 1}
+    thinks = save_reader(tmp_path / "thinks", "qwen3_5_think", sees=False)
+    told = exported(tmp_path / "b", thinks, "<search>b</search>")
+    assert "the think block that the template opens" in next(iter(told.left_out))
+    told = exported(tmp_path / "c", plain, end="failed")
+    assert dict(told.left_out) == {"ended as failed": 1}
+
+
+def test_the_tags_may_be_special_tokens_of_the_model(tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    file = model / "tokenizer_config.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    added = told["added_tokens_decoder"].items()
+    tags = {int(i): token for i, token in added if token["content"] in ("<think>", "</think>")}
+    assert len(tags) == 2 and not any(token["special"] for token in tags.values())
+    for token in tags.values():
+        token["special"] = True
+    file.write_text(json.dumps(told), encoding="utf-8")
+    export = exported(tmp_path, model)
+    assert export.rows == 3 and not export.left_out
+    row = lines(tmp_path / "rows")[0]
+    learned = {i for i, own in zip(row["input_ids"], row["action_mask"], strict=True) if own}
+    assert tags.keys() <= learned
+
+
+def test_rows_that_the_model_cannot_read_are_refused(tmp_path: Path) -> None:
+    short = save_reader(tmp_path / "short", "qwen2_5", sees=False, max_position_embeddings=300)
+    cfg = search_config(short, observation="text")
+    stored(tmp_path, scripted(*TURNS), cfg)
+    with pytest.raises(UserError, match="more than the 300 ids"):
+        export_sft(tmp_path, tmp_path / "rows", cfg)
+    with pytest.raises(UserError, match="reads text alone"):
+        export_sft(tmp_path, tmp_path / "rows", search_config(short))
+    with pytest.raises(UserError, match="--model"):
+        export_sft(tmp_path, tmp_path / "rows", search_config(None))
+
+
+def test_the_end_of_a_turn_may_be_known_to_the_generation_config_alone(tmp_path: Path) -> None:
+    model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    path = model / "tokenizer_config.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(told | {"eos_token": "<|endoftext|>"}), encoding="utf-8")
+    cfg = search_config(model, observation="text")
+    stored(tmp_path, scripted(*TURNS), cfg)
+    settings = transformers.GenerationConfig(eos_token_id=[151643])
+    settings.save_pretrained(model)
+    with pytest.raises(UserError, match="at which the policy does not stop"):
+        export_sft(tmp_path, tmp_path / "rows", cfg)
+    settings.eos_token_id = [151643, 151645]
+    settings.save_pretrained(model)
+    export_sft(tmp_path, tmp_path / "rows", cfg)
+    assert lines(tmp_path / "rows")[0]["input_ids"][-1] == 151645

@@ -1,0 +1,54 @@
+"""`trainer search view` and `export`, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.kits.trainer.searching.episodes import played, scripted, search
+from trainer.search.trajectories.store import TrajectoryStore
+from trainer.search.verbs import app
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two steps of one episode."""
+    pictures: dict[str, bytes] = {}
+    (episode,) = played(scripted(search("Births in Europe")), pictures=pictures)
+    store = TrajectoryStore(tmp_path / "run/trajectories", "r")
+    for name, png in pictures.items():
+        store.keep_picture(name, png)
+    for step in (3, 4):
+        told = {"step": step, "trajectory_id": f"{step}-0"}
+        store.write_step(step, [episode.model_copy(update=told)])
+    return tmp_path / "run"
+
+
+def start(*told: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in told])
+    return done.exit_code, done.output
+
+
+def test_view_writes_the_page_of_the_steps_that_were_named(run: Path) -> None:
+    code, out = start("view", run, "--step", 4)
+    assert code == 0 and str(run / "view.html") in out.replace("\n", "")
+    page = (run / "view.html").read_text("utf-8")
+    assert "4-0 " in page and "3-0 " not in page
+    assert start("view", run, "--step", 5)[0] == 2
+    assert start("view", run / "nothing")[0] == 2
+
+
+def test_export_writes_a_new_folder_for_other_tools(run: Path, tmp_path: Path) -> None:
+    code, out = start("export", run, tmp_path / "atif", "--step", 3)
+    assert code == 0 and out.startswith("episodes: 1")
+    (file,) = (tmp_path / "atif").glob("*.json")
+    assert json.loads(file.read_text("utf-8"))["trajectory_id"] == "3-0"
+    assert start("export", run, tmp_path / "atif")[0] == 2, "it is not empty"
+    assert start("export", run, tmp_path / "x", "--step", 9)[0] == 2
+    assert not (tmp_path / "x").exists()
+    code, _ = start("export", run, tmp_path / "logs", "--format", "inspect")
+    assert code == (0 if find_spec("inspect_ai") else 2)

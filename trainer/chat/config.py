@@ -1,0 +1,26 @@
+"""The section `chat` of a config: how messages become text, the same in SFT, checks and RL."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from scorekit.config import Config
+from trainer.config_base import may_change
+
+
+class ChatConfig(Config):
+    """How messages become text."""
+
+    template: str | None = may_change(
+        None, description="A file with a chat template (Jinja); null: the model's own."
+    )
+    enable_thinking: bool | None = Field(
+        None,
+        description="Given to the template under this name (Qwen3); null: not given, so that the "
+        "template's own default holds.",
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, bool]:
+        """What the template gets besides the messages."""
+        return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}

@@ -1,0 +1,1 @@
+"""Role-play: GRPO on TRL with five weighted rewards."""

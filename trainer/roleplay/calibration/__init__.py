@@ -1,0 +1,1 @@
+"""From cosines to scores: two anchors for each use, fitted to an embedding model and its texts."""

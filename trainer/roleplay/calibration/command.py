@@ -1,0 +1,41 @@
+"""What `trainer roleplay calibrate` does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
+from trainer.roleplay.calibration.anchors import USES
+from trainer.roleplay.calibration.fit import fit
+from trainer.roleplay.calibration.page import rows_of, write_page
+from trainer.roleplay.config_data import RoleplayData
+from trainer.roleplay.data import load_turns
+from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.similarity import reach
+from trainer.roleplay.training.launcher import embedder_of
+
+
+def calibrate(cfg: RewardConfig, source: str, data: RoleplayData, out: Path, seed: int) -> None:
+    """Fit, write the file and its page (.html), show the table. For a folder of weights a server is
+    started, whose log stands beside. Raises UserError."""
+    turns = load_turns(source, data)
+    server = embedder_of(cfg, out.with_suffix(".embedder.log"))
+    with server as url, closing(reach(cfg, url)) as embedder:
+        try:
+            found = fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
+        except (ServiceUnreachable, RequestError, SampleError) as error:
+            raise UserError(f"--embedding-model: {error}") from None
+    found.write(out)
+    page = out.with_suffix(".html")
+    drawn = min(cfg.calibration_rows, len(turns))
+    write_page(page, found, f"{drawn:,} of {len(turns):,} turns of {source}")
+    table = Table("", "scores 0 at", "scores 1 at", "true / shuffled pairs", "separation")
+    for use in USES:
+        table.add_row(*rows_of(use, found.anchors(use)))
+    console = Console()
+    console.print(table)
+    console.print(f"written: {out}, {page}", highlight=False, soft_wrap=True)

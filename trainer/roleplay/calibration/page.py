@@ -1,0 +1,68 @@
+"""The page of a calibration: both distributions of each use, with the anchors between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+
+from scorekit.files import write_atomic
+from scorekit.report.page import STYLE, picture
+from scorekit.report.render import visible
+from trainer.roleplay.calibration.anchors import USES, Anchors, Calibration
+
+#: What is compared: (true pairs, false pairs).
+PAIRS = {
+    "grounded": ("a user turn and its reference", "user turns and references, shuffled"),
+    "reference": ("neighbouring references of a character", "references, shuffled"),
+}
+
+
+def write_page(path: Path, calibration: Calibration, data: str) -> None:
+    """data: what it was fitted on."""
+    environment = Environment(
+        loader=PackageLoader("trainer.roleplay.calibration", "."),
+        autoescape=select_autoescape(["html"]),
+    )
+    environment.filters["visible"] = visible
+    pictures = [
+        picture(use, "cosine", partial(_draw, anchors))
+        for use in USES
+        if (anchors := calibration.anchors(use)).false_cosines
+    ]
+    page = environment.get_template("page.html").render(
+        style=Markup(STYLE),
+        calibration=calibration,
+        data=data,
+        rows=[rows_of(use, calibration.anchors(use)) for use in USES],
+        pictures=[Markup(svg) for svg in pictures if svg],
+        pairs=PAIRS,
+    )
+    write_atomic(path, page)
+
+
+def rows_of(use: str, anchors: Anchors) -> list[str]:
+    """A row of the table: use, low, high, pairs, separation."""
+    apart = "–" if anchors.separation is None else f"{anchors.separation:.3f}"
+    pairs = f"{anchors.true_pairs:,} / {anchors.false_pairs:,}"
+    return [use, f"{anchors.low:.3f}", f"{anchors.high:.3f}", pairs, apart]
+
+
+def _draw(anchors: Anchors, axes: Any) -> int:
+    """Shares of pairs by cosine; the anchors as vertical lines."""
+    drawn = 0
+    for label, counts in (("true", anchors.true_cosines), ("shuffled", anchors.false_cosines)):
+        total = sum(counts)
+        if not total:
+            continue
+        width = 2 / len(counts)
+        edges = [-1 + width * k for k in range(len(counts) + 1)]
+        axes.stairs([count / total for count in counts], edges, label=label, fill=True, alpha=0.45)
+        drawn += 1
+    axes.axvline(anchors.low, color="black", linestyle=":", label="scores 0")
+    axes.axvline(anchors.high, color="black", linestyle="--", label="scores 1")
+    axes.set_ylabel("share of pairs")
+    return drawn + 1

@@ -1,0 +1,76 @@
+"""The verbs of the command line for a role-play policy: what they say, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from scorekit.errors import UserError
+from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.config import RoleplayConfig as Config
+
+
+def train(cfg: RoleplayConfig, *, resume: bool) -> int:
+    """Train the policy; evaluate it before, between and after."""
+    from trainer.roleplay.evaluation.figures import table
+    from trainer.roleplay.evaluation.report import write_report
+    from trainer.roleplay.training.run import run_roleplay
+    from trainer.runs.verbs.tables import comparison_table
+
+    artifacts = run_roleplay(cfg, resume=resume)
+    if artifacts.reports:
+        before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
+        Console().print(comparison_table(table(), before.figures, after.figures))
+    if artifacts.updates or artifacts.reports:
+        typer.echo(f"report: {write_report(artifacts.run_dir)}")
+    return artifacts.say_end()
+
+
+def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> int:
+    """Answer the held-out turns with the policy and score the replies."""
+    if cfg.data.eval is None:
+        raise UserError("data.eval is not set: give the turns to answer")
+    from trainer.roleplay.evaluation.figures import table
+    from trainer.roleplay.evaluation.run import run_evaluation
+    from trainer.roleplay.rendering import open_tokenizer
+    from trainer.roleplay.training.before import held_out_turns
+    from trainer.roleplay.training.launcher import embedder_of
+    from trainer.runs.verbs.tables import paired_table, report_table
+
+    tokenizer = open_tokenizer(cfg)
+    of = run_evaluation(
+        cfg,
+        held_out_turns(cfg, tokenizer),
+        tokenizer,
+        lambda folder: embedder_of(cfg.reward, folder / "embedder.log"),
+        against,
+        overwrite=overwrite,
+    )
+    Console().print(report_table(table(), of.evaluation.figures))
+    typer.echo(f"report: {of.page}")
+    if of.earlier is not None and of.paired is not None:
+        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
+        Console().print(paired_table(of.paired))
+        typer.echo(f"comparison: {of.comparison}")
+    return 0
+
+
+def check(cfg: RoleplayConfig) -> int:
+    """Look at all that a training run needs, before any weights are loaded."""
+    from trainer.roleplay.training.check import check_run
+    from trainer.runs.verbs.findings import say_findings
+
+    return say_findings(check_run(cfg))
+
+
+def report(run_dir: Path) -> int:
+    """Write report.html of a run, finished or not."""
+    from trainer.roleplay.evaluation.report import write_report
+
+    typer.echo(f"report: {write_report(run_dir)}")
+    return 0
+
+
+__all__ = ["Config", "check", "evaluate", "report", "train"]

@@ -1,0 +1,53 @@
+"""The section `data` of a role-play's config."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from scorekit.config import Config
+
+#: Fields of a turn that a column can hold, besides its prompt.
+TOLD = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
+FIELDS = ("id", "prompt", "prompt_messages", "reference", *TOLD)
+
+
+class RoleplayData(Config):
+    """Where prompts come from."""
+
+    train: str | None = Field(
+        None,
+        description="Turns to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        "Parquet), a folder of them or of shards, or a hub id.",
+    )
+    train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
+    train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
+    eval: str | None = Field(None, description="Held-out turns, in the same forms as `train`.")
+    eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Our field (player_name, ...) -> the column that holds it; `meta.player`: the "
+        "field `player` within the column `meta`.",
+    )
+    from_prompt: bool = Field(
+        True,
+        description="Read names and speech level in the system turn where no column tells them.",
+    )
+    max_prompt_length: int | None = Field(
+        1024,
+        ge=1,
+        description="Rows whose rendered prompt has more tokens are left out, and counted; null: "
+        "none is.",
+    )
+    overlong_prompts: Literal["leave_out", "refuse"] = Field(
+        "leave_out", description="Or such a row ends the run before it begins."
+    )
+
+    @field_validator("columns")
+    @classmethod
+    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+        unknown = sorted(set(value) - set(FIELDS))
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}")
+        return value

@@ -1,0 +1,141 @@
+"""How good a policy is: a reply to each held-out turn, its rewards, and what is never rewarded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.policy import autocast
+from trainer.rl.sampler import Sampled, undisturbed
+from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.evaluation.figures import figures_of
+from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.unrewarded import copied, repeated, sentence_chrf
+from trainer.roleplay.rendering import rendered_prompt
+from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.rewards import explain_all, total
+from trainer.roleplay.turn import RoleplayTurn
+
+_SEED = 0  # of sampled replies
+
+
+@dataclass(slots=True)
+class RoleplayReport:
+    """An evaluation. figures: means (evaluation/figures.py), by their keys. examples: a line for
+    each turn, of the dump."""
+
+    figures: dict[str, Any]
+    examples: Sequence[dict[str, Any]]
+
+    @property
+    def rating(self) -> float | None:
+        """By which the best checkpoint is chosen."""
+        return self.figures["reward_mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What a policy said. ids: as sampled, with the stop id where one came. text: without it."""
+
+    ids: list[int]
+    text: str
+    ended: bool
+
+
+def evaluate_policy(
+    turns: Sequence[RoleplayTurn],
+    model: nn.Module,
+    tokenizer: Any,
+    cfg: RoleplayConfig,
+    device: torch.device,
+    *,
+    kl: bool,
+) -> RoleplayReport:
+    """Answer each turn once and score it. The same policy gives the same replies, also at a
+    temperature above 0, and the caller's random numbers go on as if nothing had been drawn.
+
+    kl: measure the KL to the start, too (`cfg.policy` says what that is). Raises what the rewards
+    raise.
+    """
+    started = time.monotonic()
+    prompts = prompt_ids(turns, tokenizer, cfg)
+    with undisturbed(model, _SEED), autocast(device, cfg.misc.dtype):
+        replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
+        with start_of(model, cfg.policy, device) if kl else nullcontext() as start:
+            completions = [reply.ids for reply in replies]
+            gone = kl_to_start(model, start, prompts, completions) if start else [None] * len(turns)
+    lines = [
+        {**line, "kl_start": value}
+        for line, value in zip(score_lines(turns, replies, cfg.reward), gone, strict=True)
+    ]
+    return RoleplayReport(figures_of(lines) | {"seconds": time.monotonic() - started}, lines)
+
+
+def prompt_ids(
+    turns: Sequence[RoleplayTurn], tokenizer: Any, cfg: RoleplayConfig
+) -> list[list[int]]:
+    """The prompts as the policy sees them."""
+    texts = [rendered_prompt(tokenizer, turn.prompt, cfg.chat) for turn in turns]
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def sample_replies(
+    prompts: Sequence[Sequence[int]],
+    model: nn.Module,
+    tokenizer: Any,
+    cfg: RoleplayConfig,
+    *,
+    evaluation: bool,
+) -> list[SampledReply]:
+    """One reply for each prompt, by this process; as in training, or as in an evaluation."""
+    sampler = GenerateSampler(model, tokenizer)
+    sampled = sampler.sample(prompts, cfg.sampling(evaluation=evaluation), with_logprobs=False)
+    found: dict[int, Sampled] = {place: drawn[0] for place, drawn in sampled}
+    return [
+        SampledReply(
+            ids := found[place].token_ids,
+            tokenizer.decode(ids, skip_special_tokens=True),
+            bool(ids) and ids[-1] in sampler.stops,
+        )
+        for place in range(len(prompts))
+    ]
+
+
+def score_lines(
+    turns: Sequence[RoleplayTurn], replies: Sequence[SampledReply], cfg: RewardConfig
+) -> list[dict[str, Any]]:
+    """A line for each reply: what was said, what it earned and why, and what is never rewarded."""
+    lines = []
+    explained = explain_all(turns, [reply.text for reply in replies])
+    for turn, reply, scored in zip(turns, replies, explained, strict=True):
+        lines.append(
+            {
+                "id": turn.id,
+                "scenario": turn.scenario,
+                "user": turn.user_turn,
+                "completion": reply.text,
+                "reference": turn.reference,
+                "player_name": turn.player_name,
+                "character_name": turn.character_name,
+                "speech_level": turn.speech_level,
+                "reward": total(scored, cfg),
+                "rewards": {name: of.value for name, of in scored.items()},
+                "components": {k: v for of in scored.values() for k, v in of.components.items()},
+                "reasons": {name: list(of.reasons) for name, of in scored.items()},
+                "tokens": len(reply.ids),
+                "finish_reason": "eos" if reply.ended else "length",
+                "characters": len(reply.text),
+                "chrf": sentence_chrf(reply.text, turn.reference),
+                "copied_user": copied(reply.text, turn.user_turn),
+                "copied_reference": copied(reply.text, turn.reference),
+                "repeated": repeated(reply.text),
+            }
+        )
+    return lines

@@ -1,0 +1,185 @@
+"""The figures of a role-play run, and the table that says how each is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainer.roleplay.evaluation.unrewarded import distinct
+from trainer.roleplay.rewards import REWARDS, Reward
+from trainer.runs.figures import COMPLETION_LENGTH, Curve, Figure, Figures, mean_of
+
+_FRONT = (
+    Figure(key="update", column="update", form="6d", narrow=True),
+    Figure(
+        key="reward_mean",
+        title="reward (weighted sum)",
+        better="higher",
+        column="reward",
+        narrow=True,
+        said=True,
+        of_line=lambda line: line["reward"],
+        ranks="the reward",
+    ),
+    Figure(key="reward_group_std", column="± group", form="7.3f", narrow=True),
+)
+_NEVER = (
+    Figure(
+        key="chrf",
+        title="chrF to the reference (never a reward)",
+        digits=2,
+        better="higher",
+        said=True,
+        of_line=lambda line: line["chrf"],
+        hidden_at=(None,),
+    ),
+    Figure(
+        key="copied_user",
+        title="copied from the user's turn (never a reward)",
+        better="lower",
+        of_line=lambda line: line["copied_user"],
+    ),
+    Figure(
+        key="copied_reference",
+        title="copied from the reference (never a reward)",
+        of_line=lambda line: line["copied_reference"],
+        hidden_at=(None,),
+    ),
+    Figure(
+        key="repeated",
+        title="said again within a reply (never a reward)",
+        better="lower",
+        of_line=lambda line: line["repeated"],
+    ),
+    Figure(key="distinct", title="distinct replies (never a reward)", better="higher"),
+    Figure(
+        key="characters",
+        title="characters of a reply (never a reward)",
+        digits=1,
+        of_line=lambda line: line["characters"],
+    ),
+    replace(COMPLETION_LENGTH, title="tokens of a reply (never a reward)"),
+    Figure(
+        key="clipped_ratio",
+        title="cut by max_completion_length (never a reward)",
+        better="lower",
+        column="cut",
+        form="5.2f",
+        narrow=True,
+        said=True,
+        of_line=lambda line: line["finish_reason"] == "length",
+    ),
+    Figure(
+        key="kl_start",
+        title="KL to the start, a token (never a reward)",
+        digits=4,
+        of_line=lambda line: line["kl_start"],
+        hidden_at=(None,),
+    ),
+)
+_LEARNING = (
+    Figure(key="frac_reward_zero_std", column="no dev", form="6.2f"),
+    Figure(key="loss", column="loss", form="8.4f", narrow=True),
+    Figure(key="kl", column="kl", form="8.5f"),
+    Figure(key="entropy", column="entropy", form="7.3f"),
+    Figure(key="grad_norm", column="grad", form="7.3f", narrow=True),
+    Figure(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
+    Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
+)
+#: Figures of one line of an evaluation's dump that are its own, not of a reward.
+_OF_LINES = ("chrf", "copied_user", "copied_reference", "repeated", "characters", "kl_start")
+
+
+def _of_reward(reward: Reward) -> Figure:
+    return Figure(
+        key=f"{reward.name}_mean",
+        title=reward.name,
+        better="higher",
+        column=reward.short,
+        form="10.3f",
+        said=True,
+        of_line=lambda line: line["rewards"][reward.name],
+    )
+
+
+def _component(figure: Figure) -> Figure:
+    """Indented below its reward, and read from a line of the dump."""
+    return replace(
+        figure,
+        title=f"  {figure.title}",
+        hidden_at=(None,),
+        of_line=lambda line: line["components"].get(figure.key),
+    )
+
+
+def table() -> tuple[Figure, ...]:
+    """Every figure that is shown anywhere, in the order in which it is: rewards each with its
+    components, then what is never rewarded."""
+    rewards = (
+        figure
+        for reward in REWARDS
+        for figure in (_of_reward(reward), *map(_component, reward.components))
+    )
+    return (*_FRONT, *rewards, *_NEVER, *_LEARNING)
+
+
+def curves() -> tuple[Curve, ...]:
+    """The pictures of a run's page."""
+    of_rewards = (
+        Curve(
+            title=reward.name,
+            keys=(f"{reward.name}_mean", *(figure.key for figure in reward.components)),
+            held_out=f"{reward.name}_mean",
+        )
+        for reward in REWARDS
+    )
+    return (
+        Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
+        *of_rewards,
+        Curve(
+            title="deviation of the reward within a group",
+            keys=("reward_group_std", "frac_reward_zero_std"),
+        ),
+        Curve(
+            title="replies cut by max_completion_length",
+            keys=("clipped_ratio",),
+            held_out="clipped_ratio",
+        ),
+        Curve(
+            title="reply length (tokens)",
+            keys=("completion_length_mean",),
+            held_out="completion_length_mean",
+        ),
+        Curve(title="held-out chrF (never a reward)", held_out="chrf"),
+        Curve(title="held-out copying of the user's turn", held_out="copied_user"),
+        Curve(title="held-out repetition", held_out="repeated"),
+        Curve(title="held-out KL to the start", keys=("kl",), held_out="kl_start"),
+        Curve(title="entropy", keys=("entropy",)),
+        Curve(title="loss", keys=("loss",)),
+        Curve(title="gradient norm before clipping", keys=("grad_norm",)),
+        Curve(title="seconds of an update", keys=("rollout_s", "reward_s", "update_s")),
+    )
+
+
+def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
+    """Of the lines of an evaluation's dump: means over those that have a value."""
+    found: Figures = {
+        "samples": len(lines),
+        "reward_mean": mean_of([line["reward"] for line in lines]),
+        "completion_length_mean": mean_of([line["tokens"] for line in lines]),
+        "clipped_ratio": mean_of([line["finish_reason"] == "length" for line in lines]),
+        "distinct": distinct([line["completion"] for line in lines]),
+    }
+    for reward in REWARDS:
+        values = [line["rewards"][reward.name] for line in lines]
+        found[f"{reward.name}_mean"] = mean_of(values)
+    for key in _OF_LINES:
+        found[key] = mean_of([line[key] for line in lines if line[key] is not None])
+    components = dict.fromkeys(key for line in lines for key in line["components"])
+    for key in components:
+        found[key] = mean_of(
+            [line["components"][key] for line in lines if key in line["components"]]
+        )
+    return found

@@ -1,0 +1,167 @@
+"""The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
+
+A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from scorekit.report.page import STYLE
+from scorekit.report.render import visible
+from trainer.roleplay.evaluation.figures import curves, table
+from trainer.roleplay.evaluation.unrewarded import STRETCH
+from trainer.runs.config import THE_SET
+from trainer.runs.figures import compare
+from trainer.runs.runlog import read_jsonl
+from trainer.runs.verbs.curves import draw_curves
+from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+
+Line = Mapping[str, Any]
+_SHOWN = 12  # examples of each kind
+_QUOTES = '"“”'
+
+
+def write_report(
+    run_dir: str | Path, title: str = "Role-play training", notes: Sequence[str] = ()
+) -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
+    """
+    folder = Path(run_dir)
+    updates, evals = read_jsonl(folder / "log.jsonl"), read_jsonl(folder / "eval.jsonl")
+    if not updates and not evals:
+        raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
+    pairs: list[tuple[str, list[tuple[Line, Line]]]] = []
+    if len(evals) > 1:
+        before, after = (read_jsonl(folder / evals[place]["completions"]) for place in (0, -1))
+        if [line["id"] for line in before] != [line["id"] for line in after]:
+            raise UserError(f"{folder}: its first and last evaluation are of other turns")
+        pairs = changed_most(before, after)
+    return _write(
+        folder / "report.html",
+        "report",
+        title=title,
+        notes=notes,
+        rows=compare(table(), evals[0], evals[-1]) if evals else [],
+        last=evals[-1] if evals else {},
+        curves=[Markup(svg) for svg in draw_curves(curves(), updates, {THE_SET: evals})],
+        examples=pairs,
+        config=_read_text(folder / "config.yaml"),
+        updates=len(updates),
+    )
+
+
+def write_evaluation(
+    path: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[Line], config: str = ""
+) -> Path:
+    """Write a page of the figures of an evaluation, its worst replies and its first."""
+    worst = sorted(lines, key=lambda line: line["reward"])[:_SHOWN]
+    return _write(
+        path,
+        "evaluation",
+        policy=policy,
+        figures=figures,
+        rows=compare(table(), figures, {}),
+        examples=[("Worst by the reward", worst), ("The first of the set", lines[:_SHOWN])],
+        config=config,
+    )
+
+
+def write_comparison(
+    path: Path,
+    names: tuple[str, str],
+    figures: Sequence[PairedFigure],
+    first: Sequence[Line],
+    second: Sequence[Line],
+) -> Path:
+    """Write a page of the intervals of the differences, and of what changed most."""
+    return _write(
+        path,
+        "comparison",
+        first=names[0],
+        second=names[1],
+        rows=[as_row(figure) for figure in figures],
+        resamples=RESAMPLES,
+        fewest=FEWEST,
+        examples=changed_most(first, second),
+    )
+
+
+def changed_most(
+    first: Sequence[Line], second: Sequence[Line]
+) -> list[tuple[str, list[tuple[Line, Line]]]]:
+    """(title, pairs of lines): whose reward rose most, fell most, and the first of the set."""
+    both = list(zip(first, second, strict=True))
+    order = sorted(both, key=lambda pair: pair[1]["reward"] - pair[0]["reward"])
+    rose = [(a, b) for a, b in reversed(order) if b["reward"] > a["reward"]][:_SHOWN]
+    fell = [(a, b) for a, b in order if b["reward"] < a["reward"]][:_SHOWN]
+    kinds = (
+        ("Improved most, says the reward", rose),
+        ("Worsened most, says the reward", fell),
+        ("The first of the set", both[:_SHOWN]),
+    )
+    return [(title, pairs) for title, pairs in kinds if pairs]
+
+
+def _write(path: Path, template: str, **values: Any) -> Path:
+    """Fill a template of this folder."""
+    environment = Environment(
+        loader=PackageLoader("trainer.roleplay.evaluation", "."),
+        autoescape=select_autoescape(["html"]),
+    )
+    environment.filters |= {
+        "visible": visible,
+        "parts": _parts,
+        "scores": _scores,
+        "reasons": _reasons,
+        "told": _told,
+    }
+    page = environment.get_template(f"{template}.html").render(
+        style=Markup(STYLE), stretch=STRETCH, **values
+    )
+    write_atomic(path, page)
+    return path
+
+
+def _parts(line: Line) -> list[dict[str, str]]:
+    """For the template: the lines of a reply; what has no quotation mark is narration."""
+    return [
+        {"text": text, "kind": "" if any(mark in text for mark in _QUOTES) else "narration"}
+        for text in line["completion"].splitlines()
+        if text.strip()
+    ]
+
+
+def _scores(line: Line) -> str:
+    """What a reply earned, by function, and its chrF."""
+    said = [
+        f"{name.removeprefix('reward_').replace('_', ' ')} {value:.2f}"
+        for name, value in line["rewards"].items()
+    ]
+    chrf = [] if line.get("chrf") is None else [f"chrF {line['chrf']:.0f}"]
+    return " · ".join([f"reward {line['reward']:.3f}", *said, *chrf])
+
+
+def _reasons(line: Line) -> Iterator[str]:
+    for name, reasons in line["reasons"].items():
+        if reasons:
+            yield f"{name.removeprefix('reward_').replace('_', ' ')}: {'; '.join(reasons)}"
+
+
+def _told(line: Line) -> str:
+    """Who speaks to whom, and how."""
+    names = [line.get("player_name"), line.get("character_name"), line.get("speech_level")]
+    return " · ".join(name for name in names if name)
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

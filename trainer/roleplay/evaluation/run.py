@@ -1,0 +1,242 @@
+"""`python -m trainer evaluate`: a policy's evaluation as files, alone or beside another policy's.
+
+misc.run_dir gets evaluation.json (figures), evaluation.jsonl (a line for each reply) and
+evaluation.html; against another policy, also comparison.json and comparison.html, and the other's
+evaluation in `against/`. What an earlier call wrote is never replaced unasked. Greedy by default;
+the `eval` section of the config says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from scorekit.errors import UserError
+from trainer.rl.config import PolicyConfig
+from trainer.rl.policy import prepare_torch
+from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
+from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.data import load_train
+from trainer.roleplay.evaluation.evaluate import evaluate_policy
+from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
+from trainer.roleplay.rendering import open_tokenizer
+from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.rewards import configure, weights_of
+from trainer.roleplay.similarity import Similarity, open_similarity
+from trainer.roleplay.turn import RoleplayTurn
+from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.checkpoint import read_state
+from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
+from trainer.runs.verbs.paired import PairedFigure, compare_lines, comparison_values
+
+#: What an evaluation notes of its scorer, in words.
+_SCORED = {
+    "scored_by": "scored with the embedder",
+    "anchors": "scored between the anchors",
+    "weights": "summed with the weights",
+    "rules": "scored by player_name_rule, corner_quotes",
+}
+#: Gives the URL of an embedder for the config's folder within; None: the config has a URL.
+Embedder = Callable[[Path], AbstractContextManager[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedPolicy:
+    """policy: its path. figures: means, and what scored them (`_scorer`). lines: of its dump."""
+
+    policy: str
+    figures: Mapping[str, Any]
+    lines: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleplayOutcome:
+    """page, comparison: files. earlier: the other policy's; paired: the figures of both."""
+
+    evaluation: EvaluatedPolicy
+    page: Path
+    earlier: EvaluatedPolicy | None = None
+    paired: Sequence[PairedFigure] | None = None
+    comparison: Path | None = None
+
+
+def run_evaluation(
+    cfg: RoleplayConfig,
+    turns: Sequence[RoleplayTurn],
+    tokenizer: Any,
+    embedder: Embedder,
+    against: str | None = None,
+    *,
+    overwrite: bool = False,
+) -> RoleplayOutcome:
+    """Evaluate the policy on held-out turns, and compare it with `against`: another policy's
+    folder, or the folder of an earlier evaluation, whose replies and scores are taken as they are.
+
+    A policy may be a folder of adapters, such as a run's checkpoint. tokenizer: the policy's, with
+    the config's template; the other policy is asked by its own. overwrite: replace what an earlier
+    call wrote. Raises UserError on what the user can mend, before weights load where that can be
+    known.
+    """
+    folder = open_run_dir(cfg.misc)
+    _check_folder(folder, against is not None, overwrite)
+    device = prepare_torch(cfg.misc.device, cfg.misc.threads)
+    earlier = None if against is None else _earlier(against, turns)
+    policies = {folder: cfg.policy}
+    if against is not None and earlier is None:
+        policies[folder / "against"] = cfg.policy.model_copy(
+            update={"path": against, "tokenizer": None, "revision": None}
+        )
+    bases = {place: on_its_base(policy) for place, policy in policies.items()}
+    tokenizers = {folder: tokenizer}
+    for place in policies.keys() - {folder}:  # each is asked by its own template, unless one is set
+        tokenizers[place] = open_tokenizer(cfg.model_copy(update={"policy": policies[place]}))
+    found = []
+    with embedder(folder) as url, ExitStack() as held:
+        similarity = _similarity(cfg, folder, url)
+        held.enter_context(closing(similarity.embedder))
+        scorer = _scorer(cfg.reward, similarity.calibration)
+        if earlier is not None:
+            _check_scorer(earlier, scorer)
+        special = {token for one in tokenizers.values() for token in one.all_special_tokens}
+        configure(cfg.reward, similarity, special)
+        for place, policy in policies.items():
+            base, adapters = bases[place]
+            report = _evaluate(
+                cfg, turns, tokenizers[place], base, adapters, device, str(policy.path)
+            )
+            figures = {"policy": str(policy.path), **scorer, **report.figures}
+            found.append(EvaluatedPolicy(str(policy.path), figures, report.examples))
+            _write(cfg, place, found[-1])
+    outcome = RoleplayOutcome(found[0], folder / "evaluation.html")
+    other = found[1] if len(found) > 1 else earlier
+    return outcome if other is None else _compared(folder, outcome, other)
+
+
+def _evaluate(
+    cfg: RoleplayConfig,
+    turns: Sequence[RoleplayTurn],
+    tokenizer: Any,
+    base: PolicyConfig,
+    adapters: Path | None,
+    device: torch.device,
+    path: str,
+) -> Any:
+    model, _ = load_on_base(base, adapters, device)
+    start = base if adapters is not None else _start_of(path)
+    told = cfg.model_copy(update={"policy": start or base})
+    kl = cfg.eval.kl and start is not None
+    return evaluate_policy(turns, model, tokenizer, told, device, kl=kl)
+
+
+def _start_of(path: str) -> PolicyConfig | None:
+    """Of a whole model that is a run's checkpoint: what the run began with."""
+    if not (Path(path) / "state.json").is_file():
+        return None
+    return PolicyConfig.model_validate(read_state(Path(path)).config["policy"])
+
+
+def _similarity(cfg: RoleplayConfig, folder: Path, url: str | None) -> Similarity:
+    """By the anchors of the run that a policy is of, where it is a checkpoint; else of the config,
+    or fitted on data.train."""
+    fitted = cfg.reward.calibration is None
+    places = [folder, *Path(str(cfg.policy.path)).resolve().parents[:2]]
+    place = next((place for place in places if (place / FILE).is_file()), None)
+    if place is not None and fitted:
+        return open_similarity(cfg.reward, None, place, url=url)
+    if fitted and cfg.data.train is None:
+        raise UserError(
+            "reward.calibration: name the calibration.json of a run, so that scores compare "
+            "(or data.train, to fit one)"
+        )
+    turns = load_train(cfg.data) if fitted else None
+    with tempfile.TemporaryDirectory() as empty:
+        similarity = open_similarity(cfg.reward, turns, Path(empty), url=url, seed=cfg.misc.seed)
+        similarity.calibration.write(folder / FILE)
+    return similarity
+
+
+def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
+    """What makes scores: those of two evaluations compare where it is the same."""
+    return {
+        "scored_by": calibration.model,
+        "anchors": {use: [of.low, of.high] for use in USES for of in [calibration.anchors(use)]},
+        "weights": weights_of(reward),
+        "rules": [reward.player_name_rule, reward.corner_quotes],
+    }
+
+
+def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
+    """Raise UserError where an earlier evaluation was scored in another way."""
+    for key, now in scorer.items():
+        then = earlier.figures.get(key, now)
+        if then != now:
+            raise UserError(
+                f"--against: {_SCORED[key]} {then}, here {now}: such scores cannot be compared; "
+                "evaluate both policies with one reward section and calibration.json"
+            )
+
+
+def _check_folder(folder: Path, compares: bool, overwrite: bool) -> None:
+    """Raise UserError where an evaluation would be replaced."""
+    folders = [folder, folder / "against"] if compares else [folder]
+    names = [f"evaluation.{ending}" for ending in ("json", "jsonl", "html")]
+    there = next((f / n for f in folders for n in names if (f / n).exists()), None)
+    if there is not None and not overwrite:
+        raise UserError(f"{there} exists: choose another misc.run_dir, or replace it (--overwrite)")
+
+
+def _earlier(against: str, turns: Sequence[RoleplayTurn]) -> EvaluatedPolicy | None:
+    """The evaluation that stands in a folder; None where `against` names a policy."""
+    folder = Path(against)
+    if not (folder / "evaluation.jsonl").is_file():
+        is_path = folder.exists() or against.startswith((".", "/", "~"))
+        names = ("config.json", "adapter_config.json")
+        if is_path and not any((folder / name).is_file() for name in names):
+            raise UserError(
+                f"--against: {against} has neither evaluation.jsonl (of an earlier evaluation) nor "
+                "config.json (of a policy) nor adapter_config.json (of adapters)"
+            )
+        return None
+    lines = read_jsonl(folder / "evaluation.jsonl")
+    if [line["id"] for line in lines] != [turn.id for turn in turns]:
+        raise UserError(
+            f"--against: {folder} has replies to {len(lines)} turns that are not these "
+            f"{len(turns)} in this order: evaluate it with the same data.eval and eval_limit"
+        )
+    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    return EvaluatedPolicy(str(figures.get("policy", folder)), figures, lines)
+
+
+def _write(cfg: RoleplayConfig, folder: Path, evaluated: EvaluatedPolicy) -> None:
+    """The files of an evaluation; a comparison of what stood there before goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("comparison.json", "comparison.html"):
+        (folder / name).unlink(missing_ok=True)
+    policy = cfg.policy.model_copy(update={"path": evaluated.policy})
+    resolved = cfg.model_copy(update={"policy": policy}).model_dump(mode="json")
+    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    write_jsonl(folder / "evaluation.jsonl", evaluated.lines)
+    write_evaluation(
+        folder / "evaluation.html", evaluated.policy, evaluated.figures, evaluated.lines, text
+    )
+    write_json(folder / "evaluation.json", evaluated.figures)
+
+
+def _compared(folder: Path, outcome: RoleplayOutcome, earlier: EvaluatedPolicy) -> RoleplayOutcome:
+    now = outcome.evaluation
+    paired = compare_lines(table(), earlier.lines, now.lines)
+    counted = {"turns": len(now.lines)}
+    values = comparison_values((earlier.policy, now.policy), counted, paired)
+    write_json(folder / "comparison.json", values)
+    page = folder / "comparison.html"
+    write_comparison(page, (earlier.policy, now.policy), paired, earlier.lines, now.lines)
+    return RoleplayOutcome(now, outcome.page, earlier, paired, page)

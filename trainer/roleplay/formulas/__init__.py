@@ -1,0 +1,1 @@
+"""What each reward says of one reply, by looking at it; none of them asks anybody."""

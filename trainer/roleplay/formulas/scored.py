@@ -1,0 +1,30 @@
+"""What a function is given, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainer.roleplay.reply import CutReply
+from trainer.roleplay.turn import SpeechLevel
+
+
+@dataclass(frozen=True, slots=True)
+class AskedReply:
+    """One reply and what its row tells; None where it does not."""
+
+    reply: CutReply
+    user_turn: str
+    reference: str | None = None
+    player_name: str | None = None
+    character_name: str | None = None
+    speech_level: SpeechLevel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyScore:
+    """A value in [0, 1] before its weight. components: by the keys of the reward's figures, those
+    that can be told of this reply. reasons: why the value is not 1, in words."""
+
+    value: float
+    components: dict[str, float] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()

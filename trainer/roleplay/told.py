@@ -1,0 +1,186 @@
+"""What a system turn tells of those who speak: the player's name, the character's, its level.
+
+Korean and English, as scenario books and character cards have it: labels (`플레이어 이름: 민수`,
+`말투: 반말`), a list under a heading (`3. 주인공 정의`, `- 이름: 사야`), the sentences that say who
+is who (`당신은 이제 「사야」이다`, `상대는 여행자 세아입니다`). What is not said so, or said in two
+ways, is not told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict, TypeVar
+
+from scorekit.text.markup import normalised
+from trainer.roleplay.turn import SpeechLevel
+
+T = TypeVar("T")
+#: As data may have them in a column -> ours.
+LEVELS: dict[str, SpeechLevel] = {
+    "polite": "polite",
+    "formal": "polite",
+    "존댓말": "polite",
+    "존대말": "polite",
+    "존대": "polite",
+    "높임말": "polite",
+    "경어": "polite",
+    "해요체": "polite",
+    "합쇼체": "polite",
+    "하십시오체": "polite",
+    "plain": "plain",
+    "informal": "plain",
+    "casual": "plain",
+    "반말": "plain",
+    "해체": "plain",
+    "해라체": "plain",
+}
+_OPEN, _CLOSE = "「『\"'“‘", "」』\"'”’"
+_NAME = (
+    rf"[{_OPEN}]?(?P<name>[^\s{_OPEN}{_CLOSE}(){{}}\[\]:：,./|]{{1,20}}(?: [A-Z][a-z]{{1,20}})?)"
+    rf"[{_CLOSE}]? ?(?:[(（,.].*)?$"
+)
+_WORD = " ?(?:이름|성명|name) ?[:：=] ?"
+_PLAYER = "(?:플레이어|player)"
+_USER = "(?:플레이어|사용자|유저|상대방|player|user)"
+_CHARACTER = "(?:주인공|캐릭터|등장인물|배역|character|char)"
+_OF = " ?(?:정의|설정|정보|소개|프로필|profile|sheet)?"
+
+
+class _Ways(NamedTuple):
+    """Of lines that say a name, what matches them: by the word for name, as the heading of a list,
+    by the bare word, in brackets behind it, as the subject of a sentence."""
+
+    label: re.Pattern[str]
+    heading: re.Pattern[str]
+    bare: re.Pattern[str]
+    brackets: re.Pattern[str]
+    subject: re.Pattern[str]
+
+
+#: A bare `User:` names nobody: it is a line of an example.
+_OF_PLAYER = _Ways(
+    re.compile(f"{_USER}의?{_WORD}{_NAME}", re.I),
+    re.compile(f"{_USER}{_OF}", re.I),
+    re.compile(f"{_PLAYER} ?[:：=] ?{_NAME}", re.I),
+    re.compile(rf"{_PLAYER} ?[(（] ?(?P<name>[^\s(){{}}（）:：,]{{1,20}}) ?[)）]", re.I),
+    re.compile(f"(?:{_USER}|상대)[은는] ", re.I),
+)
+_OF_CHARACTER = _Ways(
+    re.compile(f"{_CHARACTER}의?{_WORD}{_NAME}", re.I),
+    re.compile(f"{_CHARACTER}{_OF}", re.I),
+    re.compile(f"{_CHARACTER} ?[:：=] ?{_NAME}", re.I),
+    re.compile(rf"{_CHARACTER} ?[(（] ?(?P<name>[^\s(){{}}（）:：,]{{1,20}}) ?[)）]", re.I),
+    re.compile("(?:당신|너|그대)[은는] "),
+)
+_ITEM = re.compile(f"(?:이름|성명|name) ?[:：=] ?{_NAME}", re.I)
+_YOU_ARE = re.compile(
+    r"(?:당신|너|넌|그대)[은는]? ?(?:이제(?:부터)? ?)?"
+    rf"[{_OPEN}](?P<name>[^{_OPEN}{_CLOSE}]{{1,20}})[{_CLOSE}] ?"
+    r"(?:이다|다|입니다|이야|야|이에요|예요|이?라는|으?로서|[을를]? ?연기)"
+    r"|\bYou are (?P<english>[A-Z][\w'-]{0,19}(?: [A-Z][\w'-]{0,19})?)\b"
+)
+_SENTENCES = re.compile(r"[.!?\n]")
+#: The word that ends a sentence: what somebody is.
+_IS = re.compile("(?P<name>[가-힣]{1,8}?)(?:입니다|이에요|예요|이야|야|이다|다)")
+#: Names that are looked for elsewhere in the text.
+_SENTENCES_READ = 8
+#: What stands before a label or a heading, and around it.
+_NUMBER = re.compile(r"\d{1,2}[.)] ?")
+_MARKS = " \t-*#•◆■[]【】"
+_SPACES = re.compile(r"[ \t]+")
+_STYLE = re.compile(
+    r"(?:말투|어투|화법|speech(?: level| style)?|tone)[^:：\n]{0,12}[:：](?P<style>[^\n]{1,200})",
+    re.I,
+)
+_POLITE = re.compile("존댓말|존대말|존대|높임말|경어|해요체|합쇼체|하십시오체")
+_PLAIN = re.compile(r"반말|해체(?!\w)|해라체")
+#: After the word and within its clause: it is said what is not done.
+_NOT = re.compile(
+    r"[^.!?\n,;]{0,12}(?:(?:쓰|하|사용하|섞)지 ?(?:않|마|말)|금지|안 ?(?:쓴|써|씁|쓰)|말 ?것|"
+    r"없이|아닌|대신)"
+)
+
+
+class Told(TypedDict):
+    """None: the text does not tell, or tells it in two ways."""
+
+    player_name: str | None
+    character_name: str | None
+    speech_level: SpeechLevel | None
+
+
+def told_in(system: str) -> Told:
+    """Names and speech level that a system turn states."""
+    text = normalised("NFC", system)
+    character = _named(text, _OF_CHARACTER)
+    you = {match["name"] or match["english"] for match in _YOU_ARE.finditer(text)}
+    return Told(
+        player_name=_named(text, _OF_PLAYER),
+        character_name=character or _only(you) or _only(_in_sentences(text, _OF_CHARACTER)),
+        speech_level=_only(_stated(text)),
+    )
+
+
+def _named(text: str, ways: _Ways) -> str | None:
+    """By the first way that finds any; None where it finds two."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    bare = [_NUMBER.sub("", line.strip(_MARKS), count=1).strip(_MARKS) for line in lines]
+    found = {match["name"] for line in bare if (match := ways.label.match(line))}
+    found = found or _under_heading(lines, bare, ways.heading)
+    found = found or {match["name"] for line in bare if (match := ways.bare.match(line))}
+    found = found or {match["name"] for line in lines for match in ways.brackets.finditer(line)}
+    if ways is _OF_PLAYER:
+        found = found or _in_sentences(text, ways)
+    return _only(found)
+
+
+def _under_heading(lines: Sequence[str], bare: Sequence[str], heading: re.Pattern[str]) -> set[str]:
+    """`이름: ...` between that heading and the next one."""
+    inside, found = False, set()
+    for line, text in zip(lines, bare, strict=True):
+        item = _ITEM.match(text)
+        if heading.fullmatch(text):
+            inside = True
+        elif item and inside:
+            found.add(item["name"])
+        elif not item and (_NUMBER.match(line) or line.startswith(("#", "[", "【"))):
+            inside = False
+    return found
+
+
+def _in_sentences(text: str, ways: _Ways) -> set[str]:
+    """What ends a sentence such as `당신은 상인 승은입니다`, where the text goes on to speak of it
+    by that word: a trade that is named once is no name."""
+    said: Counter[str] = Counter()
+    for sentence in _SENTENCES.split(text):
+        words = sentence.split()
+        if len(words) > 1 and ways.subject.match(" ".join(words[:2]) + " "):
+            is_a = _IS.fullmatch(words[-1])
+            said.update([is_a["name"]] if is_a else [])
+    few = said.most_common(_SENTENCES_READ)
+    return {name for name, count in few if text.count(name) > count}
+
+
+def _stated(text: str) -> set[SpeechLevel]:
+    """A labelled style wins; else what is said anywhere, and not said to be left."""
+    text = _SPACES.sub(" ", text)
+    labelled = {level for match in _STYLE.finditer(text) for level in _levels(match["style"])}
+    return labelled or _levels(text)
+
+
+def _levels(text: str) -> set[SpeechLevel]:
+    found: set[SpeechLevel] = set()
+    levels: tuple[tuple[re.Pattern[str], SpeechLevel], ...] = (
+        (_POLITE, "polite"),
+        (_PLAIN, "plain"),
+    )
+    for pattern, level in levels:
+        if any(not _NOT.match(text, match.end()) for match in pattern.finditer(text)):
+            found.add(level)
+    return found
+
+
+def _only(found: set[T]) -> T | None:
+    return found.pop() if len(found) == 1 else None

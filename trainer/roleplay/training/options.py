@@ -1,0 +1,105 @@
+"""TRL's GRPOConfig of a run's config, and how updates and samplings come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorekit.errors import UserError
+from trainer.roleplay.config import RoleplayConfig
+from trainer.runs.on_trl import OURS, trl_arguments
+
+#: Options of TRL that are not to be given, and what to set instead.
+_OURS = OURS | {
+    "num_generations_eval": "eval: one reply a turn",
+    "chat_template_kwargs": "chat.enable_thinking",
+    "reward_weights": "reward.weights",
+    "remove_unused_columns": "the columns, which the rewards read",
+    "generation_kwargs": "the keys of grpo",
+}
+
+
+def grpo_arguments(
+    cfg: RoleplayConfig, device: torch.device, reward_weights: Sequence[float], turns: int
+) -> Any:
+    """TRL's `GRPOConfig`. turns: those to learn from. Raises UserError, also where nothing could be
+    learned from so few."""
+    from trl.trainer.grpo_config import GRPOConfig
+
+    arguments = trl_arguments(
+        GRPOConfig,
+        "grpo",
+        cfg.grpo,
+        cfg,
+        device,
+        ours=_OURS,
+        reward_weights=list(reward_weights),
+        chat_template_kwargs=cfg.chat.template_kwargs or None,
+    )
+    _check_rounds(cfg, arguments, turns)
+    return arguments
+
+
+def updates_per_sampling(arguments: Any) -> int:
+    """Updates that one sampling of completions serves: a run is saved between two of them."""
+    passes = arguments.steps_per_generation * arguments.num_iterations
+    return max(1, int(passes // arguments.gradient_accumulation_steps))
+
+
+def updates_per_epoch(arguments: Any, turns: int) -> int:
+    """Updates of a pass over so many turns; the rest, less than a sampling's, is left out of it."""
+    prompts = arguments.generation_batch_size // arguments.num_generations
+    passes = turns // prompts * arguments.steps_per_generation * arguments.num_iterations
+    return int(passes // arguments.gradient_accumulation_steps)
+
+
+def told_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
+    """What a run says of how it samples and learns. stops: tokens that end a reply."""
+    names = (
+        "loss_type",
+        "beta",
+        "scale_rewards",
+        "epsilon",
+        "epsilon_high",
+        "importance_sampling_level",
+        "num_iterations",
+        "steps_per_generation",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "max_completion_length",
+        "mask_truncated_completions",
+        "chat_template_kwargs",
+        "use_vllm",
+    )
+    return {name: getattr(arguments, name) for name in names} | {"stops": list(stops)}
+
+
+def _check_rounds(cfg: RoleplayConfig, arguments: Any, turns: int) -> None:
+    """Raise UserError where a batch does not come out even, or no batch is full."""
+    passes = arguments.steps_per_generation * arguments.num_iterations
+    steps = arguments.gradient_accumulation_steps
+    if passes % steps and steps % passes:
+        raise UserError(
+            f"grpo: steps_per_generation x num_iterations ({passes}) and "
+            f"gradient_accumulation_steps ({steps}) must divide each other: else an update would "
+            "learn from completions of two policies, and a checkpoint could not go on exactly"
+        )
+    prompts = arguments.generation_batch_size // arguments.num_generations
+    if turns < prompts:
+        raise UserError(
+            f"data.train: {turns} turns are fewer than the {prompts} prompts of one batch: lower "
+            "grpo.gradient_accumulation_steps or raise grpo.num_generations"
+        )
+    every, span = cfg.misc.save_every_n_updates, updates_per_sampling(arguments)
+    if every % span or cfg.eval.eval_every_n_updates % span:
+        raise UserError(
+            f"misc.save_every_n_updates and eval.eval_every_n_updates must be multiples of {span}: "
+            "so many updates share one sampling (grpo.steps_per_generation)"
+        )
+    if arguments.max_steps > 0 and arguments.max_steps % span:
+        raise UserError(f"grpo.max_steps must be a multiple of {span} (grpo.steps_per_generation)")

@@ -1,0 +1,349 @@
+"""A role-play run: what is checked, loaded and opened, in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+import signal
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scorekit.errors import ScorekitError, UserError
+from scorekit.files import write_atomic
+from trainer.rl.config import LoraConfig
+from trainer.rl.policy import load_policy, prepare_torch, stop_token_ids
+from trainer.roleplay.calibration.anchors import FILE, read_calibration
+from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.data import columns_of
+from trainer.roleplay.evaluation.evaluate import RoleplayReport, evaluate_policy, prompt_ids
+from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.rendering import open_tokenizer
+from trainer.roleplay.rewards import REWARDS, configure, weights_of
+from trainer.roleplay.similarity import open_similarity
+from trainer.roleplay.training import before
+from trainer.roleplay.training.launcher import embedder_of
+from trainer.roleplay.training.options import (
+    grpo_arguments,
+    told_options,
+    updates_per_epoch,
+    updates_per_sampling,
+)
+from trainer.roleplay.turn import RoleplayTurn
+from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.checkpoints.resume import (
+    Origin,
+    check_origin,
+    checkpoint_to_resume,
+    prompt_origin,
+    weight_origin,
+)
+from trainer.runs.config import THE_SET
+from trainer.runs.console import Console
+from trainer.runs.leaving import Leaving
+from trainer.runs.messages import messages
+from trainer.runs.on_trl import check_alone, one_device, trackers_folder
+from trainer.runs.outcome import Artifacts
+from trainer.runs.runlog import Dumped, RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.runs.verbs import tables
+
+log = logging.getLogger(__name__)
+
+
+def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
+    """Train, evaluate, log. Data, template, embedder and rewards are checked before weights load;
+    what an earlier run left is replaced behind that. Raises UserError on what the user can mend.
+
+    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
+    yet starts anew in its place.
+    """
+    with messages() as heard, ExitStack() as held:
+        check_alone("role-play")
+        check_trackers(cfg.misc.trackers)
+        device = one_device(prepare_torch(cfg.misc.device, cfg.misc.threads), "role-play")
+        checkpoint = checkpoint_to_resume(cfg) if resume else None
+        if checkpoint is None:
+            check_run_dir(cfg, resume or None)
+        folder = open_run_dir(cfg.misc)
+        tokenizer = open_tokenizer(cfg)
+        train, held_out = before.read_turns(cfg, tokenizer)
+        arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(train))
+        run = Run(cfg, device, tokenizer, train, held_out, arguments, checkpoint)
+        if checkpoint is not None and run.is_done(run.done):
+            log.warning("%s has its %d updates: raise grpo.max_steps", folder, run.total)
+            return run.artifacts(None, 0)
+        before.check_chat(cfg, tokenizer, train)
+        run.open_rewards(held, folder)
+        run.load()
+        runlog = RunLog(cfg, overwrite=resume or None, done=run.done if checkpoint else None)
+        heard.write_to(runlog.folder)
+        settings = run.arguments.to_dict() | run.told
+        write_atomic(folder / "grpo.json", json.dumps(settings, indent=1, default=str))
+        if run.calibration is not None:
+            shutil.copy(run.calibration, folder / FILE)
+        return run.go(runlog)
+
+
+class Run:
+    """The parts of a run, as they are opened one after the other."""
+
+    def __init__(
+        self,
+        cfg: RoleplayConfig,
+        device: torch.device,
+        tokenizer: Any,
+        train: Sequence[RoleplayTurn],
+        held_out: Sequence[RoleplayTurn],
+        arguments: Any,
+        checkpoint: Path | None,
+    ) -> None:
+        self.cfg, self.device, self.tokenizer = cfg, device, tokenizer
+        self.train, self.held_out, self.arguments = train, held_out, arguments
+        self.checkpoint = checkpoint
+        self.done = read_state(checkpoint).update if checkpoint else 0
+        self.epoch = updates_per_epoch(arguments, len(train))
+        self.total = cfg.grpo.max_steps or math.ceil(cfg.grpo.num_train_epochs * self.epoch)
+        self.reports = read_reports(Path(cfg.misc.run_dir), self.done) if checkpoint else []
+        self.origin = weight_origin(cfg.policy)
+        for key, path, turns in (
+            ("data.train", cfg.data.train, train),
+            ("data.eval", cfg.data.eval, held_out),
+        ):
+            ids = prompt_ids(turns, tokenizer, cfg) if turns else []
+            told = [json.dumps(asdict(turn), ensure_ascii=False) for turn in turns]
+            self.origin |= prompt_origin(key, path, zip(told, ids, strict=True))
+        if checkpoint is not None:
+            check_origin(self.origin, read_state(checkpoint))
+        self.calibration: Path | None = None
+        self.leaving = Leaving()
+
+    def is_done(self, update: int) -> bool:
+        """Whether nothing is left to do behind an update."""
+        evaluated = not self.held_out or self.total in dict(self.reports)
+        return update >= self.total and evaluated
+
+    def open_rewards(self, held: ExitStack, folder: Path) -> None:
+        """The embedder, its calibration, and every reward function on two rows."""
+        reward = self.cfg.reward
+        url = held.enter_context(embedder_of(reward, folder / "embedder.log"))
+        place = folder
+        if self.checkpoint is None:  # what stands in the folder is an earlier run's
+            place = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            self.calibration = place / FILE
+        else:
+            check_origin(calibration_origin(folder), read_state(self.checkpoint))
+        similarity = open_similarity(reward, self.train, place, url=url, seed=self.cfg.misc.seed)
+        held.enter_context(closing(similarity.embedder))
+        self.origin |= calibration_origin(place)
+        configure(reward, similarity, self.tokenizer.all_special_tokens)
+        means = before.try_rewards(self.train)
+        log.info("rewards on two rows: %s", means)
+
+    def load(self) -> None:
+        """The policy, and TRL's trainer around it."""
+        from datasets import Dataset
+        from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+        from trainer.roleplay.training.grpo import RoleplayTrainer
+
+        cfg = self.cfg
+        bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
+        model, _ = load_policy(bare, self.device)
+        stops = self.tokenizer.convert_ids_to_tokens(stop_token_ids(model, self.tokenizer))
+        self.told = told_options(self.arguments, stops)
+        try:
+            self.trainer = RoleplayTrainer(
+                model=model,
+                reward_funcs=[reward.function for reward in REWARDS],
+                args=self.arguments,
+                train_dataset=Dataset.from_dict(columns_of(self.train)),
+                processing_class=self.tokenizer,
+                peft_config=_adapters(cfg),
+                checkpoints=Path(cfg.misc.run_dir) / "checkpoints",
+                keep=cfg.misc.keep_checkpoints,
+                state_of=self.state,
+                look=self.look,
+                epochs_done=self.done // self.epoch,
+            )
+        except (ImportError, ConnectionError) as error:  # vLLM, or another of TRL's helpers
+            raise UserError(f"grpo.options: {' '.join(str(error).split())}") from None
+        trainer: Any = self.trainer
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+
+    def go(self, runlog: RunLog) -> Artifacts:
+        """All updates, with evaluations before, between and after."""
+        from accelerate import Accelerator
+
+        from trainer.roleplay.training.callback import RunCallback
+
+        cfg, self.log = self.cfg, runlog
+        columns, few = tables.columns(table())
+        self.accelerator = Accelerator(
+            log_with=cfg.misc.trackers or None, project_dir=trackers_folder(cfg)
+        )
+        going_on = self.done if self.checkpoint else None
+        fault: ScorekitError | None = None
+        with (
+            self.leaving,
+            tracking(self.accelerator, cfg.model_dump(mode="json"), going_on),
+            Console(columns, few, self.total, self.done, verbose=cfg.misc.verbose) as self.console,
+        ):
+            self.console.say(", ".join(f"{key} {value}" for key, value in self.told.items()))
+            span = updates_per_sampling(self.arguments)
+            callback = RunCallback(cfg, runlog, self.leaving, self.console, span, self.begin)
+            callback.trainer, callback.accelerator = self.trainer, self.accelerator
+            callback.last = self.done
+            trainer: Any = self.trainer
+            trainer.add_callback(callback)
+            try:
+                self.learn()
+            except ScorekitError as error:  # a reward cannot be had: what was learned is kept
+                fault = error
+                update = self.trainer.state.global_step
+                if update > self.done and self.trainer.saved != self.folder_of(update):
+                    self.trainer.save_last_update()
+        return self.ended(fault)
+
+    def learn(self) -> None:
+        """TRL's loop, which calls `begin` once weights and states are those of the checkpoint."""
+        going_from = str(self.checkpoint) if self.checkpoint else None
+        if self.done < self.total:
+            self.trainer.train(resume_from_checkpoint=going_from)
+            return
+        trainer: Any = self.trainer
+        trainer._load_from_checkpoint(going_from)  # only its evaluation is missing
+        self.begin()
+
+    def begin(self) -> None:
+        """What is looked at with the policy in place: how its replies end, and its start."""
+        if not self.checkpoint:
+            ratio = before.sampled_ratio(
+                self.train, self.trainer.policy, self.tokenizer, self.cfg, self.device
+            )
+            if ratio is not None:
+                self.console.say(f"sampled before the first update: clipped_ratio {ratio:.2f}")
+        every = self.cfg.eval.eval_every_n_updates
+        due = self.done in (0, self.total) or (every > 0 and self.done % every == 0)
+        if due and self.done not in dict(self.reports):
+            self.look(self.done)
+
+    def look(self, update: int) -> dict[str, Any]:
+        """An evaluation, logged and dumped; {} without held-out turns."""
+        if not self.held_out:
+            return {}
+        report = evaluate_policy(
+            self.held_out,
+            self.trainer.policy,
+            self.tokenizer,
+            self.cfg,
+            self.device,
+            kl=self.cfg.eval.kl,
+        )
+        line = {"update": update, "set": THE_SET, "decides": True} | report.figures
+        report.examples = self.log.write_evaluation(line, report.examples)
+        track(self.accelerator, "eval", report.figures, update)
+        self.console.say(tables.evaluation_line(table(), update, report.figures))
+        best = max((of.rating or 0.0 for at, of in self.reports if at > 0), default=-math.inf)
+        self.reports.append((update, report))
+        every = self.cfg.misc.save_every_n_updates
+        if update and ((every and (report.rating or 0.0) >= best) or self.leaving.asked):
+            self.trainer.control.should_save = True
+        if self.leaving.asked:
+            self.trainer.control.should_training_stop = True
+        return {f"eval_{key}": value for key, value in report.figures.items()}
+
+    def folder_of(self, update: int) -> Path:
+        """Of its checkpoint."""
+        return Path(self.cfg.misc.run_dir) / "checkpoints" / f"step-{update:06d}"
+
+    def state(self, update: int) -> State:
+        """What a checkpoint says of the run."""
+        self.log.sync()
+        prompts = self.arguments.generation_batch_size // self.arguments.num_generations
+        seen = update // updates_per_sampling(self.arguments) * prompts
+        report = dict(self.reports).get(update)
+        scheduler: Any = self.trainer.lr_scheduler
+        return State(
+            update,
+            config=self.cfg.model_dump(mode="json"),
+            prompts_seen=seen,
+            learning_rate=scheduler.get_last_lr()[0],
+            reward=report.rating if report else None,
+            origin=self.origin,
+        )
+
+    def ended(self, fault: ScorekitError | None) -> Artifacts:
+        """What has become of the run."""
+        update, asked = self.trainer.state.global_step, self.leaving.asked
+        kept = f"update {update}" if self.trainer.saved or self.checkpoint else "no update yet"
+        stopped, code = None, 0
+        if fault is not None:
+            stopped, code = f"{fault}; after {kept}: go on with --resume", 3
+        elif asked and not self.is_done(update):
+            stopped = f"{signal.Signals(asked).name} after {kept}: go on with --resume"
+            code = 128 + asked
+        if stopped:
+            log.warning("the run ends: %s", stopped)
+        return self.artifacts(stopped, code)
+
+    def artifacts(self, stopped: str | None, code: int) -> Artifacts:
+        """For the command."""
+        folder = Path(self.cfg.misc.run_dir)
+        saved = getattr(self, "trainer", None) and self.trainer.saved
+        updates = read_jsonl(folder / "log.jsonl")
+        sets = {THE_SET: self.reports} if self.reports else {}
+        return Artifacts(
+            folder,
+            saved or self.checkpoint,
+            updates,
+            self.reports,
+            sets,
+            stopped,
+            exit_code=code,
+        )
+
+
+def _adapters(cfg: RoleplayConfig) -> Any:
+    """peft's config; None where every weight learns."""
+    if not cfg.policy.lora.r:
+        return None
+    from peft import LoraConfig as PeftLora
+
+    lora = cfg.policy.lora
+    return PeftLora(
+        r=lora.r,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def calibration_origin(folder: Path) -> Origin:
+    """What a run scores by. Raises UserError where its calibration is gone, or is none."""
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(f"{path} is missing: put the one back that the run began with")
+    content = read_calibration(path).model_dump_json().encode()
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return {"reward.calibration": {"path": FILE, "digest": digest}}
+
+
+def read_reports(folder: Path, done: int) -> list[tuple[int, RoleplayReport]]:
+    """Those of a run's eval.jsonl up to an update."""
+    found = []
+    for line in read_jsonl(folder / "eval.jsonl"):
+        if line["update"] <= done:
+            figures = {k: v for k, v in line.items() if k not in ("update", "set", "decides")}
+            report = RoleplayReport(figures, Dumped(folder / line["completions"]))
+            found.append((line["update"], report))
+    return found

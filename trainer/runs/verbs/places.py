@@ -1,0 +1,38 @@
+"""Where a run writes, as `python -m trainer check` looks at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from trainer.runs.checkpoints.checkpoint import read_state
+from trainer.runs.checkpoints.resume import checkpoint_to_resume
+from trainer.runs.runlog import check_run_dir, open_run_dir
+from trainer.runs.trackers import check_trackers
+from trainer.runs.verbs.findings import Findings
+
+
+def look_at_places(findings: Findings, cfg: Any) -> None:
+    """Trackers and folder of a run; cfg: of any task."""
+    findings.look("misc.trackers", _trackers, cfg)
+    findings.look("misc.run_dir", _run_dir, cfg)
+
+
+def _trackers(cfg: Any) -> tuple[None, str]:
+    check_trackers(cfg.misc.trackers)
+    return None, ", ".join(cfg.misc.trackers) or "none but log.jsonl"
+
+
+def _run_dir(cfg: Any) -> tuple[None, str]:
+    """Fit for a new run, or to go on with the one that stands there."""
+    folder = Path(cfg.misc.run_dir)
+    if folder.is_file():
+        raise UserError(f"misc.run_dir: {folder} is a file")
+    open_run_dir(cfg.misc)
+    if any(folder.glob("checkpoints/step-*")) and not cfg.misc.overwrite:
+        checkpoint = checkpoint_to_resume(cfg)
+        done = read_state(checkpoint).update if checkpoint else 0
+        return None, f"{folder}: holds a run of {done} updates; go on with --resume"
+    check_run_dir(cfg)
+    return None, f"{folder}: can be written to"

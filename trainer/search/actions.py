@@ -1,0 +1,173 @@
+"""What a turn of the policy says: one action, or what is wrong with it.
+
+A turn is a think block and, behind it, exactly one action: a query, a box, or the end. What stands
+in the think block is no action, however it looks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final, Literal, TypeAlias
+
+from pydantic_core import from_json
+
+from trainer.search.records import Region
+
+THINK, SEARCH, BBOX, COMPLETE, ANSWER = "think", "search", "bbox", "search_complete", "answer"
+#: How each action is spelt, as prompts and corrections say it.
+SPELLING: Final = {
+    SEARCH: "<search>a query</search>",
+    BBOX: "<bbox>[x1, y1, x2, y2]</bbox>",
+    COMPLETE: "<search_complete>true</search_complete>",
+}
+#: The tags of a turn, as they have to be written: a model may know each as a token of its own.
+TAGS: Final = frozenset(f"<{end}{name}>" for name in (THINK, *SPELLING) for end in ("", "/"))
+#: Characters of a query; a retriever may take fewer.
+LONGEST_QUERY: Final = 1000
+
+Reason = Literal[
+    "no_think",
+    "text_before_think",
+    "unclosed_think",
+    "several_thinks",
+    "tag_in_think",
+    "misspelt_tag",
+    "unclosed_tag",
+    "no_action",
+    "several_actions",
+    "answer",
+    "empty_query",
+    "unreadable_query",
+    "overlong_query",
+    "box_form",
+]
+#: What the policy is told of each.
+DETAILS: Final[dict[Reason, str]] = {
+    "no_think": "the turn has no think block: begin with <think>...</think>",
+    "text_before_think": "something stands before the think block: begin with <think>",
+    "unclosed_think": "the think block is not opened, or not closed: write <think>...</think>",
+    "several_thinks": "there are several think blocks: write one, and the action behind it",
+    "tag_in_think": "an action's tag stands inside the think block: write the action behind "
+    "</think>, and no action's tag before it",
+    "misspelt_tag": "a tag is misspelt: tags are written in small letters and without spaces",
+    "unclosed_tag": "a tag is not opened, not closed, or closed by another one",
+    "no_action": "there is no action behind the think block",
+    "several_actions": "there are several actions: write exactly one a turn",
+    "answer": "there is an <answer>: another model answers, from the pages that you find",
+    "empty_query": "the query is empty",
+    "unreadable_query": "the query has characters that are none of a text",
+    "overlong_query": f"the query has more than {LONGEST_QUERY} characters",
+    "box_form": "the box is not four numbers in square brackets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A query; no space at its ends, none that is doubled."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A box as it was written. Whether it lies in a picture is not known here."""
+
+    box: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The end. done: its body is true, in whatever letters; else the search was given up."""
+
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """No action. detail: what is wrong, in words for the policy."""
+
+    reason: Reason
+
+    @property
+    def detail(self) -> str:
+        """As the policy is told."""
+        return DETAILS[self.reason]
+
+
+Action: TypeAlias = Search | Crop | Complete | Invalid
+
+# Blanks are never given back (*+): else a row of n behind a "<" is looked at n * n times.
+_ACTION_TAG = re.compile(r"<\s*+(/?)\s*+(search_complete|search|bbox)\s*+(/?)\s*+>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<\s*+(/?)\s*+think\s*+>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
+
+
+def parse(text: str) -> Action:
+    """The action of a turn: a function of its text, for any text."""
+    rest = _behind_think(text)
+    return rest if isinstance(rest, Invalid) else _only_action(rest)
+
+
+def _behind_think(text: str) -> str | Invalid:
+    marks = list(_THINK_TAG.finditer(text))
+    if any(mark.group() not in TAGS for mark in marks):
+        return Invalid("misspelt_tag")
+    if not marks:
+        return Invalid("no_think")
+    order = [mark[1] for mark in marks]
+    if len(order) % 2 or order != ["", "/"] * (len(order) // 2):
+        return Invalid("unclosed_think")
+    if text[: marks[0].start()].strip():
+        return Invalid("text_before_think")
+    for opened, closed in zip(marks[::2], marks[1::2], strict=True):
+        if _ACTION_TAG.search(text, opened.end(), closed.start()):
+            return Invalid("tag_in_think")
+    return Invalid("several_thinks") if len(marks) > 2 else text[marks[1].end() :]
+
+
+def _only_action(text: str) -> Action:
+    tags = list(_ACTION_TAG.finditer(text))
+    if any(tag.group() not in TAGS for tag in tags):
+        return Invalid("misspelt_tag")
+    if _ANSWER_TAG.search(text):
+        return Invalid("answer")
+    if not tags:
+        return Invalid("no_action")
+    pairs = list(zip(tags[::2], tags[1::2], strict=False))
+    if len(tags) % 2 or any(a[1] or not b[1] or a[2] != b[2] for a, b in pairs):
+        return Invalid("unclosed_tag")
+    if len(pairs) > 1:
+        return Invalid("several_actions")
+    opened, closed = pairs[0]
+    body = text[opened.end() : closed.start()]
+    if opened[2] == COMPLETE:
+        return Complete(body.strip().lower() == "true")
+    return _query(body) if opened[2] == SEARCH else _box(body)
+
+
+def _query(body: str) -> Search | Invalid:
+    query = " ".join(body.split())
+    if not query:
+        return Invalid("empty_query")
+    if any(ord(c) < 32 or "\x7f" <= c < "\xa0" or "\ud800" <= c <= "\udfff" for c in query):
+        return Invalid("unreadable_query")
+    return Invalid("overlong_query") if len(query) > LONGEST_QUERY else Search(query)
+
+
+def _box(body: str) -> Crop | Invalid:
+    try:
+        value = from_json(body.strip(), allow_inf_nan=False)
+    except (ValueError, TypeError):  # TypeError: a lone surrogate
+        return Invalid("box_form")
+    if not isinstance(value, list) or len(value) != 4:
+        return Invalid("box_form")
+    if any(isinstance(side, bool) or not isinstance(side, int | float) for side in value):
+        return Invalid("box_form")
+    try:
+        x1, y1, x2, y2 = map(float, value)
+    except OverflowError:
+        return Invalid("box_form")
+    finite = all(map(isfinite, (x1, y1, x2, y2)))  # JSON has no infinity, but 1e999
+    return Crop((x1, y1, x2, y2)) if finite else Invalid("box_form")

@@ -1,0 +1,1 @@
+"""From evidence to an answer and its verdict, and what they cost."""

@@ -1,0 +1,144 @@
+"""Config of the answer: the generator, the judge, and what they may cost."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scorekit.config import Config
+from scorekit.llm.dialects import DialectName
+from trainer.config_base import may_change
+
+#: What the generator is told. Its own words are part of the key under which answers are kept.
+SYSTEM = (
+    "You answer questions about documents. You are shown pictures of pages, and of parts of pages "
+    "that were enlarged. Take the answer from the pictures alone. Answer as briefly as the "
+    "question allows, with the answer and nothing else. If the pictures do not show it, say so."
+)
+#: What it is told where there is no picture: `system` would have it say that none shows the answer.
+WITHOUT_PICTURES = (
+    "You answer questions about documents that you cannot see. Answer from what you know, as "
+    "briefly as the question allows, with the answer and nothing else. If you do not know, say so."
+)
+
+
+class ChatModelConfig(Config):
+    """A model behind an OpenAI-compatible server."""
+
+    base_url: str = may_change(
+        "http://localhost:8000/v1", description="Its address, with /v1; it may move in a run."
+    )
+    model: str = Field("", description="Its model's name there.")
+    api_key_env: str = may_change("LLM_API_KEY", description="Environment variable with the key.")
+    api: DialectName = Field(
+        "openai",
+        description="openai: chat completions with OpenAI's own fields; gemini: the same without a "
+        "seed; responses: the Responses API; vllm: chat completions with every sampling field.",
+    )
+    system: str = Field("", description="Instructions.")
+    effort: str | None = Field(
+        None, description="Reasoning effort (minimal, low, medium, ...); null: not said."
+    )
+    temperature: float = Field(1.0, ge=0, le=2, description="1 is left out for OpenAI.")
+    max_output_tokens: int = Field(
+        1024, ge=1, description="Most tokens of an answer, its thinking included."
+    )
+    max_requests: int = may_change(32, ge=1, description="Calls in flight, in the whole run.")
+    max_tokens: int = may_change(
+        1_000_000, ge=1, description="Tokens of calls in flight, reckoned, in the whole run."
+    )
+    requests_per_minute: float | None = may_change(
+        None, gt=0, description="Most calls a minute, evenly spaced; null: no such limit."
+    )
+    tokens_per_image: int = may_change(
+        1500, ge=1, description="Tokens reckoned for a picture, until the server has counted some."
+    )
+    request_timeout_s: float = may_change(120.0, gt=0, description="Least time for one answer.")
+    max_attempts: int = may_change(
+        8,
+        ge=1,
+        description="Attempts at one call, with pauses of 1, 2, 4, ... 32, 32 s: eight outlast a "
+        "server that is away for a minute.",
+    )
+    deadline_s: float = may_change(
+        300.0, gt=0, description="Seconds for an answer from its turn on, all attempts together."
+    )
+
+
+class GeneratorConfig(ChatModelConfig):
+    """The frozen model that answers from the evidence."""
+
+    api_key_env: str = may_change(
+        "GENERATOR_API_KEY", description="Environment variable with the key."
+    )
+    system: str = Field(SYSTEM, description="Instructions.")
+    max_images: int = Field(8, ge=1, description="Most pictures that it is shown.")
+    crop_slots: int = Field(
+        3, ge=0, description="Of them, places that pages leave to crops, where there are crops."
+    )
+
+
+class AnswerJudgeConfig(Config):
+    """The judge that compares answers: a judge service (services/judge)."""
+
+    url: str = may_change("http://localhost:8003", description="Its address; it may move in a run.")
+    model: str | None = Field(
+        None, description="The model that it must have; null: whichever is there at the start."
+    )
+    grounded: bool = Field(
+        False, description="Ask as well whether the evidence supports the answer (answer_grounded)."
+    )
+    no_evidence: Literal["zero", "ask"] = Field(
+        "zero",
+        description="An episode that has seen no page: zero: nobody is asked, it is judged 0; ask: "
+        "the generator answers without pictures, which shows what it knows by itself.",
+    )
+    max_tokens: int | None = may_change(
+        None,
+        ge=1,
+        le=32768,
+        description="Most tokens of a verdict, its thinking included; null: the rubric's, which "
+        "a model that thinks uses up before it has said anything.",
+    )
+    max_in_flight: int = may_change(32, ge=1, description="Requests at once.")
+    timeout_s: float = may_change(120.0, gt=0, description="Seconds for one verdict.")
+    deadline_s: float = may_change(300.0, gt=0, description="The same with all attempts.")
+
+
+class PriceConfig(Config):
+    """Price of a million tokens."""
+
+    prompt: float = Field(ge=0, description="Of what is sent.")
+    completion: float = Field(ge=0, description="Of what comes back, thinking included.")
+
+
+class MoneyConfig(Config):
+    """Prices, and the most that a run may spend."""
+
+    generator: PriceConfig | None = may_change(None, description="null: free, or not known.")
+    judge: PriceConfig | None = may_change(
+        None, description="Of the model behind the judge; null: free, or not known."
+    )
+    cap: float | None = may_change(
+        None, gt=0, description="Most that the run may spend, in the prices' currency."
+    )
+
+    @model_validator(mode="after")
+    def _cap_needs_prices(self) -> MoneyConfig:
+        if self.cap is not None and self.generator is None and self.judge is None:
+            raise ValueError("cap: without a price (generator, judge) nothing is ever spent")
+        return self
+
+
+class AnsweringConfig(Config):
+    """From an episode to its judged answer."""
+
+    generator: GeneratorConfig = Field(default_factory=GeneratorConfig, description="Generator.")
+    judge: AnswerJudgeConfig = Field(default_factory=AnswerJudgeConfig, description="Judge.")
+    money: MoneyConfig = Field(default_factory=MoneyConfig, description="Money.")
+    answers: str | None = may_change(
+        None,
+        description="File of answers that were paid for (SQLite); several runs of one machine may "
+        "share it. null: answers.sqlite in the run's folder.",
+    )

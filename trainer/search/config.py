@@ -1,0 +1,145 @@
+"""The config of a search run, with a sentence for each key. Unknown keys are errors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scorekit.config import Config
+from scorekit.llm.dialects import DialectName
+from trainer.chat.config import ChatConfig
+from trainer.config_base import may_change
+from trainer.rl.config import PolicyConfig
+from trainer.runs.config import (
+    THE_SET,
+    EvalConfig,
+    MiscConfig,
+    StopConfig,
+    corrects_importance,
+    set_key,
+)
+from trainer.search.answer.config import AnsweringConfig
+from trainer.search.config_data import SearchData
+from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.training.config import SearchRLConfig
+from trainer.search.turns.config import EpisodeConfig, TurnSamplingConfig
+
+
+class RetrieverConfig(Config):
+    """The service that finds pages (services/retriever)."""
+
+    url: str = may_change("http://localhost:8005", description="Its address; it may move in a run.")
+    timeout_s: float = may_change(60.0, gt=0, description="Seconds for one request.")
+    deadline_s: float = may_change(300.0, gt=0, description="The same with all attempts.")
+
+
+class PolicyServerConfig(Config):
+    """A policy behind an OpenAI-compatible server, in place of one in `policy`."""
+
+    url: str | None = may_change(None, description="Its address, with /v1; null: `policy.path`.")
+    model: str = Field("", description="Its model's name there.")
+    api_key_env: str = may_change(
+        "POLICY_API_KEY", description="Environment variable with the key."
+    )
+    api: DialectName = Field(
+        "vllm",
+        description="vllm: chat completions with every sampling field; openai: with OpenAI's own; "
+        "gemini: as openai, without a seed; responses: the Responses API.",
+    )
+    max_in_flight: int = may_change(32, ge=1, description="Requests at once.")
+    request_timeout_s: float = may_change(120.0, gt=0, description="Least time for one turn.")
+    max_attempts: int = may_change(6, ge=1, description="Attempts at one turn.")
+
+
+class RolloutConfig(Config):
+    """How many episodes."""
+
+    n_agent: int = Field(
+        1, ge=1, description="Episodes of a question: its group, where a row does not say."
+    )
+    dynamic_sampling: int = Field(
+        0,
+        ge=0,
+        description="How often, at most, further questions are sampled for an update in place of "
+        "those whose episodes all earned the same.",
+    )
+    deadline_s: float = may_change(
+        600.0,
+        gt=0,
+        description="Seconds from a step's last turn on in which its rewards have to come; what "
+        "comes later is dropped, and counted.",
+    )
+
+
+class SearchConfig(Config):
+    """A whole run."""
+
+    task: Literal["search"] = Field("search", description="What is learned.")
+    data: SearchData = may_change(default_factory=SearchData, description="Questions.")
+    retriever: RetrieverConfig = may_change(
+        default_factory=RetrieverConfig, description="The pages."
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
+    server: PolicyServerConfig = Field(
+        default_factory=PolicyServerConfig, description="Or its server."
+    )
+    chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
+    generation: TurnSamplingConfig = Field(
+        default_factory=TurnSamplingConfig, description="How turns are sampled."
+    )
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="Episodes.")
+    episode: EpisodeConfig = Field(default_factory=EpisodeConfig, description="What one may do.")
+    answering: AnsweringConfig = Field(
+        default_factory=AnsweringConfig, description="From evidence to a judged answer."
+    )
+    reward: SearchRewardConfig = Field(
+        default_factory=SearchRewardConfig, description="What an episode earns."
+    )
+    rl: SearchRLConfig = Field(default_factory=SearchRLConfig, description="Update.")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
+    stop: StopConfig = may_change(default_factory=StopConfig, description="Early ends.")
+    misc: MiscConfig = Field(
+        default_factory=lambda: MiscConfig(run_dir="runs/search"), description="The rest."
+    )
+
+    @model_validator(mode="after")
+    def _best_by_is_a_set(self) -> SearchConfig:
+        sets = list(self.data.held_out)
+        if self.eval.best_by is not None and self.eval.best_by not in sets:
+            known = ", ".join(sets) or "none"
+            raise ValueError(f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({known})")
+        return self
+
+    @property
+    def best_by(self) -> str:
+        """Name of the evaluation set that the best checkpoint is chosen by."""
+        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
+
+    @property
+    def corrects_importance(self) -> bool:
+        """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
+        return corrects_importance(self)
+
+    def eval_generation(self) -> TurnSamplingConfig:
+        """How turns of an evaluation are sampled, greedily by default."""
+        return self.generation.model_copy(
+            update={
+                "temperature": self.eval.temperature,
+                "top_p": self.eval.top_p,
+                "top_k": self.eval.top_k,
+                "max_new_tokens": self.eval.max_new_tokens or self.generation.max_new_tokens,
+            }
+        )
+
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """What a run reads: config key -> path."""
+        return {
+            "policy.path": self.policy.path,
+            "policy.tokenizer": self.policy.tokenizer,
+            "policy.reference_path": self.policy.reference_path,
+            "data.train": self.data.train,
+            **{set_key(name): of.path for name, of in self.data.held_out.items()},
+            "chat.template": self.chat.template,
+        }

@@ -1,0 +1,105 @@
+"""The section `data` of a search config."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from scorekit.config import Config
+from trainer.runs.config import THE_SET, SetName
+
+#: Field of a question -> the columns that may hold it, the first that does counts. `a.b` is the
+#: field b within the column a, as the parquet files of veRL-like trainers have it.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "id": ("id", "uid", "extra_info.uid", "extra_info.index"),
+    "question": ("question", "extra_info.question", "query"),
+    "reference_answer": (
+        "reference_answer",
+        "ground_truth",
+        "extra_info.reference_answer",
+        "extra_info.ground_truth",
+        "reward_model.ground_truth",
+        "answer",
+        "extra_info.answer",
+    ),
+    "file_name": ("file_name", "extra_info.file_name"),
+    "reference_page": ("reference_page", "extra_info.reference_page"),
+    "alternatives": ("alternatives", "extra_info.alternatives"),
+    "question_type": ("question_type", "extra_info.question_type", "type"),
+    "max_turns": ("max_turns", "extra_info.max_turns"),
+    "temperature": ("temperature", "extra_info.temperature"),
+    "n_agent": ("n_agent", "extra_info.n_agent"),
+}
+
+
+class QuestionSet(Config):
+    """A held-out set."""
+
+    path: str = Field(description="In the same forms as `train`.")
+    split: str | None = Field(None, description="For a folder or hub id.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class SearchData(Config):
+    """Where questions come from."""
+
+    train: str | None = Field(
+        None,
+        description="Questions to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        "Parquet), a folder of them or of shards, or a hub id.",
+    )
+    train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
+    train_limit: int | None = Field(None, ge=1, description="Read this many rows of it at most.")
+    eval: str | None = Field(None, description="Held-out questions, in the same forms as `train`.")
+    eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    eval_sets: dict[SetName, QuestionSet] = Field(
+        default_factory=dict,
+        description="Further held-out sets by name, each a path or keys of its own: all are "
+        "evaluated, with figures of their own.",
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Our field (question, reference_page, ...) -> the column that holds it; "
+        "`meta.page`: the field `page` within the column `meta`.",
+    )
+    max_prompt_length: int | None = Field(
+        None,
+        ge=1,
+        description="Questions whose message has more tokens are left out, and counted; the "
+        "instructions, which all questions share, are not counted. null: none is left out.",
+    )
+    overlong_prompts: Literal["leave_out", "refuse"] = Field(
+        "leave_out", description="Or such a question ends the run before it begins."
+    )
+    missing_gold: Literal["refuse", "leave_out"] = Field(
+        "refuse",
+        description="What a question does whose gold page is not in the index: end the run before "
+        "it begins, or be left out, and counted.",
+    )
+
+    @field_validator("columns")
+    @classmethod
+    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+        unknown = sorted(set(value) - set(COLUMNS))
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(COLUMNS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> SearchData:
+        if self.eval is not None and THE_SET in self.eval_sets:
+            raise ValueError(f"eval_sets: the name {THE_SET} is that of data.eval: choose another")
+        return self
+
+    @property
+    def held_out(self) -> dict[str, QuestionSet]:
+        """All evaluation sets by name, that of `eval` first."""
+        first = {}
+        if self.eval is not None:
+            first[THE_SET] = QuestionSet(path=self.eval, split=self.eval_split)
+        return first | self.eval_sets

@@ -1,0 +1,106 @@
+"""What the curation commands share: their options, how they begin, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scorekit.command import clean_exit
+from scorekit.config import load_config
+
+if TYPE_CHECKING:
+    from trainer.search.curation.config import CurationConfig
+    from trainer.search.curation.dataset import Curated
+    from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Visit
+
+Runs = Annotated[
+    list[Path], typer.Option("--run", help="Folder of a run; several: in the order of the rounds.")
+]
+SomeRuns = Annotated[
+    list[Path] | None,
+    typer.Option("--run", help="Folder of a run, whose config and questions are taken, too."),
+]
+EstimateOnly = Annotated[
+    bool, typer.Option("--estimate", help="Calls, tokens and money at most; nobody is asked.")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Of these commands (YAML); without it, defaults.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder of what is made; a new one.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what such a command has left in --out.")
+]
+
+
+@contextmanager
+def configured(
+    out: Path,
+    config: Path | None,
+    overrides: Sequence[str] | None,
+    overwrite: bool,
+    *,
+    estimate: bool = False,
+    beside: Sequence[Path] = (),
+) -> Iterator[CurationConfig]:
+    """What all begin with: settings that are right, and a place to write to.
+
+    estimate: nothing will be written. beside: folders that are read.
+    """
+    from trainer.runs.messages import show_messages
+
+    with clean_exit():
+        show_messages()
+        from trainer.search.curation.config import CurationConfig
+        from trainer.search.curation.dataset import check_out
+
+        cfg = load_config(CurationConfig, config, list(overrides or []))
+        if not estimate:
+            check_out(out, overwrite=overwrite, inputs=beside)
+        yield cfg
+
+
+@contextmanager
+def curating(
+    runs: Sequence[Path],
+    out: Path,
+    config: Path | None,
+    overrides: Sequence[str] | None,
+    overwrite: bool,
+    *,
+    visit: Visit | None = None,
+    estimate: bool = False,
+    beside: Sequence[Path] = (),
+) -> Iterator[tuple[CurationConfig, list[CuratedPrompt], list[CuratedRun]]]:
+    """The same, with the episodes. visit: is told of each."""
+    with configured(out, config, overrides, overwrite, estimate=estimate, beside=beside) as cfg:
+        from trainer.search.curation.samples import read_prompts
+
+        yield cfg, *read_prompts(runs, cfg, visit)
+
+
+def write(
+    out: Path,
+    made: Curated,
+    page: Callable[[Curated, Any], str],
+    prompts: Sequence[CuratedPrompt],
+    fill: Callable[[Path], None] | None = None,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Write what was made with its page, and say so. fill: writes the rows into a folder, where
+    they are more than is held in memory. more: further files, name -> content."""
+    from trainer.search.curation.dataset import write_curated
+
+    write_curated(out, made, page(made, {one.question.id: one for one in prompts}), fill, more)
+    counts = made.manifest()["counts"]
+    for reason, count in counts["reasons"].items():
+        typer.echo(f"{count:7}  {reason}")
+    typer.echo(f"kept: {counts['kept']} of {counts['rows']} rows in {out / 'rows.jsonl'}")
+    typer.echo(f"page: {out / 'report.html'}")

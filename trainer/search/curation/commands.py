@@ -1,0 +1,98 @@
+"""python -m trainer search buckets|focus|...: from a round's episodes to the data of the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainer.search.curation.command_line import (
+    ConfigFile,
+    Out,
+    Overrides,
+    Overwrite,
+    Runs,
+    curating,
+    write,
+)
+from trainer.search.curation.distil.commands import register as register_distil
+from trainer.search.curation.truth.commands import register as register_truth
+from trainer.search.curation.verification.commands import verify
+
+
+def register(app: typer.Typer) -> None:
+    """Put the commands beside the others of `search`."""
+    app.command()(buckets)
+    app.command()(focus)
+    app.command()(budget)
+    app.command()(verify)
+    register_truth(app)
+    register_distil(app)
+
+
+def buckets(
+    run: Runs,
+    out: Out,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """How well each prompt goes already: B mastered, A at the edge, 0 unsolved, or never scored."""
+    with curating(run, out, config, set_, overwrite) as (cfg, prompts, read):
+        from trainer.search.curation.buckets import buckets_page, make_buckets
+
+        write(out, make_buckets(prompts, read, cfg), buckets_page, prompts)
+
+
+def focus(
+    run: Runs,
+    out: Out,
+    buckets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `search buckets`; without it, buckets are made of --run."),
+    ] = None,
+    verified: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of `search verify`: what it dropped is left out; several."),
+    ] = None,
+    exclude: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text file of rows to leave out: an id a line, a tab, why; several."),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """The next round's data: what is hard, or not solved yet, without what is known to be bad."""
+    beside = [*([buckets] if buckets else []), *(verified or [])]
+    with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
+        from trainer.search.curation.focus import focus_page, make_focus
+        from trainer.search.curation.known import read_known
+
+        known = read_known(prompts, buckets, verified or (), exclude or ())
+        write(out, make_focus(prompts, read, cfg, known), focus_page, prompts)
+
+
+def budget(
+    run: Runs,
+    out: Out,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="Folder of one of these commands (`focus`): the rows that it kept."),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Give each row turns and episodes of its own, by what its episodes showed."""
+    beside = [rows] if rows else []
+    with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
+        from trainer.search.curation.budget import budget_page, make_budget
+        from trainer.search.curation.known import only_kept
+
+        chosen, inputs = only_kept(prompts, rows)
+        made = make_budget(chosen, read, cfg, inputs)
+        write(out, made, budget_page, chosen)
+        for line in made.told["lines"]:
+            typer.echo(line)

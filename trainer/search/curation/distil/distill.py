@@ -1,0 +1,185 @@
+"""`search distill`: the rare right episodes of prompts that mostly fail, as rows to learn from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from trainer.search.config import SearchConfig
+from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.distil.choose import PromptChoice, Written, choose, decided
+from trainer.search.curation.distil.spool import RowSpool
+from trainer.search.curation.distil.targets import repeated
+from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
+from trainer.search.records import Trajectory
+from trainer.search.training.sft_rows import EpisodeRows
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+
+KEPT = "rare success"
+
+
+def make_distilled(
+    prompts: Sequence[CuratedPrompt],
+    wrote: Mapping[str, Written],
+    read: Sequence[CuratedRun],
+    cfg: CurationConfig,
+    spool: RowSpool,
+) -> Curated:
+    """The chosen episodes as rows in the spool, a decision for every episode of the prompts that
+    are taken, and one for each prompt that is not.
+
+    The stores are read once more, and of them only the steps that have an eligible episode. Raises
+    UserError where no model is named, or a run has no config.
+    """
+    configs = learner_configs(read, cfg)
+    choices = [choose(prompt, wrote, cfg.distill) for prompt in prompts]
+    mask = repeated if cfg.distill.repeats == "mask" else _nothing
+    faults = _fill(choices, read, configs, spool, mask)
+    decisions: list[Decision] = []
+    for choice in choices:
+        decisions += choice.decisions
+        best: list[Sample] = []
+        for sample in choice.eligible:
+            why = faults.get(sample.ref)
+            taken = why is None and len(best) < cfg.distill.per_prompt
+            why = why or (KEPT if taken else f"behind the best {cfg.distill.per_prompt}")
+            best += [sample] if taken else []
+            decisions.append(decided(sample, choice.prompt, choice.rate, taken, why))
+    longest = spool.longest(one.row_id for one in decisions if one.kept)
+    told = {
+        "longest_row": longest,
+        "learner": {name: _rendering(of) for name, of in configs.items()},
+    }
+    return Curated("distill", cfg.distill, read, (), decisions, told=told)
+
+
+def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str, SearchConfig]:
+    """Run -> its config with the model that learns: its episodes are rendered as they were played,
+    under that model's template. Raises UserError."""
+    if len({run.name for run in read}) < len(read):
+        raise UserError("--run: two folders are of one run: its episodes would have one name")
+    configs = {run.name: _config(run.folder) for run in read}
+    last, own = configs[read[-1].name], cfg.distill
+    policy = last.policy
+    if own.model is not None:
+        other = {"path": own.model, "tokenizer": None, "revision": None}
+        policy = policy.model_copy(update=other)
+    if policy.path is None:
+        raise UserError(
+            "distill.model is not set, and the last run's policy was a server: name the model that "
+            "is to learn (--set distill.model=FOLDER)"
+        )
+    chat = last.chat if own.chat is None else own.chat
+    update = {"policy": policy, "chat": chat}
+    return {name: of.model_copy(update=update) for name, of in configs.items()}
+
+
+def _config(folder: Path) -> SearchConfig:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{path}: not there: it says how the run's prompts were rendered")
+    return load_config(SearchConfig, path)
+
+
+def _rendering(cfg: SearchConfig) -> dict[str, Any]:
+    """What the ids of a row hang on."""
+    told = cfg.model_dump(mode="json", include={"policy", "chat", "episode"})
+    policy = {name: told["policy"][name] for name in ("path", "tokenizer", "revision")}
+    return told | {"policy": policy}
+
+
+def _fill(
+    choices: Sequence[PromptChoice],
+    read: Sequence[CuratedRun],
+    configs: Mapping[str, SearchConfig],
+    spool: RowSpool,
+    mask: Callable[[Trajectory], list[int]],
+) -> dict[str, str]:
+    """Put the eligible episodes' rows into the spool; ref -> why it has none. mask: turns of one
+    that are read and not learned, beside the invalid ones."""
+    wanted = {sample.ref: choice for choice in choices for sample in choice.eligible}
+    steps: dict[str, set[int]] = {run.name: set() for run in read}
+    for choice in choices:
+        for sample in choice.eligible:
+            steps[sample.name].add(sample.step)
+    faults: dict[str, str] = {}
+    for run in read:
+        if not steps[run.name]:
+            continue
+        store, rows = TrajectoryStore(run.folder / FOLDER), EpisodeRows(configs[run.name])
+        for trajectory in store.read(sorted(steps[run.name])):
+            ref = f"{run.name}/{trajectory.trajectory_id}"
+            if ref in wanted:
+                row = rows.row(trajectory, store.picture, mask(trajectory))
+                if isinstance(row, str):
+                    faults[ref] = row
+                else:
+                    spool.put(_told(row, ref, run.name, trajectory, wanted[ref].rate))
+    return faults
+
+
+def _nothing(trajectory: Trajectory) -> list[int]:
+    return []
+
+
+def _told(
+    row: Mapping[str, Any], ref: str, run: str, trajectory: Trajectory, rate: float | None
+) -> dict[str, Any]:
+    """A row with where it comes from."""
+    head = {"id": ref, "question_id": trajectory.question.id, "run": run}
+    judge = trajectory.judged.score if trajectory.judged else None
+    figures = {"judge": judge, "ndcg": trajectory.ndcg, "rate": rate}
+    return {**head, "reward": row["reward"], **figures, **row, "id": ref}
+
+
+def distilled_rows(
+    made: Curated, spool: RowSpool, read: Sequence[CuratedRun]
+) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
+    """The rows that are kept, in their order, each with its run's pictures."""
+    stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
+    for one in made.decisions:
+        if one.kept:
+            row = spool.get(one.row_id)
+            yield row, stores[row["run"]].picture
+
+
+def distill_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+    """report.html: which prompts were taken, and what became of their episodes."""
+    by_prompt = Counter(str(one.figures["question_id"]) for one in made.decisions if one.kept)
+    episodes = [one for one in made.decisions if "judge" in one.figures]
+    taken = {str(one.figures["question_id"]) for one in episodes}
+    counts = [
+        ["prompts of the data", len(prompts)],
+        ["prompts that succeed rarely", len(taken)],
+        ["of them, prompts with a row", len(by_prompt)],
+        ["rows", by_prompt.total()],
+    ]
+    rates = Counter(
+        f"{one.figures['rate']:.2f}"
+        for one in made.decisions
+        if one.figures["rate"] is not None and (one.kept or "judge" not in one.figures)
+    )
+    sections = [
+        Section("From prompts to rows", [], ["", "count"], counts),
+        Section(
+            "Success rates",
+            ["Of prompts that were not taken, and of rows."],
+            ["rate", "count"],
+            [[rate, count] for rate, count in sorted(rates.items())],
+        ),
+    ]
+    questions = {one.row_id: prompts[str(one.figures["question_id"])] for one in made.decisions}
+    return curation_page(made, "Distilled successes", sections, questions)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,193 @@
+"""`search diagnose`: why prompts score low, each with the episodes behind it, and in all."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+from scorekit.report.page import picture
+from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.dataset import Curated, Decision, question_row
+from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
+from trainer.search.curation.truth.causes import (
+    CAUSES,
+    Clue,
+    cause_of,
+    in_scope,
+    main_cause,
+    suspicion,
+)
+from trainer.search.curation.truth.config import DiagnoseConfig
+
+Corner = Literal["found_right", "found_wrong", "missed_right", "missed_wrong"]
+CORNERS: Final[Mapping[Corner, str]] = {
+    "found_right": "gold found, answer right",
+    "found_wrong": "gold found, answer wrong: generator, judge or reference",
+    "missed_right": "gold not found, answer right: `hallucinations` says how",
+    "missed_wrong": "gold not found, answer wrong: searched wrong",
+}
+NOT_LOW = "not_low"
+_DOCUMENTS = 60  # in a table
+
+
+def corner_of(sample: Sample, cfg: DiagnoseConfig) -> Corner | None:
+    """NDCG against judge; None where one of the two was not had."""
+    if sample.judge is None or sample.ndcg is None:
+        return None
+    right = sample.judge >= cfg.right
+    if sample.ndcg > cfg.found:
+        return "found_right" if right else "found_wrong"
+    return "missed_right" if right else "missed_wrong"
+
+
+def make_diagnosis(
+    prompts: Sequence[CuratedPrompt],
+    read: Sequence[CuratedRun],
+    cfg: CurationConfig,
+    clues: Mapping[str, Clue],
+) -> Curated:
+    """All prompts of the data: those that score low, or were never scored, with their cause.
+
+    clues: of every episode, by its `Sample.ref`.
+    """
+    decisions, rows = [], []
+    for prompt in prompts:
+        decision = _decided(prompt, clues, cfg.diagnose)
+        decisions.append(decision)
+        if decision.kept:
+            rows.append(question_row(prompt.question, cause=decision.reason))
+    told = {
+        "causes": _summed(decisions, "causes"),
+        "corners": _summed(decisions, "corners"),
+    }
+    return Curated("diagnose", cfg.diagnose, read, rows, decisions, told=told)
+
+
+def _decided(prompt: CuratedPrompt, clues: Mapping[str, Clue], cfg: DiagnoseConfig) -> Decision:
+    samples, mean = in_scope(prompt, cfg), prompt.mean(cfg.combine, cfg.measure)
+    suspects = suspicion(prompt.question, samples, clues, cfg)
+    of = {one.ref: cause_of(one, clues[one.ref], prompt.question, suspects, cfg) for one in samples}
+    causes, corners = Counter(of.values()), Counter(corner_of(one, cfg) for one in samples)
+    failed = [ref for ref, cause in of.items() if cause not in ("right", "unscored")]
+    low = mean is None or mean < cfg.low
+    reason = main_cause(causes) if low else NOT_LOW
+    figures = {
+        "mean": mean,
+        "causes": {name: causes[name] for name in CAUSES if causes[name]},
+        "corners": {name: corners[name] for name in CORNERS if corners[name]},
+        "forced": sum(one.end in ("forced", "context") for one in samples),
+        "malformed": sum(one.invalid > 0 for one in samples),
+        "best_rank": min((one.rank for one in samples if one.rank is not None), default=None),
+        "agreed": suspects.agreed if reason == "reference_suspected" else None,
+        "document": prompt.question.file_name,
+        "question_type": prompt.question.question_type,
+    }
+    return Decision(
+        prompt.question.id, low, reason, figures, failed if low and failed else list(of)
+    )
+
+
+def _summed(decisions: Sequence[Decision], name: str) -> dict[str, int]:
+    """Episodes of all prompts."""
+    total: Counter[str] = Counter()
+    for one in decisions:
+        total.update(one.figures[name])
+    return {of: total[of] for of in (CAUSES if name == "causes" else CORNERS) if total[of]}
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def diagnosis_page(
+    made: Curated, prompts: Mapping[str, CuratedPrompt], clues: Mapping[str, Clue]
+) -> str:
+    """report.html: causes, each document, and NDCG against judge with examples."""
+    cfg = made.settings
+    assert isinstance(cfg, DiagnoseConfig)
+    low = [one for one in made.decisions if one.kept]
+    words = (
+        f"{len(low)} of {len(made.decisions)} prompts have a mean {cfg.measure} below "
+        f"{cfg.low:g}, or none. An episode has the first cause of these that applies; a prompt "
+        "the one that most of its failed episodes have."
+    )
+    episodes: Mapping[str, int] = made.told["causes"]
+    of = Counter(one.reason for one in low)
+    causes = [[name, of[name], episodes.get(name, 0), meaning] for name, meaning in CAUSES.items()]
+    sections = [
+        Section("Why prompts score low", [words], ["cause", "prompts", "episodes", ""], causes),
+        *([Section("By document", [], *_documents(low))] if low else []),
+        *_corners(made, prompts, clues, cfg),
+    ]
+    return curation_page(made, "Diagnosis", sections, prompts)
+
+
+def _documents(low: Sequence[Decision]) -> tuple[list[str], list[list[Any]]]:
+    by: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in low:
+        by[str(one.figures["document"])][one.reason] += 1
+    there = [name for name in CAUSES if any(found[name] for found in by.values())]
+    rows = [
+        [name or "–", found.total(), *(found[cause] for cause in there)]
+        for name, found in sorted(by.items(), key=lambda of: (-of[1].total(), of[0]))
+    ]
+    return ["document", "prompts", *there], rows[:_DOCUMENTS]
+
+
+def _corners(
+    made: Curated,
+    prompts: Mapping[str, CuratedPrompt],
+    clues: Mapping[str, Clue],
+    cfg: DiagnoseConfig,
+) -> list[Section]:
+    of: dict[Corner, list[tuple[CuratedPrompt, Sample]]] = {name: [] for name in CORNERS}
+    for prompt in prompts.values():
+        for sample in in_scope(prompt, cfg):
+            corner = corner_of(sample, cfg)
+            if corner is not None:
+                of[corner].append((prompt, sample))
+    points = Counter((one.ndcg, one.judge) for found in of.values() for _, one in found)
+    drawn = picture("episodes", "NDCG", partial(_scatter, points, cfg))
+    words = (
+        f"Episodes that have both. Found: NDCG above {cfg.found:g}. Right: judge from "
+        f"{cfg.right:g} on."
+    )
+    counts = [
+        [name, len(of[name]), len({p.question.id for p, _ in of[name]}), meaning]
+        for name, meaning in CORNERS.items()
+    ]
+    head = ["corner", "episodes", "prompts", ""]
+    sections = [Section("NDCG against judge", [words], head, counts, [drawn])]
+    for name, meaning in CORNERS.items():
+        rows = [
+            [
+                prompt.question.question,
+                prompt.question.reference_answer,
+                clues[one.ref].said,
+                one.ndcg,
+                one.judge,
+                one.ref,
+            ]
+            for prompt, one in of[name][: cfg.examples]
+        ]
+        head = ["question", "reference", "answer", "NDCG", "judge", "episode"]
+        sections.append(Section(f"{name}: {meaning}", [], head, rows))
+    return [one for one in sections if one.rows or one.pictures]
+
+
+def _scatter(points: Mapping[tuple[Any, Any], int], cfg: DiagnoseConfig, axes: Any) -> int:
+    if not points:
+        return 0
+    most = max(points.values())
+    at = sorted(points)
+    sizes = [12 + 188 * points[one] / most for one in at]
+    axes.scatter([x for x, _ in at], [y for _, y in at], s=sizes, color="C0", alpha=0.6)
+    for one in at:
+        if points[one] > 1:
+            axes.annotate(str(points[one]), one, fontsize=6, ha="center", va="center")
+    axes.axhline(cfg.right, color="C3", linewidth=1)
+    axes.axvline(cfg.found, color="C3", linewidth=1)
+    axes.set(xlim=(-0.08, 1.08), ylim=(-0.12, 1.12), ylabel="judge")
+    return 1

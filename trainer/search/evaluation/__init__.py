@@ -1,0 +1,1 @@
+"""How good a searcher is: figures of episodes, evaluations on held-out questions, pages of both."""

@@ -1,0 +1,277 @@
+"""The figures of a search run, and the table that says how each is shown."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from trainer.runs.figures import Curve, Figure, Figures, mean_of
+from trainer.runs.rollout_figures import LEARNING_CURVES, OF_LEARNING
+from trainer.search.actions import DETAILS
+from trainer.search.evaluation.episode_values import VALUES, own_turns
+from trainer.search.records import SUCCESS, Question, Trajectory
+from trainer.search.reward.figures import reward_figures
+from trainer.search.reward.formula import NO_GOLD
+from trainer.search.sight.views import CropFault
+
+__all__ = ["SUCCESS", "by_document", "by_type", "curves", "figures_of", "table"]
+
+#: Why a turn was no action: its form, its box, a query that the search does not take.
+REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
+#: Of the loop, where a line is short of room.
+_NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
+_SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
+
+
+def _of(key: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Of a line of `values_of`."""
+    return lambda line: line[key]
+
+
+_FRONT = (
+    Figure(key="update", column="update", form="6d", narrow=True),
+    Figure(
+        key="reward_mean",
+        title="reward",
+        better="higher",
+        column="reward",
+        narrow=True,
+        said=True,
+        coverage="reward_coverage",
+        by_group=True,
+        of_line=_of("reward_mean"),
+    ),
+    Figure(
+        key="reward_coverage",
+        title="reward coverage",
+        better="higher",
+        column="cover",
+        form="5.2f",
+        narrow=True,
+    ),
+    Figure(
+        key="ndcg_mean",
+        title="NDCG",
+        better="higher",
+        hidden_at=(None,),
+        column="NDCG",
+        narrow=True,
+        said=True,
+        coverage="ndcg_coverage",
+        by_group=True,
+        of_line=_of("ndcg_mean"),
+    ),
+    Figure(
+        key="judge_mean",
+        title="judge's score",
+        better="higher",
+        hidden_at=(None,),
+        column="judge",
+        narrow=True,
+        said=True,
+        coverage="judge_coverage",
+        by_group=True,
+        of_line=_of("judge_mean"),
+    ),
+    Figure(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None, 0)),
+    Figure(
+        key="success_share",
+        title="success",
+        better="higher",
+        hidden_at=(None,),
+        by_group=True,
+        of_line=_of("success_share"),
+    ),
+    Figure(
+        key="success_without_evidence_share",
+        title="success without evidence",
+        better="lower",
+        hidden_at=(None,),
+        by_group=True,
+        of_line=_of("success_without_evidence_share"),
+    ),
+    Figure(
+        key="grounded_mean",
+        title="grounded in the pages shown",
+        better="higher",
+        hidden_at=(None,),
+        of_line=_of("grounded_mean"),
+    ),
+    Figure(
+        key="gold_seen_share",
+        title="a gold page was shown",
+        better="higher",
+        hidden_at=(None,),
+        of_line=_of("gold_seen_share"),
+    ),
+    Figure(key="format_mean", title="well-formed episodes", better="higher"),
+)
+_WAYS = (
+    Figure(
+        key="turns_mean",
+        title="turns",
+        digits=2,
+        column="turns",
+        form="5.2f",
+        narrow=True,
+        said=True,
+        by_group=True,
+        of_line=_of("turns_mean"),
+    ),
+    Figure(key="searches_mean", title="searches", digits=2, of_line=_of("searches_mean")),
+    Figure(key="crops_mean", title="crops", digits=2, of_line=_of("crops_mean")),
+    Figure(
+        key="tokens_mean",
+        title="tokens written",
+        digits=1,
+        hidden_at=(None,),
+        of_line=_of("tokens_mean"),
+    ),
+    Figure(
+        key="invalid_mean",
+        title="invalid turns of an episode",
+        better="lower",
+        of_line=_of("invalid_mean"),
+    ),
+    Figure(
+        key="invalid_share",
+        title="invalid turns (share)",
+        better="lower",
+        hidden_at=(None,),
+        column="invalid",
+        said=True,
+    ),
+    *(
+        Figure(
+            key=f"invalid_{reason}",
+            title=f"  {reason}",
+            digits=0,
+            better="lower",
+            hidden_at=(None, 0),
+        )
+        for reason in REASONS
+    ),
+    Figure(
+        key="forced_share",
+        title="ended by force",
+        better="lower",
+        column="forced",
+        form="6.3f",
+        of_line=_of("forced_share"),
+    ),
+    Figure(key="context_share", title="ended by the context", better="lower", hidden_at=(None, 0)),
+    Figure(key="declined_share", title="given up", hidden_at=(None, 0)),
+    Figure(key="no_evidence", title="ended without a picture", digits=0, better="lower"),
+)
+_NEIGHBOURS = (
+    Figure(key="answers_failed", title="answers failed (generator)", digits=0, better="lower"),
+    Figure(key="judgements_failed", title="judgements failed", digits=0, better="lower"),
+    Figure(key="search_failed", title="searches failed (retriever)", digits=0, better="lower"),
+    Figure(
+        key="policy_failed", title="turns failed (policy server)", digits=0, hidden_at=(None, 0)
+    ),
+    Figure(key="reward_late", title="rewards late", digits=0, hidden_at=(None, 0)),
+    Figure(key="generator_calls", title="generator's calls", digits=0),
+    Figure(key="judge_calls", title="judge's calls", digits=0),
+    Figure(key="answers_known", title="answers known before", digits=0, hidden_at=(None, 0)),
+    Figure(key="money", title="money", digits=4, hidden_at=(None,)),
+)
+
+
+def table() -> tuple[Figure, ...]:
+    """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
+    comparisons read this one."""
+    learning = (replace(figure, narrow=figure.key in _NARROW) for figure in OF_LEARNING)
+    return (*_FRONT, *_WAYS, *_NEIGHBOURS, *learning)
+
+
+def curves() -> tuple[Curve, ...]:
+    """The pictures of a run's page."""
+    parts = ("reward", "ndcg", "judge", "format")
+    return (
+        Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
+        Curve(title="NDCG", keys=("ndcg_mean",), held_out="ndcg_mean"),
+        Curve(title="judge's score", keys=("judge_mean",), held_out="judge_mean"),
+        Curve(title="success", keys=("success_share",), held_out="success_share"),
+        Curve(
+            title="success without evidence",
+            keys=("success_without_evidence_share",),
+            held_out="success_without_evidence_share",
+        ),
+        Curve(title="a gold page was shown", keys=("gold_seen_share",), held_out="gold_seen_share"),
+        Curve(title="coverage", keys=tuple(f"{part}_coverage" for part in parts)),
+        Curve(title="groups, and those without spread", keys=("groups", "groups_without_spread")),
+        Curve(title="turns", keys=("turns_mean",), held_out="turns_mean"),
+        Curve(title="searches and crops", keys=("searches_mean", "crops_mean")),
+        Curve(title="invalid turns (share)", keys=("invalid_share",), held_out="invalid_share"),
+        Curve(title="ended by force (share)", keys=("forced_share",), held_out="forced_share"),
+        *LEARNING_CURVES,
+        Curve(title="seconds of an update", keys=_SECONDS),
+        Curve(title="money since the run began", keys=_MONEY, sums=True),
+        Curve(title="paid calls since the run began", keys=_CALLS, sums=True),
+    )
+
+
+_MONEY = ("cost/generator_money", "cost/judge_money")
+_CALLS = ("cost/generator_calls", "cost/judge_calls")
+
+
+def figures_of(episodes: Sequence[Trajectory]) -> Figures:
+    """Of rewarded episodes: means over those that have a value, None of nothing; counts; and the
+    share of invalid turns, which is of turns."""
+    found: Figures = {"samples": len(episodes), **reward_figures(episodes)}
+    for key, of in VALUES.items():
+        found[key] = mean_of([value for one in episodes if (value := of(one)) is not None])
+    turns = [turn for one in episodes for turn in own_turns(one)]
+    reasons = Counter(turn.reason for turn in turns if turn.action == "invalid")
+    found["invalid_share"] = mean_of([turn.action == "invalid" for turn in turns])
+    found |= {f"invalid_{reason}": reasons[reason] for reason in REASONS}
+    failed = [one for one in episodes if one.end == "failed"]
+    of_policy = sum(one.end_detail.startswith("policy:") for one in failed)
+    found |= {"policy_failed": of_policy, "search_failed": len(failed) - of_policy}
+    found["goldless"] = sum(
+        one.reward is not None and one.reward.error == NO_GOLD for one in episodes
+    )
+    return found | _cost(episodes)
+
+
+def _cost(episodes: Sequence[Trajectory]) -> Figures:
+    """What they asked of paid servers; an answer that was known before costs nothing."""
+    answers = [one.answer.charge for one in episodes if one.answer]
+    verdicts = [said.charge for one in episodes for said in (one.judged, one.grounded) if said]
+    paid = [charge.money for charge in (*answers, *verdicts) if charge.money is not None]
+    return {
+        "generator_calls": sum(charge.calls for charge in answers),
+        "judge_calls": sum(charge.calls for charge in verdicts),
+        "answers_known": sum(charge.cached for charge in answers),
+        "money": sum(paid) if paid else None,
+    }
+
+
+def by_document(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
+    """Those figures that stand by groups, of each document that is asked about; {} of one alone."""
+    return _by(episodes, lambda one: document_of(one.question))
+
+
+def by_type(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
+    """The same of each type of question."""
+    return _by(episodes, lambda one: one.question.question_type)
+
+
+def document_of(question: Question) -> str:
+    """The file that holds the answer, else the document of the first gold page; "": unknown."""
+    return question.file_name or "".join(question.gold[:1]).rpartition("_")[0]
+
+
+def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Figures]:
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for one in episodes:
+        groups[name_of(one) or "(unknown)"].append(one)
+    keys = ["samples", *(of for f in table() if f.by_group for of in (f.key, f.coverage) if of)]
+    return {
+        name: {key: figures.get(key) for key in keys}
+        for name, of in (groups.items() if len(groups) > 1 else ())
+        for figures in [figures_of(of)]
+    }

@@ -1,0 +1,1 @@
+"""From a finished episode to its reward, while others still search."""

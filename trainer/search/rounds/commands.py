@@ -1,0 +1,47 @@
+"""python -m trainer search loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scorekit.command import clean_exit
+from scorekit.config import load_config
+from trainer.search.curation.command_line import Overrides
+
+
+def loop(
+    config: Annotated[Path, typer.Option("--rounds", help="The rounds (YAML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the loop; goes on with its own.")],
+    set_: Overrides = None,
+) -> None:
+    """Train, curate, learn of the best, train on: round by round. Started again, it goes on.
+
+    Exit code: that of a step that did not end well. 143, 130: SIGTERM or Ctrl-C, which reach the
+    step that is at work: a training leaves a checkpoint.
+    """
+    from trainer.runs.messages import show_messages
+
+    with clean_exit(f"the same command (--out {out})"):
+        show_messages()
+        from rich.console import Console
+        from rich.table import Column, Table
+
+        from trainer.search.rounds.config import RoundsConfig
+        from trainer.search.rounds.loop import run_loop
+        from trainer.search.rounds.page import PAGE, rounds_of
+        from trainer.search.rounds.plan import LoopPlan
+        from trainer.search.rounds.told import rounds_table
+
+        cfg = load_config(RoundsConfig, config, list(set_ or []))
+        why = run_loop(cfg, out)
+        head, lines = rounds_table(cfg, rounds_of(LoopPlan(cfg, out)))
+        shown = Table("", *(Column(name, justify="right") for name in head[1:]))
+        for line in lines:
+            shown.add_row(*line)
+        Console().print(shown)
+        if why:
+            typer.echo(f"ended: {why}")
+        typer.echo(f"page: {out / PAGE}")

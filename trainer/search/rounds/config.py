@@ -1,0 +1,89 @@
+"""rounds.yaml, with a sentence for each key."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from scorekit.config import Config
+
+#: What may come behind a round's training, in the order in which it is done.
+Step = Literal[
+    "alternatives", "diagnose", "buckets", "verify", "focus", "budget", "distill", "rewrite", "sft"
+]
+STEPS: tuple[Step, ...] = get_args(Step)
+#: What a step builds on, in its own round.
+_NEEDS: dict[Step, Step] = {"rewrite": "distill", "sft": "distill"}
+
+
+class RoundLimits(Config):
+    """The budget of a round: at each of them the loop stops, and goes on once it is raised."""
+
+    calls: int | None = Field(None, ge=1, description="Calls of paid servers that were answered.")
+    tokens: int | None = Field(None, ge=1, description="Tokens of them, as the servers count.")
+    hours: float | None = Field(None, gt=0, description="Of work, all starts together.")
+
+
+class RoundConfig(Config):
+    """A training, and what is made of its episodes."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Of its folder.")
+    config: str | None = Field(
+        None, description="File of the training's config; null: the sections `train` alone."
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="Sections over that file, for this round alone."
+    )
+    then: list[Step] = Field(
+        default_factory=list,
+        description="What follows the training. It is done in this order, whatever the list's: "
+        f"{', '.join(STEPS)}. The next round plays the rows that the last of focus and budget has "
+        "kept (without them: this round's), and begins with what sft has left (without it: this "
+        "training).",
+    )
+    curation: dict[str, Any] = Field(
+        default_factory=dict, description="Sections of these commands, for this round alone."
+    )
+    sft: dict[str, Any] = Field(
+        default_factory=dict, description="Sections of SFT, for this round alone."
+    )
+    limits: RoundLimits = Field(default_factory=RoundLimits, description="Its budget.")
+
+    @field_validator("then")
+    @classmethod
+    def _in_order(cls, value: list[Step]) -> list[Step]:
+        if len(set(value)) < len(value):
+            raise ValueError("a step is named twice")
+        for step, needed in _NEEDS.items():
+            if step in value and needed not in value:
+                raise ValueError(f"{step} learns of what {needed} leaves: name {needed}, too")
+        return [step for step in STEPS if step in value]
+
+
+class RoundsConfig(Config):
+    """The whole loop. The first training's `data.train` and `policy.path` are where it begins."""
+
+    rounds: list[RoundConfig] = Field(min_length=1, description="In their order.")
+    train: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Sections over the config of every round: servers, held-out questions, ...",
+    )
+    curation: dict[str, Any] = Field(
+        default_factory=dict, description="Sections of the commands between the trainings."
+    )
+    sft: dict[str, Any] = Field(default_factory=dict, description="Sections of SFT.")
+    launch: list[str] = Field(
+        default_factory=list,
+        description="What starts a training in place of Python, word by word: accelerate, launch, "
+        "--num_processes, 8, ...; `-m trainer ...` is put behind it. SFT is one process, on the "
+        "first GPU.",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> RoundsConfig:
+        names = [one.name for one in self.rounds]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"rounds: {twice[0]!r} is the name of two rounds")
+        return self

@@ -1,0 +1,124 @@
+"""What the folder of a loop says of its rounds, in figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.runs.config import THE_SET
+from trainer.runs.runlog import read_jsonl
+from trainer.search.rounds.config import RoundConfig, RoundsConfig
+from trainer.search.rounds.steps import StepRecord, read_steps
+
+#: Of an evaluation: key -> title.
+SHOWN = {
+    "reward_mean": "reward",
+    "ndcg_mean": "NDCG",
+    "judge_mean": "judge's score",
+    "success_share": "success",
+    "turns_mean": "turns",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTold:
+    """updates, episodes: of its training, so far. held_out: set -> (figures before the training,
+    and behind its last evaluation). rows: command -> (kept, of so many). reasons: command -> what
+    its manifest counts. steps: what was begun."""
+
+    name: str
+    folder: Path
+    updates: int
+    episodes: int
+    held_out: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
+    rows: Mapping[str, tuple[int, int]]
+    reasons: Mapping[str, Mapping[str, int]]
+    steps: Mapping[str, StepRecord]
+
+    @property
+    def hours(self) -> float:
+        """Of work."""
+        return sum(of.seconds for of in self.steps.values()) / 3600
+
+    @property
+    def calls(self) -> int:
+        """Of paid servers."""
+        return sum(of.calls for of in self.steps.values())
+
+    @property
+    def tokens(self) -> int:
+        """Of these calls."""
+        return sum(of.tokens for of in self.steps.values())
+
+
+def told(of: RoundConfig, folder: Path) -> RoundTold:
+    """A round, begun or not."""
+    log = read_jsonl(folder / "train/log.jsonl")
+    rows: dict[str, tuple[int, int]] = {}
+    reasons: dict[str, dict[str, int]] = {}
+    for command in of.then:
+        path = folder / command / "manifest.json"
+        if path.is_file():
+            counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
+            rows[command] = counts["kept"], counts["rows"]
+            reasons[command] = counts["reasons"]
+    return RoundTold(
+        name=of.name,
+        folder=folder,
+        updates=len(log),
+        episodes=sum(line["samples"] for line in log),
+        held_out=_held_out(read_jsonl(folder / "train/eval.jsonl")),
+        rows=rows,
+        reasons=reasons,
+        steps=read_steps(folder),
+    )
+
+
+def _held_out(
+    lines: Sequence[Mapping[str, Any]],
+) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    sets: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        sets.setdefault(line.get("set", THE_SET), []).append(line)
+    return {name: (of[0], of[-1]) for name, of in sets.items()}
+
+
+def rounds_table(
+    cfg: RoundsConfig, rounds: Sequence[RoundTold]
+) -> tuple[list[str], list[list[str]]]:
+    """(titles, lines): a column a round. What was played, kept and spent, and the held-out figures
+    of the first set before and behind each training."""
+    lines = [
+        ["updates", *(str(of.updates) for of in rounds)],
+        ["episodes", *(str(of.episodes) for of in rounds)],
+    ]
+    for key, title in SHOWN.items():
+        if any(_value(of, key, 1) is not None for of in rounds):
+            pairs = [(_cell(_value(of, key, 0)), _cell(_value(of, key, 1))) for of in rounds]
+            lines.append([f"held out: {title}", *(f"{now} → {then}" for now, then in pairs)])
+    for command in _COMMANDS:
+        if any(command in of.then for of in cfg.rounds):
+            kept = [of.rows.get(command) for of in rounds]
+            cells = ["–" if one is None else f"{one[0]} of {one[1]}" for one in kept]
+            lines.append([f"{command}: kept", *cells])
+    lines += [
+        ["calls", *(f"{of.calls:,}" for of in rounds)],
+        ["tokens", *(f"{of.tokens:,}" for of in rounds)],
+        ["hours", *(f"{of.hours:.3f}" for of in rounds)],
+    ]
+    return ["", *(of.name for of in rounds)], lines
+
+
+_COMMANDS = ("verify", "focus", "budget", "distill", "rewrite")
+
+
+def _value(of: RoundTold, key: str, place: int) -> float | None:
+    first = next(iter(of.held_out.values()), None)
+    return None if first is None else first[place].get(key)
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

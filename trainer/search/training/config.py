@@ -1,0 +1,54 @@
+"""The section `rl` of a search run: the engine's, with the values of this task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+
+from trainer.config_base import may_change
+from trainer.rl.config import RLConfig
+
+#: What stands where nothing else is named.
+_OWN: dict[str, Any] = {
+    "algorithm": "gspo",
+    "batch_size": 16,
+    "minibatch_size": 8,
+    "ppo_epochs": 1,
+    "kl_coef": 0.0,
+    "advantage_norm": "grpo",
+    "advantage_eps": 1e-6,
+}
+
+
+class SearchRLConfig(RLConfig):
+    """The update of the policy: GSPO over groups, without a KL and without an entropy bonus."""
+
+    epochs: int | None = may_change(
+        None,
+        ge=1,
+        description="Passes over the questions, in place of num_updates; what does not fill an "
+        "update waits for the next pass.",
+    )
+    warmup_ratio: float | None = may_change(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of the updates that warm up, in place of warmup_updates.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_task(cls, data: Any) -> Any:
+        return _OWN | data if isinstance(data, dict) else data
+
+    def over(self, questions: int) -> SearchRLConfig:
+        """The same with num_updates and warmup_updates of so many questions."""
+        told = self.model_dump()
+        if self.epochs is not None:
+            told["num_updates"] = max(
+                1, self.epochs * questions // (self.batch_size * self.grad_accum)
+            )
+        if self.warmup_ratio is not None:
+            told["warmup_updates"] = int(self.warmup_ratio * told["num_updates"])
+        return SearchRLConfig(**told)

@@ -1,0 +1,1 @@
+"""What a run leaves of its episodes: the store, its page, other formats."""

@@ -1,0 +1,1 @@
+"""Turn by turn: prompts, ids that are joined, policies, the episode."""

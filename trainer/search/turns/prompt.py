@@ -1,0 +1,204 @@
+"""What the policy reads: one rendering for training, fine-tuning and chat servers.
+
+A message is a text and the pictures before it. `template_messages` puts it into the form of chat
+templates, `chat_messages` into that of OpenAI's servers. What comes from outside (a question, a
+page) is made harmless first: no tokenizer takes it for a special token.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scorekit.text.chatmarks import neutral
+from trainer.search.actions import BBOX, COMPLETE, SEARCH, SPELLING
+from trainer.search.records import Question, Trajectory, View
+from trainer.search.sight.config import SightConfig
+from trainer.search.sight.views import Shown
+from trainer.search.turns.config import EpisodeConfig
+
+_SYSTEM = """\
+You search document pages for the evidence that a question needs. You do not answer it: another \
+model does, which sees nothing but what you were shown.
+
+Each turn is a think block and, on a new line behind it, exactly one action:
+<think>what you know by now and what is missing</think>
+{search} finds pages by what is on them, and shows {pages} that you have not seen yet.
+{bbox} shows a part of the picture last shown, enlarged. {boxes}
+{complete} ends the search: what you were shown is enough to answer.
+
+Write nothing before the think block, and no action's tag inside it. Vary your queries by what you \
+have seen; never repeat one. You have {turns}.{sight}"""
+_TEXT_SIGHT = """
+
+You are shown a picture as the lines of it that are large enough to read, each behind its box; \
+what is too small to read is told by its box alone, and can be read when that part is shown \
+enlarged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """images: stand before the text."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+    images: tuple[Shown, ...] = ()
+
+
+def opening(question: Question, cfg: EpisodeConfig) -> list[Message]:
+    """What stands before the first turn."""
+    turns = question.max_turns or cfg.max_turns
+    if cfg.instructions is None:
+        system = _instructions(turns, cfg)
+    else:
+        system = cfg.instructions.replace("{turns}", _counted(turns))
+    return [Message("system", system), Message("user", f"Question: {neutral(question.question)}")]
+
+
+def _instructions(turns: int, cfg: EpisodeConfig) -> str:
+    several = cfg.pages_per_search > 1
+    return _SYSTEM.format(
+        search=SPELLING[SEARCH],
+        bbox=SPELLING[BBOX],
+        complete=SPELLING[COMPLETE],
+        pages=f"the first {cfg.pages_per_search}" if several else "the first one",
+        boxes=_convention(cfg.sight),
+        turns=_counted(turns),
+        sight=_TEXT_SIGHT if cfg.observation == "text" else "",
+    )
+
+
+def conversation(
+    trajectory: Trajectory, cfg: EpisodeConfig, pictures: Callable[[str], bytes]
+) -> list[Message]:
+    """All that an episode's policy read and wrote, as it did: for fine-tuning. pictures: by their
+    hash. What the policy did not read (the last observation) or write (a forced end) is left out.
+    """
+    messages = opening(trajectory.question, cfg)
+    for turn in trajectory.turns:
+        if not turn.forced:
+            messages.append(Message("assistant", turn.text))
+            shown = [Shown(view, pictures(view.image)) for view in turn.views]
+            messages.append(observed(turn.observation, shown, cfg))
+    return messages[:-1] if len(messages) > 2 else messages
+
+
+def observed(text: str, shown: Sequence[Shown], cfg: EpisodeConfig) -> Message:
+    """The environment's turn."""
+    return Message("user", text, tuple(shown) if cfg.observation == "image" else ())
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As chat templates take them, with one mark for each picture."""
+    return [_in_parts(message, lambda shown: {"type": "image"}) for message in messages]
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As OpenAI's chat completions take them."""
+    return [_in_parts(message, _data_url) for message in messages]
+
+
+def _in_parts(message: Message, part: Callable[[Shown], dict[str, Any]]) -> dict[str, Any]:
+    if not message.images:
+        return {"role": message.role, "content": message.text}
+    parts = [part(shown) for shown in message.images]
+    if message.text:
+        parts.append({"type": "text", "text": message.text})
+    return {"role": message.role, "content": parts}
+
+
+def _data_url(shown: Shown) -> dict[str, Any]:
+    url = f"data:image/png;base64,{b64encode(shown.png).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def page_line(view: View, rank: int, hits: int, cfg: EpisodeConfig) -> str:
+    """Of a page that is shown; "" where nothing is to be said."""
+    parts = []
+    if "page" in cfg.observation_line:
+        parts.append(f"page {neutral(view.page_id)}")
+    if "rank" in cfg.observation_line:
+        parts.append(f"rank {rank} of {hits}")
+    return _line(parts, view, cfg)
+
+
+def crop_line(view: View, cfg: EpisodeConfig) -> str:
+    """Of a crop that is shown."""
+    parts = []
+    if "page" in cfg.observation_line:
+        parts.append(f"a part of page {neutral(view.page_id)}")
+    return _line(parts, view, cfg)
+
+
+def _line(parts: list[str], view: View, cfg: EpisodeConfig) -> str:
+    if "frame" in cfg.observation_line:
+        _, width, height = _frame(view, cfg.sight)
+        parts = [*parts, f"{width} wide and {height} high"]
+    line = ", ".join(parts)
+    return f"{line[:1].upper()}{line[1:]}." if line else ""
+
+
+def nothing_found(found: int) -> str:
+    """Of a search that shows nothing. found: pages that were, and were shown before."""
+    if not found:
+        return "No page was found for this query. Search with other words."
+    return (
+        f"The {found} pages found for this query were all shown before. Search with other words."
+        if found > 1
+        else "The one page found for this query was shown before. Search with other words."
+    )
+
+
+def correction(detail: str, view: View | None, sight: SightConfig, *, box: bool) -> str:
+    """Of a turn without an action. detail: what was wrong. view: last shown. box: of a box, so
+    that the frame is told, too."""
+    lines = [
+        f"No action was taken: {detail}.",
+        "Write <think>...</think>, and on a new line exactly one of "
+        + ", ".join(SPELLING.values())
+        + ".",
+    ]
+    if box and view is None:
+        lines.append("Nothing was shown yet: search first.")
+    elif box and view is not None:
+        lines.append(frame_rule(view, sight))
+    return "\n".join(lines)
+
+
+def frame_rule(view: View, sight: SightConfig) -> str:
+    """What a box of this view must be."""
+    what, width, height = _frame(view, sight)
+    return (
+        f"Boxes are in {what} of the picture last shown, from its top left: 0 <= x1 < x2 <= "
+        f"{width} and 0 <= y1 < y2 <= {height}."
+    )
+
+
+def turns_left(left: int, cfg: EpisodeConfig) -> str:
+    """The last line of an observation."""
+    return f"{_counted(left)} left." if "turns_left" in cfg.observation_line else ""
+
+
+def _counted(turns: int) -> str:
+    return "1 turn" if turns == 1 else f"{turns} turns"
+
+
+def _frame(view: View, sight: SightConfig) -> tuple[str, int, int]:
+    """What the numbers of a box count, and the largest across and down."""
+    if sight.box_convention == "pixel":
+        return "pixels", view.width, view.height
+    if sight.box_convention == "thousand":
+        return "thousandths of the sides", 1000, 1000
+    return "shares of the sides", 1, 1
+
+
+def _convention(sight: SightConfig) -> str:
+    """The same before anything is shown."""
+    numbers = {
+        "pixel": "The numbers are pixels of that picture, as wide and high as it is told to be",
+        "thousand": "The numbers are thousandths of its sides, from 0 to 1000",
+        "unit": "The numbers are shares of its sides, from 0 to 1",
+    }[sight.box_convention]
+    return f"{numbers}; from the top left, x1 < x2 and y1 < y2."

@@ -1,0 +1,72 @@
+"""The verbs of the command line for SFT: what they say, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from scorekit.errors import UserError
+from trainer.sft.config import SftConfig
+from trainer.sft.config import SftConfig as Config
+
+
+def train(cfg: SftConfig, *, resume: bool) -> int:
+    """Learn the rows; the loss on held-out ones before, between and after."""
+    from trainer.sft.figures import TABLE
+    from trainer.sft.report import write_report
+    from trainer.sft.run import run_sft
+
+    artifacts = run_sft(cfg, resume=resume)
+    if artifacts.reports:
+        from trainer.runs.verbs.tables import comparison_table
+
+        before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
+        Console().print(comparison_table(TABLE, before, after))
+    typer.echo(f"report: {write_report(artifacts.run_dir)}")
+    return artifacts.say_end()
+
+
+def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:
+    """Nothing of its own: what a model says is evaluated by the task that it is for."""
+    raise UserError(
+        "SFT has its loss on data.eval in eval.jsonl; to compare what models say, evaluate them by "
+        "the task that they are for (python -m trainer evaluate --config configs/roleplay/...)"
+    )
+
+
+def check(cfg: SftConfig) -> int:
+    """Look at rows, template and options, before any weights are loaded."""
+    return debug(cfg)
+
+
+def report(run_dir: Path) -> int:
+    """Write the page of a run, finished or not."""
+    from trainer.sft.report import write_report
+
+    typer.echo(f"report: {write_report(run_dir)}")
+    return 0
+
+
+def debug(cfg: SftConfig) -> int:
+    """Show what is learned of the rows, and what the template check finds. 2: that is wrong."""
+    import torch
+
+    from trainer.rl.policy import check_4bit
+    from trainer.sft.debug import print_label_masks
+    from trainer.sft.prepare import load_held_out, load_train
+    from trainer.sft.run import open_tokenizer
+    from trainer.sft.trainer import sft_arguments
+
+    check_4bit(cfg.policy)
+    tokenizer = open_tokenizer(cfg)
+    train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
+    print_label_masks(Console(), tokenizer, train)
+    sft_arguments(cfg, torch.device("cpu"))
+    findings = [*train.findings, *held_out.findings]
+    wrong = any(not finding.ok for finding in findings)
+    return 2 if wrong and cfg.sft.template_check == "refuse" else 0
+
+
+__all__ = ["Config", "check", "debug", "evaluate", "report", "train"]

@@ -1,0 +1,57 @@
+"""The figures of an SFT run, each described once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.runs.figures import Curve, Figure, Figures
+
+TABLE = (
+    Figure(
+        key="loss",
+        title="loss per token",
+        digits=4,
+        better="lower",
+        column="loss",
+        form="8.4f",
+        narrow=True,
+        said=True,
+    ),
+    Figure(
+        key="token_accuracy",
+        title="likeliest token is the row's",
+        better="higher",
+        column="accuracy",
+        form="8.3f",
+        narrow=True,
+        said=True,
+    ),
+    Figure(key="entropy", column="entropy", form="8.3f"),
+    Figure(key="grad_norm", column="grad norm", form="9.3f"),
+    Figure(key="learning_rate", column="rate", form="9.2e"),
+    Figure(key="update_s", column="s", form="6.1f", narrow=True),
+)
+CURVES = (
+    Curve(title="Loss per token", keys=("loss",), held_out="loss"),
+    Curve(
+        title="Likeliest token is the row's", keys=("token_accuracy",), held_out="token_accuracy"
+    ),
+    Curve(title="Norm of the gradient", keys=("grad_norm",)),
+)
+#: transformers' and TRL's name of a figure -> ours, where it is another.
+_NAMES = {"mean_token_accuracy": "token_accuracy", "num_tokens": "tokens_seen"}
+#: What is the machine's, or told elsewhere.
+_LEFT_OUT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "step_time")
+
+
+def figures_of(logs: Mapping[str, Any]) -> Figures:
+    """TRL's figures under our names; what is not finite is unknown."""
+    found: Figures = {}
+    for key, value in logs.items():
+        name = key.removeprefix("eval_")
+        if name not in _LEFT_OUT:
+            known = isinstance(value, int | float) and math.isfinite(value)
+            found[_NAMES.get(name, name)] = value if known else None
+    return found

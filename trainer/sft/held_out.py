@@ -1,0 +1,51 @@
+"""The loss on held-out rows: per learned token, whatever the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainer.rl.policy import autocast
+from trainer.runs.figures import Figures
+from trainer.sft.collate import Collator
+from trainer.sft.rows import SftRow
+
+
+def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tensor]:
+    """Rows as the data loader would give them."""
+    return collator(
+        [
+            {
+                "input_ids": row.ids,
+                "labels": row.labels,
+                "pictures": row.images,
+                "where": row.where,
+            }
+            for row in rows
+        ]
+    )
+
+
+@torch.no_grad()
+def held_out_figures(
+    model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
+) -> Figures:
+    """loss: -log p of the learned tokens, their mean. token_accuracy: how many of them are the
+    likeliest. model: as TRL has patched it, so that it gives the log-probabilities of the labels.
+    """
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    loss = right = count = 0.0
+    for begin in range(0, len(rows), batch_size):
+        batch = as_batch(rows[begin : begin + batch_size], collator)
+        inputs = {name: value.to(device) for name, value in batch.items()}
+        with autocast(device, dtype):
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        loss -= outputs.log_probs.double().sum().item()
+        right += outputs.is_top1.sum().item()
+        count += outputs.label_mask.sum().item()
+    model.train(training)
+    return {"loss": loss / count, "token_accuracy": right / count, "tokens": int(count)}

@@ -1,0 +1,276 @@
+"""An SFT run: what is checked, loaded and opened, in which order."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from trainer.rl.compat import load_config
+from trainer.rl.config import LoraConfig
+from trainer.rl.policy import (
+    check_4bit,
+    check_adapters,
+    load_policy,
+    load_tokenizer,
+    prepare_torch,
+    takes_images,
+    with_adapters,
+)
+from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.checkpoints.resume import (
+    check_origin,
+    checkpoint_to_resume,
+    prompt_origin,
+    weight_origin,
+)
+from trainer.runs.config import THE_SET
+from trainer.runs.console import Console
+from trainer.runs.leaving import Leaving
+from trainer.runs.messages import messages
+from trainer.runs.on_trl import check_alone, one_device, trackers_folder
+from trainer.runs.outcome import Artifacts
+from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.runs.verbs import tables
+from trainer.sft.collate import Collator
+from trainer.sft.config import SftConfig
+from trainer.sft.figures import TABLE
+from trainer.sft.held_out import held_out_figures
+from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
+
+log = logging.getLogger(__name__)
+
+
+def open_tokenizer(cfg: SftConfig) -> Any:
+    """The policy's. Raises UserError."""
+    if cfg.policy.path is None:
+        raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
+    return load_tokenizer(cfg.policy)
+
+
+def read_parts(cfg: SftConfig, tokenizer: Any) -> tuple[SftPart, SftPart]:
+    """(to learn from, held out), checked; the tokenizer has the template of training from now on,
+    and so has every checkpoint. Raises UserError."""
+    train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
+    for part in (train, held_out):
+        check_findings(cfg, part)
+    if train.template is not None:
+        tokenizer.chat_template = train.template
+    return train, held_out
+
+
+def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
+    """Train, evaluate, log. Rows and chat template are checked before weights load; what an earlier
+    run left is replaced behind that. Raises UserError on what the user can mend.
+
+    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
+    yet starts anew in its place.
+    """
+    check_alone("SFT")
+    with messages() as heard:
+        check_trackers(cfg.misc.trackers)
+        check_4bit(cfg.policy)
+        device = one_device(prepare_torch(cfg.misc.device, cfg.misc.threads), "SFT")
+        checkpoint = checkpoint_to_resume(cfg) if resume else None
+        if checkpoint is None:
+            check_run_dir(cfg, resume or None)
+        folder = open_run_dir(cfg.misc)
+        tokenizer = open_tokenizer(cfg)
+        train, held_out = read_parts(cfg, tokenizer)
+        check_adapters(cfg.policy)
+        run = SftRun(cfg, device, tokenizer, train, held_out, checkpoint)
+        run.load()
+        if checkpoint is not None and run.done >= run.total:
+            log.warning("%s has its %d updates: raise sft.max_steps", folder, run.total)
+            return run.artifacts(None, 0)
+        runlog = RunLog(cfg, done=run.done if checkpoint else None)
+        heard.write_to(runlog.folder)
+        counts = {"train": train.counts, "eval": held_out.counts}
+        write_atomic(runlog.folder / "data.json", json.dumps(counts, indent=1) + "\n")
+        return run.go(runlog)
+
+
+def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | None]:
+    """(what reads images, the id that stands for a piece of one); (None, None) of rows without
+    images. Raises UserError where the model takes none."""
+    if not any(row.images for part in parts for row in part.rows):
+        return None, None
+    from transformers import AutoImageProcessor
+
+    config = load_config(str(cfg.policy.path), cfg.policy.revision)
+    image_id = getattr(config, "image_token_id", None)
+    if image_id is None:
+        raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            cfg.policy.path, revision=cfg.policy.revision, use_fast=False
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"policy.path: {cfg.policy.path}: no image processor: {reason}") from None
+    return processor, image_id
+
+
+class SftRun:
+    """The parts of a run, as they are opened one after the other."""
+
+    trainer: Any
+    #: Updates of the run.
+    total: int
+
+    def __init__(
+        self,
+        cfg: SftConfig,
+        device: torch.device,
+        tokenizer: Any,
+        train: SftPart,
+        held_out: SftPart,
+        checkpoint: Path | None,
+    ) -> None:
+        from trainer.sft.trainer import sft_arguments
+
+        self.cfg, self.device, self.tokenizer = cfg, device, tokenizer
+        self.train, self.held_out, self.checkpoint = train, held_out, checkpoint
+        self.arguments = sft_arguments(cfg, device)
+        self.processor, image_id = image_parts(cfg, (train, held_out))
+        if cfg.sft.packing and self.processor is not None:
+            raise UserError("sft.packing: rows with images are not packed: set it to false")
+        pad = tokenizer.pad_token_id
+        self.collator = Collator(0 if pad is None else pad, self.processor, image_id)
+        self.done = read_state(checkpoint).update if checkpoint else 0
+        self.origin = weight_origin(cfg.policy)
+        for key, path, part in (
+            ("data.train", cfg.data.train, train),
+            ("data.eval", cfg.data.eval, held_out),
+        ):
+            told = ((str(row.mask), row.ids) for row in part.rows)
+            self.origin |= prompt_origin(key, path, told)
+        if checkpoint is not None:
+            check_origin(self.origin, read_state(checkpoint))
+        self.reports: list[tuple[int, dict[str, Any]]] = []
+        if checkpoint is not None:
+            lines = read_jsonl(Path(cfg.misc.run_dir) / "eval.jsonl")
+            self.reports = [(line["update"], line) for line in lines if line["update"] <= self.done]
+        self.leaving = Leaving()
+
+    def load(self) -> None:
+        """The policy, and TRL's trainer around it."""
+        from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+        from trainer.sft.trainer import SealedSftTrainer, dataset_of, folder_of
+
+        cfg = self.cfg
+        bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
+        model, _ = load_policy(bare, self.device)
+        if self.processor is not None and not takes_images(model):
+            raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
+        if cfg.policy.lora.r:
+            model = with_adapters(model, cfg.policy)
+        self.trainer = SealedSftTrainer(
+            model=model,
+            args=self.arguments,
+            train_dataset=dataset_of(self.train.rows, with_images=self.processor is not None),
+            processing_class=self.tokenizer,
+            data_collator=None if cfg.sft.packing else self.collator,
+            look=self.look,
+        )
+        self.trainer.keep_in(folder_of(cfg), cfg.misc.keep_checkpoints, self.state)
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer: Any = self.trainer
+            trainer.remove_callback(callback)
+        sequences = len(self.trainer.train_dataset)  # packed, where that is asked for
+        of_update = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
+        whole = math.ceil(sequences / of_update)
+        self.total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * whole)
+
+    def go(self, runlog: RunLog) -> Artifacts:
+        """All updates, with evaluations before, between and after."""
+        from accelerate import Accelerator
+
+        from trainer.sft.callback import SftCallback
+
+        cfg, self.log = self.cfg, runlog
+        columns, few = tables.columns(TABLE)
+        self.accelerator = Accelerator(
+            log_with=cfg.misc.trackers or None, project_dir=trackers_folder(cfg)
+        )
+        going_on = self.done if self.checkpoint else None
+        with (
+            self.leaving,
+            tracking(self.accelerator, cfg.model_dump(mode="json"), going_on),
+            Console(columns, few, self.total, self.done, verbose=cfg.misc.verbose) as self.console,
+        ):
+            self.trainer.add_callback(
+                SftCallback(cfg, runlog, self.leaving, self.console, self.accelerator)
+            )
+            if self.checkpoint is None:
+                self.look(0)
+            resumed = str(self.checkpoint) if self.checkpoint else None
+            self.trainer.train(resume_from_checkpoint=resumed)
+        return self.ended()
+
+    def look(self, update: int) -> dict[str, Any]:
+        """An evaluation, logged; {} without held-out rows."""
+        if not self.held_out.rows:
+            return {}
+        cfg = self.cfg
+        figures = held_out_figures(
+            self.trainer.model,
+            self.held_out.rows,
+            self.collator,
+            cfg.eval.batch_size,
+            cfg.misc.dtype,
+        )
+        line = {"update": update, "set": THE_SET, **figures}
+        append_jsonl(self.log.folder / "eval.jsonl", line)
+        track(self.accelerator, "eval", figures, update)
+        self.console.say(tables.evaluation_line(TABLE, update, figures))
+        best = min((of["loss"] for at, of in self.reports if at > 0), default=math.inf)
+        self.reports.append((update, line))
+        if update and cfg.misc.save_every_n_updates and line["loss"] <= best:
+            self.trainer.control.should_save = True
+        return {f"eval_{key}": value for key, value in figures.items()}
+
+    def state(self, update: int) -> State:
+        """What a checkpoint says of the run. Its best has the lowest loss."""
+        self.log.sync()
+        report = dict(self.reports).get(update)
+        return State(
+            update,
+            config=self.cfg.model_dump(mode="json"),
+            prompts_seen=update
+            * self.cfg.sft.per_device_train_batch_size
+            * self.cfg.sft.gradient_accumulation_steps,
+            learning_rate=self.trainer.lr_scheduler.get_last_lr()[0],
+            reward=-report["loss"] if report else None,
+            origin=self.origin,
+        )
+
+    def ended(self) -> Artifacts:
+        """What has become of the run."""
+        update, asked = self.trainer.state.global_step, self.leaving.asked
+        if not asked or update >= self.trainer.state.max_steps:
+            return self.artifacts(None, 0)
+        stopped = f"{signal.Signals(asked).name} after update {update}: go on with --resume"
+        log.warning("the run ends: %s", stopped)
+        return self.artifacts(stopped, 128 + asked)
+
+    def artifacts(self, stopped: str | None, code: int) -> Artifacts:
+        """For the command."""
+        folder = Path(self.cfg.misc.run_dir)
+        trainer = getattr(self, "trainer", None)
+        saved = trainer.saved if trainer is not None else None
+        updates = read_jsonl(folder / "log.jsonl")
+        sets = {THE_SET: self.reports} if self.reports else {}
+        return Artifacts(
+            folder, saved or self.checkpoint, updates, self.reports, sets, stopped, exit_code=code
+        )

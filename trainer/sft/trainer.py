@@ -1,0 +1,91 @@
+"""TRL's SFTTrainer on rows whose ids and labels are ours. What is overridden is TRL 1.16's and
+transformers' own, 4.57 and 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl.trainer.sft_trainer import SFTTrainer
+
+from trainer.runs.checkpoints.sealed import SealedCheckpoints
+from trainer.runs.on_trl import OURS, learn_in_float32, trl_arguments
+from trainer.sft.config import SftConfig
+from trainer.sft.rows import SftRow
+
+#: Options of TRL that are not to be given, what to set instead: those, too, that would cut, mask or
+#: render our rows anew.
+_OURS = OURS | {
+    "chat_template_path": "chat.template",
+    "max_length": "data.max_length",
+    "truncation_mode": "data.overlong",
+    "completion_only_loss": "sft.assistant_only_loss",
+    "packing_strategy": "sft.packing, which cuts no row",
+    "eval_packing": "sft.packing, which is of training rows",
+    "padding_free": "sft.packing",
+    "dataset_kwargs": "data",
+    "dataset_text_field": "data",
+    "dataset_num_proc": "data",
+    "remove_unused_columns": "data",
+    "eos_token": "the template, and the model's generation_config.json",
+    "pad_token": "policy.tokenizer",
+    "shuffle_dataset": "misc.seed: rows are shuffled in each pass",
+}
+
+
+class SealedSftTrainer(SealedCheckpoints, SFTTrainer):
+    """SFTTrainer for a run's folder. look: evaluates the policy after an update."""
+
+    def __init__(self, *args: Any, look: Callable[[int], dict[str, Any]], **kwargs: Any) -> None:
+        self._look = look
+        super().__init__(*args, **kwargs)
+        network: Any = self.model
+        learn_in_float32(network)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Ours, in which every learned token weighs the same."""
+        self.control.should_evaluate = False
+        return self._look(self.state.global_step)
+
+
+def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
+    """TRL's `SFTConfig`. Raises UserError."""
+    from trl.trainer.sft_config import SFTConfig
+
+    packs = cfg.sft.packing
+    return trl_arguments(
+        SFTConfig,
+        "sft",
+        cfg.sft,
+        cfg,
+        device,
+        left_out=("assistant_only_loss", "template_check"),
+        ours=_OURS,
+        per_device_eval_batch_size=cfg.eval.batch_size,
+        # Labels, lengths and order of the rows are ours
+        packing_strategy="bfd",
+        eval_packing=False,
+        max_length=cfg.data.max_length if packs else None,
+        dataset_kwargs=None if packs else {"skip_prepare_dataset": True},
+    )
+
+
+def dataset_of(rows: Sequence[SftRow], *, with_images: bool) -> Any:
+    """What the trainer reads. TRL takes a column `images` for one that it has to render."""
+    from datasets import Dataset
+
+    columns: dict[str, list[Any]] = {
+        "input_ids": [row.ids for row in rows],
+        "labels": [row.labels for row in rows],
+    }
+    if with_images:
+        columns["pictures"] = [list(row.images) for row in rows]
+        columns["where"] = [row.where for row in rows]
+    return Dataset.from_dict(columns)
+
+
+def folder_of(cfg: SftConfig) -> Path:
+    """Of the checkpoints."""
+    return Path(cfg.misc.run_dir) / "checkpoints"

@@ -1,0 +1,59 @@
+"""What error spans take off the tokens: by each service that marks them, then of all together."""
+
+from __future__ import annotations
+
+from scorekit.errors import ScorekitError
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
+from trainer.translation.rewards.earned import SampleReward, SpanCharge
+from trainer.translation.rewards.score_batch import ServiceName
+from trainer.translation.rollouts import TranslationRollout
+
+
+def charge_spans(
+    reward: SampleReward,
+    rollout: TranslationRollout,
+    cfg: RewardConfig,
+    service: ServiceName,
+    weight: float,
+) -> None:
+    """Note what the spans of one service take off each token; `settle_spans` takes it.
+
+    Raises ScorekitError where it gave no spans.
+    """
+    answer = reward.answers.get(service)
+    if answer is None or answer.error_spans is None:
+        shown = {"xcomet": "xCOMET"}.get(service, service)
+        raise ScorekitError(
+            f"the {shown} scorer gives no error spans; set reward.w_{service}_span to 0"
+        )
+    text, offsets = rollout.completion_text, rollout.token_char_offsets
+    penalties = spans_to_token_rewards(
+        text,
+        offsets,
+        answer.error_spans,
+        cfg.severity_weights.model_dump(),
+        cfg.overlap_policy,
+        overlap_threshold=cfg.overlap_threshold,
+        combine=cfg.span_combine,
+        use_confidence=cfg.use_confidence,
+    )
+    reward.span_charges[service] = SpanCharge(
+        [weight * penalty for penalty in penalties],
+        covered_tokens(text, offsets, answer.mt_covered),
+    )
+
+
+def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:
+    """Add to the tokens what the spans of all services take, by `span_sources_combine`; note the
+    tokens that one of these has not read."""
+    if not reward.span_charges:
+        return
+    combine = sum if cfg.span_sources_combine == "sum" else min  # the larger loss is the lower
+    penalties, covered = zip(*reward.span_charges.values(), strict=True)
+    for token, taken in enumerate(zip(*penalties, strict=True)):
+        reward.token_rewards[token] += combine(taken)
+    read = [all(flags) for flags in zip(*covered, strict=True)]
+    reward.uncovered_tokens = read.count(False)
+    if cfg.uncovered == "exclude":
+        reward.valid = read

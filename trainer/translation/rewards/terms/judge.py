@@ -1,0 +1,61 @@
+"""What a judge says of the whole translation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.runs.figures import Curve, Figure, Figures, mean_std
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.score_batch import VERDICT
+from trainer.translation.rewards.term import Term, reading_figures
+from trainer.translation.rollouts import TranslationRollout
+
+
+class JudgeVerdict(Term):
+    """w_judge times the score of a rubric."""
+
+    name = "judge"
+    service = VERDICT
+    optional = True
+    table = (
+        Figure(
+            key="judge_score_mean",
+            title="judge's score",
+            better="higher",
+            hidden_at=(None,),
+            column="judge",
+            narrow=True,
+            said=True,
+            by_group=True,
+            coverage="judge_coverage",
+            of_line=lambda line: line.get("judge_score"),
+        ),
+        Figure(key="judge_score_std", hidden_at=(None,), column="± jd", form="6.3f"),
+        Figure(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None,)),
+    )
+    curves = (
+        Curve(title="judge's score", keys=("judge_score_mean",), held_out="judge_score_mean"),
+    )
+
+    def weight(self, cfg: RewardConfig) -> float:
+        """w_judge."""
+        return cfg.w_judge
+
+    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+        """Of the score that the rubric gives, 0 to 1."""
+        score = reward.score(VERDICT)
+        if reward.r_seq is not None and score is not None:
+            reward.r_seq += cfg.w_judge * score
+
+    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
+        """Of the samples that were judged; none where it is not asked."""
+        if not any(VERDICT in reward.asked for reward in rewards):
+            return {}
+        scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
+        return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
+
+    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+        """The score; nothing where it was not asked."""
+        return {"judge_score": reward.score(VERDICT)} if VERDICT in reward.asked else {}
