@@ -13,23 +13,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from demo.llm_sampling import Completion, Sampler, Wanted
+from demo.openai_form import LOOPBACK, Refused, check_host, check_key, new_app
 from scorekit.command import clean_exit
-from scorekit.errors import UserError
 
 MODEL = Path(__file__).parent / "models/policy"
 NAME = "demo-policy"
-LOOPBACK = "127.0.0.1"
 
 
 class Message(BaseModel):
@@ -62,41 +58,19 @@ class ChatRequest(BaseModel):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
 
 
-class Refused(Exception):
-    """What the server answers to a request that it does not take."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None) -> FastAPI:
     """The ASGI app over a sampler. api_key: None lets everyone in."""
-    app = FastAPI()
-
-    def check_key(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if api_key is not None and not compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-            raise Refused(401, "Unauthorized")
-
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return _error(error.status, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
-        faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
-        return _error(400, "; ".join(faults))
+    app = new_app()
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
-        check_key(request)
+        check_key(request, api_key)
         told = {"id": name, "object": "model", "max_model_len": sampler.context_length}
         return {"object": "list", "data": [told]}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> dict[str, Any]:
-        check_key(request)
+        check_key(request, api_key)
         if body.model != name:
             raise Refused(404, f"The model `{body.model}` does not exist.")
         if body.n > 1 and body.temperature == 0:
@@ -156,11 +130,6 @@ def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dic
     }
 
 
-def _error(status: int, message: str) -> JSONResponse:
-    error = {"message": message, "type": "Error", "param": None, "code": status}
-    return JSONResponse({"error": error}, status)
-
-
 def load_sampler(folder: Path, threads: int) -> Sampler:
     """The policy in a folder, on the CPU."""
     import torch
@@ -188,8 +157,7 @@ def main(
     import uvicorn
 
     with clean_exit():
-        if host != LOOPBACK and not api_key:
-            raise UserError(f"--host {host} can be reached by others: set VLLM_API_KEY")
+        check_host(host, api_key, "VLLM_API_KEY")
         app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
         uvicorn.run(app, host=host, port=port, log_level="warning")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -14,10 +15,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: A module, and the files that it writes.
 BENCHES = {
-    "bench": ("serving", "ray_serve", "scoring", "trl_step", "offsets", "reward_wait"),
+    "bench": (
+        "serving",
+        "ray_serve",
+        "scoring",
+        "embeddings",
+        "trl_step",
+        "search_step",
+        "offsets",
+        "reward_wait",
+    ),
     "bench.filters": ("filters",),
     "bench.judge_upstream": ("judge_upstream",),
+    "bench.curation": ("curation",),
     "bench.llm_client": ("llm_client",),
+    "bench.retrieval.service": ("retrieval",),
+    "bench.search_episodes": ("search_episodes",),
+    "bench.search_stream": ("search_stream",),
     "bench.synth.driver": ("synth_driver",),
 }
 
@@ -37,3 +51,21 @@ def test_a_benchmark_runs_in_small(module):
         assert found["quick"] and found["figures"]
         for figure in found["figures"]:
             assert figure["value"] is not None and math.isfinite(figure["value"]), figure
+
+
+@pytest.mark.slow
+def test_the_search_evidence_runs_in_small():
+    module = "bench.search_evidence"
+    folder = ROOT / "runs/bench/search_evidence"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", module, "--quick", "--only", "both", "--only", "rows"]
+    for _ in range(2):  # what stands is not run again
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
+        assert list(found["arms"]) == ["both", "rows"] and list(found["sets"]) == ["held_out"]
+        for arm in found["sets"]["held_out"]["arms"].values():
+            assert math.isfinite(arm["end"]["reward_mean"]) and arm["seeds"] == [1]
+        for arm in found["arms"].values():
+            assert len(arm["logged"]["ndcg_mean"][0]) == found["updates"] == 2
+    assert "seed 1:" not in done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,19 +18,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
+import scorekit
 from bench.kit.servers import free_port
+from deploy import smoke
 from scorekit.client import SyncScoringClient
+from scorekit.retrieval.client import Retriever
 from scorekit.schemas import Scored
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-SERVICES = ("metricx", "xcomet", "judge")
+SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever")
 PORTS = {name: free_port() for name in SERVICES}
 ENVIRONMENT = os.environ | {f"{name.upper()}_PORT": str(port) for name, port in PORTS.items()}
 ENVIRONMENT |= {"TEACHER_PORT": str(free_port()), "VLLM_API_KEY": "key-of-the-teacher"}
 METRICX = f"http://127.0.0.1:{PORTS['metricx']}"
+EMBEDDER = f"http://127.0.0.1:{PORTS['embedder']}"
+RETRIEVER = f"http://127.0.0.1:{PORTS['retriever']}"
 PAIRS = [
     {"src": f"Delete file {n} now.", "mt": f"지금 파일 {n}을(를) 삭제하십시오."} for n in range(400)
 ]
@@ -77,16 +84,37 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.2)
 
 
+def kill(service: str) -> int:
+    """Its processes die of SIGKILL; of `docker kill` Docker would think that it was meant. Returns
+    how often the container was started again before."""
+    restarts = inspect(service)["RestartCount"]
+    compose("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
+    return int(restarts)
+
+
 def healthy(service: str) -> bool:
     return inspect(service)["State"]["Health"]["Status"] == "healthy"
+
+
+def stored(database: int) -> int:
+    """Entries of a service's database in the cache's container."""
+    asking = ("exec", "-T", "cache", "valkey-cli", "-n", str(database), "dbsize")
+    return int(compose(*asking).split()[-1])
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[None]:
     if PROGRAM is None:
         pytest.skip("no Docker engine with Compose v2 answers here: the stack is not tested")
-    compose("build")
-    compose("up", "--wait")
+    compose("--profile", "search", "build")
+    compose("--profile", "search", "up", "--wait")
     yield
     compose("--profile", "*", "down", "--volumes", check=False)
 
@@ -134,9 +162,11 @@ def expected(stack: None) -> list[float]:
         return score(scoring, PAIRS, cache=False)
 
 
-def test_each_service_scores_and_the_second_time_from_the_cache(stack: None) -> None:
-    done = subprocess.run(
-        [sys.executable, "deploy/smoke.py"],
+@pytest.fixture(scope="module")
+def asked(stack: None) -> subprocess.CompletedProcess[str]:
+    """What the smoke script said of all services."""
+    return subprocess.run(
+        [sys.executable, "deploy/smoke.py", "--retriever", RETRIEVER],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -144,8 +174,30 @@ def test_each_service_scores_and_the_second_time_from_the_cache(stack: None) -> 
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 3
+
+
+def test_each_service_scores_and_the_second_time_from_the_cache(
+    asked: subprocess.CompletedProcess[str],
+) -> None:
+    assert asked.returncode == 0, asked.stderr
+    assert len(asked.stdout.splitlines()) == len(SERVICES)
+
+
+def test_each_service_says_its_version_and_logs_json_without_texts(
+    asked: subprocess.CompletedProcess[str],
+) -> None:
+    for service, port in PORTS.items():
+        versions = httpx.get(f"http://127.0.0.1:{port}/v1/info").json()["versions"]
+        assert versions["scorekit"] == scorekit.__version__, service
+        command = ["docker", "logs", f"scorekit-test-{service}-1"]
+        told = subprocess.run(command, capture_output=True, check=True)
+        written = (told.stdout + told.stderr).decode().splitlines()
+        if service == "retriever":  # what it said while it read its pages is for people
+            written = written[[line.startswith("{") for line in written].index(True) :]
+        lines = [json.loads(line) for line in written]
+        assert {"ready", "request"} <= {line["event"] for line in lines}, service
+        logged = json.dumps(lines, ensure_ascii=False)
+        assert not [text for text in (smoke.SOURCE, smoke.GOOD, smoke.BAD) if text in logged]
 
 
 def test_containers_are_locked_down(stack: None) -> None:
@@ -182,11 +234,9 @@ def test_the_profile_teacher_adds_a_server_that_wants_its_key(stack: None) -> No
 def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
     expected: list[float],
 ) -> None:
-    restarts = inspect("metricx")["RestartCount"]
     with Load() as load:
         wait_for(lambda: bool(load.answers))
-        # The process dies of SIGKILL; of `docker kill` Docker would think that it was meant.
-        compose("exec", "-T", "metricx", "sh", "-c", "kill -9 -1", check=False)
+        restarts = kill("metricx")
         wait_for(lambda: inspect("metricx")["RestartCount"] > restarts)
         after = len(load.answers)
         wait_for(lambda: len(load.answers) > after + 1)
@@ -196,13 +246,43 @@ def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
     wait_for(lambda: healthy("metricx"))
 
 
-def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[float]) -> None:
-    def stored() -> int:
-        return int(compose("exec", "-T", "cache", "valkey-cli", "dbsize").split()[-1])
+def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack: None) -> None:
+    texts = [pair["mt"] for pair in PAIRS[:50]]
+    asking = openai.OpenAI(base_url=f"{EMBEDDER}/v1", api_key="none")
 
+    def vectors() -> list[list[float]]:
+        rows = asking.embeddings.create(model="encoder", input=texts).data
+        return [row.embedding for row in rows]
+
+    def from_the_tier() -> bool:
+        """Memory is new after the kill: what is found lay in the cache's container."""
+        figures = httpx.get(f"{EMBEDDER}/metrics").text
+        (found,) = re.findall(r'scorekit_cache_hits_total\{tier="tier"\} (\S+)', figures)
+        return float(found) >= len(texts)
+
+    before = vectors()
+    wait_for(lambda: stored(3) >= len(texts))
+    restarts = kill("embedder")
+    wait_for(lambda: inspect("embedder")["RestartCount"] > restarts)
+    wait_for(lambda: ready(EMBEDDER))
+    assert vectors() == before
+    assert from_the_tier()
+    wait_for(lambda: healthy("embedder"))
+
+
+def test_the_retriever_killed_is_back_with_the_index_that_it_had(stack: None) -> None:
+    with Retriever(RETRIEVER, deadline_s=180.0) as retriever:
+        before = retriever.info(), retriever.search(["life expectancy", "인구"])
+        restarts = kill("retriever")
+        wait_for(lambda: inspect("retriever")["RestartCount"] > restarts)
+        assert (retriever.info(), retriever.search(["life expectancy", "인구"])) == before
+    wait_for(lambda: healthy("retriever"))
+
+
+def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[float]) -> None:
     with client() as scoring:
         assert score(scoring, PAIRS, cache=True) == pytest.approx(expected, abs=1e-4)
-        wait_for(lambda: stored() > 0)
+        wait_for(lambda: stored(0) > 0)
         compose("stop", "cache")
         for number in range(3):
             pairs = [pair | {"src": f"{number} {pair['src']}"} for pair in PAIRS[:20]]
@@ -212,7 +292,7 @@ def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[f
         def written_again() -> bool:
             """The cache keeps nothing on disk: what it holds now came after its start."""
             score(scoring, [{"src": f"{time.monotonic()}", "mt": "x"}], cache=True)
-            return stored() > 0
+            return stored(0) > 0
 
         wait_for(written_again)
 

@@ -1,0 +1,55 @@
+"""What the demo's servers in OpenAI's form share: the key, and errors in OpenAI's words."""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from scorekit.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+
+
+class Refused(Exception):
+    """What the server answers to a request that it does not take."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def new_app() -> FastAPI:
+    """An app that answers `Refused`, and a body of another shape, in OpenAI's form."""
+    app = FastAPI()
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return _error(error.status, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
+        return _error(400, "; ".join(faults))
+
+    return app
+
+
+def check_key(request: Request, api_key: str | None) -> None:
+    """Raises Refused where the request does not have it. None lets everyone in."""
+    given = request.headers.get("authorization", "")
+    if api_key is not None and not compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+        raise Refused(401, "Unauthorized")
+
+
+def check_host(host: str, api_key: str | None, variable: str) -> None:
+    """Raises UserError where others could reach the server without a key. variable: holds it."""
+    if host != LOOPBACK and not api_key:
+        raise UserError(f"--host {host} can be reached by others: set {variable}")
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    error = {"message": message, "type": "Error", "param": None, "code": status}
+    return JSONResponse({"error": error}, status)

@@ -1,0 +1,124 @@
+"""The role-play demo: template check, SFT with the mended template, GRPO with five rewards."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from demo.roleplay.compare import read_stage, show_figures, show_samples, verdict
+from demo.run import DATA, MODELS, ROOT
+from scorekit.errors import UserError
+
+POLICY, ENCODER = MODELS / "roleplay_policy", MODELS / "encoder"
+SFT_DATA = DATA / "roleplay/sft_noisy.jsonl"
+SFT, GRPO = ROOT / "configs/sft/demo.yaml", ROOT / "configs/roleplay/demo.yaml"
+#: Exit code of a template check that found something.
+FOUND = 2
+
+console = Console(highlight=False)
+
+
+def run_demo(
+    run_dir: Path,
+    *,
+    sft_steps: int | None = None,
+    grpo_steps: int | None = None,
+    limit: int | None = None,
+) -> None:
+    """The whole demo. Raises UserError where a part of it cannot run."""
+    started = time.monotonic()
+    exit_on_sigterm()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    template, mended = run_dir / "chat_template.fixed.jinja", run_dir / "sft-policy"
+    limits = {} if limit is None else {"eval.eval_limit": limit}
+    _say("1", "Where does a reply end? The chat template of the policy, checked")
+    check_template(template)
+    _say("2", "Serving the sentence encoder for the rewards")
+    with running_service("embedder", run_dir, "--model", str(ENCODER)) as url:
+        console.print(f"   {url}   (log in {run_dir}/)")
+        rewards = {"reward.embedding_model": url, **limits}
+        _say("3", "The policy as it comes, on scenarios that are in no training")
+        start = {"policy.path": POLICY, "misc.run_dir": run_dir / "start"}
+        run_trainer("evaluate", GRPO, {**start, **rewards}, "--overwrite")
+        _say("4", "SFT on the same noisy dialogues, the template mended")
+        train_sft(run_dir / "sft", template, mended, sft_steps)
+        _say("5", "GRPO with five rewards")
+        grpo = {"policy.path": mended, "misc.run_dir": run_dir / "grpo", "misc.overwrite": "true"}
+        shorter = {} if grpo_steps is None else steps_of(grpo_steps)
+        run_trainer("train", GRPO, {**grpo, **rewards, **shorter})
+    _say("6", "Which training mended what?")
+    show(run_dir, started)
+
+
+def check_template(mended: Path) -> None:
+    """`template-check` must find the fault; `--fix` must mend it."""
+    known = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
+    code = _run("template-check", *known)
+    if code != FOUND:
+        raise UserError(f"template-check ended with exit code {code}, where it must find a fault")
+    console.print("   [bold]mended:[/] what ends a turn is learned, too")
+    mended.unlink(missing_ok=True)
+    if code := _run("template-check", *known, "--fix", "--to", str(mended)):
+        raise UserError(f"the mended template is still at fault (exit code {code})")
+
+
+def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None:
+    """SFT from the start policy, and its last checkpoint as a plain folder."""
+    settings: dict[str, object] = {
+        "chat.template": template,
+        "misc.run_dir": folder,
+        "misc.overwrite": "true",
+    }
+    run_trainer("sft", SFT, settings | ({} if steps is None else {"sft.max_steps": steps}))
+    if to.exists():
+        shutil.rmtree(to)
+    if code := _run("export", str(folder), "--to", str(to)):
+        raise UserError(f"the export of {folder} ended with exit code {code}")
+
+
+def steps_of(updates: int) -> dict[str, object]:
+    """A shorter GRPO run; its warm-up may not be longer than it."""
+    return {"grpo.max_steps": updates, "grpo.warmup_steps": min(3, updates - 1)}
+
+
+def run_trainer(verb: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
+    """`python -m trainer VERB` in a process of its own, as a user would start it."""
+    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    if code := _run(verb, "--config", str(config), *overrides, *flags):
+        raise UserError(f"trainer {verb} ended with exit code {code}")
+
+
+def show(run_dir: Path, started: float) -> None:
+    """Tables, samples and what they say."""
+    stages = [
+        read_stage("as it comes", run_dir / "start"),
+        read_stage("after SFT", run_dir / "grpo", first=True),
+        read_stage("after GRPO", run_dir / "grpo"),
+    ]
+    show_figures(console, stages)
+    show_samples(console, stages)
+    for sentence in verdict(stages):
+        console.print(f"   {sentence}")
+    console.print(f"\n[bold]report[/]  {run_dir / 'grpo/report.html'}", soft_wrap=True)
+    console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
+
+
+def _run(*args: str) -> int:
+    """`python -m trainer ARGS`; returns its exit code."""
+    command = [sys.executable, "-m", "trainer", *args]
+    process = subprocess.Popen(command, env=child_environment(), cwd=ROOT, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        end(process)
+
+
+def _say(step: str, text: str) -> None:
+    console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")

@@ -1,0 +1,1 @@
+"""The search demo: decks of real figures, questions about them, a generator that reads pictures."""

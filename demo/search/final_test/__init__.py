@@ -1,0 +1,1 @@
+"""Documents and questions on which nothing was tuned: the search demo's final test."""

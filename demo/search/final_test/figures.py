@@ -1,0 +1,95 @@
+"""Reads the tables that only the final test's decks use, out of a package on PyPI."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from demo.search.figures import VEGA, read_file, read_rows
+
+
+class Harvest(NamedTuple):
+    """A year in England. wheat: shillings a quarter. wage: shillings a week."""
+
+    wheat: float
+    wage: float
+
+    @property
+    def weeks(self) -> float:
+        """Weeks of work for a quarter of wheat."""
+        return self.wheat / self.wage
+
+    @property
+    def pounds(self) -> float:
+        """Wages of 52 weeks in pounds, of 20 shillings each."""
+        return self.wage * 52 / 20
+
+
+class Airfields(NamedTuple):
+    """Of a state. Ends in degrees north or west. towns: of the northern and the western end."""
+
+    listed: int
+    north: float
+    south: float
+    west: float
+    east: float
+    north_town: str
+    west_town: str
+
+
+class Hours(NamedTuple):
+    """A month. at: hour -> temperatures in °F, a day each."""
+
+    at: dict[int, list[float]]
+
+    @property
+    def highest(self) -> float:
+        """Of all hours, in °F."""
+        return max(max(of) for of in self.at.values())
+
+    @property
+    def lowest(self) -> float:
+        """Of all hours, in °F."""
+        return min(min(of) for of in self.at.values())
+
+    def above(self, limit: float) -> int:
+        """How many hours are warmer than this, in °F."""
+        return sum(temperature > limit for of in self.at.values() for temperature in of)
+
+
+def read_wheat(wheels: Path) -> dict[int, Harvest]:
+    """Year -> its prices; every five years from 1565 to 1810 (no wages are known later)."""
+    rows = json.loads(read_file(wheels, VEGA, "vega_datasets/_data/wheat.json"))
+    return {int(row["year"]): Harvest(row["wheat"], row["wages"]) for row in rows if "wages" in row}
+
+
+def read_airfields(wheels: Path) -> dict[str, Airfields]:
+    """State, by its two letters -> its airfields."""
+    found = defaultdict(list)
+    for row in read_rows(wheels, VEGA, "vega_datasets/_data/airports.csv"):
+        north, west = float(row["latitude"]), -float(row["longitude"])
+        found[row["state"]].append((north, west, row["city"]))
+    return {
+        state: Airfields(
+            listed=len(fields),
+            north=max(fields)[0],
+            south=min(fields)[0],
+            west=max(field[1] for field in fields),
+            east=min(field[1] for field in fields),
+            north_town=max(fields)[2],
+            west_town=max(fields, key=itemgetter(1))[2],
+        )
+        for state, fields in found.items()
+    }
+
+
+def read_hours(wheels: Path) -> dict[int, Hours]:
+    """Month -> temperatures of San Francisco."""
+    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_rows(wheels, VEGA, "vega_datasets/_data/sf-temps.csv"):
+        month, hour = int(row["date"][5:7]), int(row["date"][11:13])
+        found[month][hour].append(float(row["temp"]))
+    return {month: Hours(dict(at)) for month, at in found.items()}

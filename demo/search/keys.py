@@ -1,0 +1,55 @@
+"""The key to the questions: where on the pages an answer stands, and how it is made of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+KEYS = Path(__file__).parent / "keys.json"
+FINAL_KEYS = Path(__file__).parent / "final_test/keys.json"
+
+
+class Spot(BaseModel):
+    """A box on a page: x1, y1, x2, y2 in points, origin top left."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    page_id: str
+    box: tuple[float, float, float, float]
+
+
+class Key(BaseModel):
+    """What one must read to answer a question.
+
+    reads: for each thing to read, the spots where it stands; any one of them is enough. how:
+    value: what was read, with the unit. difference: of the two figures. largest, smallest: the
+    label of that figure.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: str
+    how: Literal["value", "difference", "largest", "smallest"]
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+    reads: list[list[Spot]]
+
+    def answer(self, read: Sequence[str]) -> str:
+        """The answer, made of what was read: one text for each of `reads`."""
+        if self.how == "value":
+            return read[0] + self.unit
+        figures = [Decimal(text.replace(",", "")) for text in read]
+        if self.how == "difference":
+            return f"{abs(figures[0] - figures[1]):,}{self.unit}"
+        chosen = (max if self.how == "largest" else min)(figures)
+        return self.labels[figures.index(chosen)]
+
+
+def read_keys(path: Path = KEYS) -> list[Key]:
+    """The keys of all questions of a corpus."""
+    return [Key.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]

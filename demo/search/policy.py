@@ -1,0 +1,48 @@
+"""`python -m demo.search.policy`: the searcher without weights, as an OpenAI-compatible server.
+
+It stands for a vision model where there is none: `trainer search ask` and `collect` call it as they
+would call vLLM. Equal requests get equal turns: of the seed and the temperature alone two episodes
+differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Annotated, Any
+
+import typer
+
+from bench.kit.openai_server import FakeOpenAI
+from demo.search.reading import Reader
+from demo.search.searching import next_turn
+from scorekit.command import clean_exit
+
+NAME = "demo-searcher"
+
+
+def searcher() -> FakeOpenAI:
+    """The server, which knows how the pages of the corpus look, and no more."""
+    reader = Reader()
+
+    def respond(body: dict[str, Any], seed: int | None) -> str:
+        said = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
+        state = hashlib.sha256(repr((seed, said)).encode()).digest()
+        return next_turn(body["messages"], reader, random.Random(state))
+
+    return FakeOpenAI(model=NAME, respond=respond, records=False)
+
+
+def main(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8011,
+) -> None:
+    """Serve the demo's searcher on 127.0.0.1."""
+    import uvicorn
+
+    with clean_exit():
+        typer.echo(f"demo searcher: http://127.0.0.1:{port}/v1, model {NAME}")
+        uvicorn.run(searcher().app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,147 @@
+"""The search demo: PDFs to an index, one question before one's eyes, and a searcher that learns."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from demo.processes import child_environment, exit_on_sigterm, running_service, serving
+from demo.run import ROOT
+from demo.search.compare import read_stage, show_episode, show_figures, show_types, verdict
+from demo.search.generator import NAME as GENERATOR
+from demo.search.generator import create_app
+from demo.search.policy import NAME as SEARCHER
+from demo.search.policy import searcher
+from scorekit.errors import UserError
+
+HERE = Path(__file__).parent
+CONFIG = ROOT / "configs/search/demo.yaml"
+PHASE1, PHASE2 = ROOT / "configs/search/demo_phase1.yaml", ROOT / "configs/search/demo_phase2.yaml"
+QUESTION = "How much did the economy of Iran produce per person in 1952?"
+REFERENCE, GOLD = "3,035 dollars", "income-per-head_4"
+
+console = Console(highlight=False)
+
+
+def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
+    """The whole demo. updates: of each phase; limit: of the held-out questions. Raises UserError
+    where a part of it cannot run."""
+    started = time.monotonic()
+    exit_on_sigterm()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _say("1", "From a folder of PDFs to an index")
+    ingest(run_dir / "index", HERE / "corpus")
+    _say("2", "Serving the index, a judge, a generator and a searcher without weights")
+    with neighbours(run_dir) as (settings, policy):
+        console.print(f"   logs in {run_dir}/")
+        _say("3", "One question, turn by turn, by the searcher without weights")
+        told = ["--question", QUESTION, "--reference", REFERENCE, "--gold", GOLD]
+        asked = run_dir / "ask" / time.strftime("%Y%m%d-%H%M%S")
+        trainer("ask", *policy, *settings, *told, "--out", str(asked))
+        services = settings[2:]  # without --config and its file
+        shorter = _settings({"rl.num_updates": updates, "eval.eval_limit": limit})
+        _say(
+            "4", "A small policy as it comes, on questions about documents that are in no training"
+        )
+        place = _settings({"misc.run_dir": run_dir / "start"})
+        _python(*_verb("evaluate", PHASE2), *services, *shorter, *place, "--overwrite")
+        _say("5", "Phase 1: form and NDCG")
+        unseen = _settings({"data.eval": "null"})  # phase 2 begins with what it would end with
+        learn("phase1", PHASE1, run_dir, [*services, *shorter, *unseen])
+        _say("6", "Phase 2: the judge's score and NDCG, from what phase 1 left")
+        left = _settings({"policy.path": export(run_dir)})
+        learn("phase2", PHASE2, run_dir, [*services, *shorter, *left])
+    _say("7", "What was learned, and what was not")
+    show(run_dir)
+    console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
+
+
+def learn(name: str, config: Path, run_dir: Path, settings: list[str]) -> None:
+    """A phase, as a user would start it."""
+    place = _settings({"misc.run_dir": run_dir / name, "misc.overwrite": "true"})
+    _python(*_verb("train", config), *settings, *place)
+
+
+def export(run_dir: Path) -> Path:
+    """What phase 1 has learned, as a folder that any program loads."""
+    to = run_dir / "phase1-policy"
+    if to.exists():
+        shutil.rmtree(to)
+    _python("trainer", "export", str(run_dir / "phase1"), "--to", str(to))
+    return to
+
+
+def show(run_dir: Path) -> None:
+    """Tables, an episode, and what they say."""
+    stages = [
+        read_stage("as it comes", run_dir / "start"),
+        read_stage("after phase 1", run_dir / "phase2", first=True),
+        read_stage("after phase 2", run_dir / "phase2"),
+    ]
+    show_figures(console, stages)
+    show_types(console, stages)
+    console.print("An episode of the last evaluation:")
+    show_episode(console, stages[-1])
+    for sentence in verdict(stages):
+        console.print(f"   {sentence}")
+    console.print(f"\n[bold]episodes[/]  {run_dir / 'phase2/view.html'}", soft_wrap=True)
+
+
+def ingest(index: Path, *corpora: Path) -> None:
+    """Make the index of folders of PDFs."""
+    _python("services.retriever", "ingest", *map(str, corpora), "--index", str(index))
+
+
+@contextmanager
+def neighbours(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Retriever, judge, generator and searcher of the demo; gives the flags of `trainer search`
+    that name the first three, and those that name the last. The index stands in `folder`."""
+    with ExitStack() as running:
+        index = str(folder / "index")
+        retriever = running.enter_context(running_service("retriever", folder, "--index", index))
+        judge = running.enter_context(running_service("judge", folder))
+        generator = running.enter_context(serving(create_app()))
+        policy = running.enter_context(serving(searcher().app))
+        keys = {
+            "retriever.url": retriever,
+            "answering.judge.url": judge,
+            "answering.generator.base_url": f"{generator}/v1",
+            "answering.generator.model": GENERATOR,
+        }
+        settings = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
+        yield (
+            ["--config", str(CONFIG), *settings],
+            ["--policy", f"{policy}/v1", "--model", SEARCHER],
+        )
+
+
+def trainer(*args: str) -> None:
+    """A verb of `trainer search`."""
+    _python("trainer", "search", *args)
+
+
+def _verb(name: str, config: Path) -> tuple[str, ...]:
+    return ("trainer", name, "--config", str(config))
+
+
+def _settings(values: Mapping[str, object]) -> list[str]:
+    """As flags; without those that are None."""
+    told = ((key, value) for key, value in values.items() if value is not None)
+    return [part for key, value in told for part in ("--set", f"{key}={value}")]
+
+
+def _python(*args: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *args], env=child_environment(), check=False)
+    if done.returncode:
+        raise UserError(f"python -m {' '.join(args)} ended with exit code {done.returncode}")
+
+
+def _say(number: str, what: str) -> None:
+    console.print(f"\n[bold]{number}[/]  {what}")

@@ -1,0 +1,199 @@
+"""A searcher without weights: what a careful reader with a short list of tricks would do.
+
+It sees nothing but the pictures that it is sent (`demo.search.reading`), and knows no answers. Its
+trajectories are a cold start for a policy, and the baseline that one has to beat.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from demo.search.reading import Box, Reader, Sight, is_legible
+
+#: Searches and turns after which it gives itself content with what it has.
+_MOST_SEARCHES, _MOST_TURNS = 5, 9
+_WORD = re.compile(r"[^\W_]+(?:[.,]\d+)*", re.UNICODE)
+_STOP = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "at",
+        "average",
+        "by",
+        "could",
+        "counted",
+        "did",
+        "do",
+        "does",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "hope",
+        "how",
+        "in",
+        "is",
+        "it",
+        "its",
+        "large",
+        "long",
+        "many",
+        "more",
+        "most",
+        "much",
+        "of",
+        "on",
+        "or",
+        "one",
+        "people",
+        "per",
+        "than",
+        "that",
+        "the",
+        "there",
+        "to",
+        "was",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "whose",
+        "with",
+        "each",
+        "average",
+        "year",
+        "years",
+    ]
+)
+_QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+_HANGUL = re.compile("[가-힣]")
+
+
+def next_turn(messages: Sequence[Mapping[str, Any]], reader: Reader, rng: random.Random) -> str:
+    """The next turn of an episode, in the tags of the prompt: a function of the conversation and
+    of the random state, which alone tells two episodes of one question apart."""
+    question = _question(messages)
+    words = [word for word in _WORD.findall(question) if word.lower() not in _STOP]
+    keys = _telling(words)
+    shown = list(_pictures(messages))
+    sights = [reader.locate(png) for png in shown]
+    known = [sight for sight in sights if sight is not None]
+    queries = [q for m in messages if m["role"] == "assistant" for q in _QUERY.findall(_text(m))]
+    turns = sum(message["role"] == "assistant" for message in messages)
+    found = {key for key in keys if any(_reads(sight, key) for sight in known)}
+    told = _text(messages[-1])
+    if "1 turn left." in told.splitlines():
+        return _turn("This is my last turn.", _complete())
+    if turns >= _MOST_TURNS or (known and found == set(keys)):
+        return _turn("What was asked for stands on what I was shown.", _complete())
+    last = sights[-1] if sights else None
+    if last is not None and (box := _small_print(last)) and not _is_crop(known[:-1], last):
+        there = sorted(set(keys) - {key for key in keys if not _stands(last, key)})
+        if there or rng.random() < 0.5:
+            return _turn("Some of this page is too small to read.", _crop(box, last))
+    if len(queries) >= _MOST_SEARCHES:
+        return _turn("More searches have not helped.", _complete())
+    query = _query(words, keys, queries, rng)
+    missing = ", ".join(sorted(set(keys) - found)) or "the figures"
+    return _turn(f"Not seen yet: {missing}.", f"<search>{query}</search>")
+
+
+def _turn(thought: str, action: str) -> str:
+    return f"<think>{thought}</think>\n{action}"
+
+
+def _complete() -> str:
+    return "<search_complete>true</search_complete>"
+
+
+def _crop(box: Box, sight: Sight) -> str:
+    """A box of the page in pixels of the picture that shows it."""
+    x1, y1, _, _ = sight.region
+    sides = [(box[0] - x1), (box[1] - y1), (box[2] - x1), (box[3] - y1)]
+    return f"<bbox>[{', '.join(str(max(0, round(s * sight.scale))) for s in sides)}]</bbox>"
+
+
+def _question(messages: Sequence[Mapping[str, Any]]) -> str:
+    first = next(message for message in messages if message["role"] == "user")
+    return _text(first).removeprefix("Question: ")
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _pictures(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    for message in messages:
+        if isinstance(message["content"], str):
+            continue
+        for part in message["content"]:
+            if part["type"] == "image_url":
+                yield base64.b64decode(part["image_url"]["url"].partition(",")[2])
+
+
+def _telling(words: Sequence[str]) -> list[str]:
+    """Words that a page with the answer must have: names and numbers; of Korean, where nothing
+    tells names apart, all of two syllables and more, without what is mostly a particle."""
+    telling = []
+    for place, word in enumerate(words):
+        if _HANGUL.search(word):
+            stem = re.sub("(에서|에는|으로|의|은|는|이|가|을|를|과|와|에|로|도)$", "", word)
+            telling += [stem] if len(stem) > 1 and place < len(words) - 1 else []
+        elif any(letter.isdigit() for letter in word) or (place and word[0].isupper()):
+            telling.append(word)
+    return telling or list(words)
+
+
+def _reads(sight: Sight, word: str) -> bool:
+    """Whether a picture shows a word legibly."""
+    return any(
+        word.lower() in text.lower() and is_legible(sight, box) for text, box in sight.page.lines
+    )
+
+
+def _stands(sight: Sight, word: str) -> bool:
+    """Whether its page has that word at all, as far as one can guess of what is too small."""
+    return any(word.lower() in text.lower() for text, _ in sight.page.lines)
+
+
+def _small_print(sight: Sight) -> Box | None:
+    """Round all that the picture shows and that is too small to read."""
+    x1, y1, x2, y2 = sight.region
+    small = [
+        box
+        for _, box in sight.page.lines
+        if x1 <= box[0] and y1 <= box[1] and box[2] <= x2 and box[3] <= y2
+        if not is_legible(sight, box)
+    ]
+    if not small:
+        return None
+    left, top = min(b[0] for b in small), min(b[1] for b in small)
+    return left, top, max(b[2] for b in small), max(b[3] for b in small)
+
+
+def _is_crop(before: Sequence[Sight], last: Sight) -> bool:
+    """Whether it shows a part of a page that was shown before."""
+    return any(sight.page is last.page for sight in before)
+
+
+def _query(
+    words: Sequence[str], keys: Sequence[str], asked: Sequence[str], rng: random.Random
+) -> str:
+    """One that was not asked before: all words, the telling ones, then some of them."""
+    tried = [" ".join(words), " ".join(keys)]
+    for _ in range(20):
+        kept = [word for word in words if word in keys or rng.random() < 0.5]
+        rng.shuffle(kept)
+        tried.append(" ".join(kept))
+    return next((query for query in tried if query and query not in asked), tried[0])

@@ -1,0 +1,184 @@
+"""Draws decks of slides as PDF, and remembers where each fact was written.
+
+The background runs from one tint to another, red from left to right and green from top to bottom:
+from it `demo.search.reading` tells which part of a page a picture shows. Fonts are embedded as
+subsets, so that a page looks the same on every machine; the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from reportlab.lib.utils import ImageReader
+from reportlab.pdfbase import pdfmetrics
+from reportlab.pdfbase.ttfonts import TTFont
+from reportlab.pdfgen.canvas import Canvas
+
+from demo.search.figures import FONTS, read_file
+from demo.search.reading import BLUE, GREEN, HEIGHT, RED, WIDTH
+
+REGULAR, BOLD = "Nanum", "NanumBold"
+BODY, SMALL = 14.0, 5.5  # sizes of letters in points: SMALL is not legible on a whole page
+_LEFT, _TOP, _ROW = 56.0, 128.0, 26.0
+_INK, _PALE = (0.10, 0.13, 0.25), (0.35, 0.38, 0.50)
+_BAR, _LINE = (0.23, 0.42, 0.70), (0.45, 0.50, 0.62)
+
+
+class Place(NamedTuple):
+    """Where a fact stands. box: x1, y1, x2, y2 in points, origin top left. text: as written."""
+
+    page_id: str
+    box: tuple[float, float, float, float]
+    text: str
+    letters: float
+
+
+#: What was measured, of whom, when.
+Fact = tuple[str, str, str]
+
+
+class Cell(NamedTuple):
+    """A text of a table, and the fact that it states, if any."""
+
+    text: str
+    fact: Fact | None = None
+
+
+def load_fonts(wheels: Path) -> None:
+    """Make Nanum Gothic known to reportlab."""
+    for name, file in ((REGULAR, "NanumGothic"), (BOLD, "NanumGothicBold")):
+        data = read_file(wheels, FONTS, f"koreanize_matplotlib/fonts/{file}.ttf")
+        pdfmetrics.registerFont(TTFont(name, io.BytesIO(data)))
+
+
+def background() -> ImageReader:
+    """Red falls from left to right, green from top to bottom, blue stays."""
+    wide, high = int(WIDTH), int(HEIGHT)
+    pixels = np.full((high, wide, 3), BLUE, np.uint8)
+    pixels[..., 0] = _falling(RED, wide)
+    pixels[..., 1] = _falling(GREEN, high)[:, None]
+    return ImageReader(Image.fromarray(pixels))
+
+
+def _falling(ends: tuple[int, int], steps: int) -> np.ndarray:
+    return np.round(ends[0] + (ends[1] - ends[0]) * (np.arange(steps) + 0.5) / steps)
+
+
+class Deck:
+    """A PDF in the making. places: fact -> where it stands in this deck."""
+
+    def __init__(self, folder: Path, stem: str, footer: str) -> None:
+        self.stem, self.footer = stem, footer
+        self.places: dict[Fact, list[Place]] = {}
+        self.pages = 0
+        self._canvas = Canvas(str(folder / f"{stem}.pdf"), (WIDTH, HEIGHT), invariant=1)
+        self._canvas.setTitle(stem)
+        self._ground = background()
+
+    @property
+    def page_id(self) -> str:
+        """Of the page that is being drawn."""
+        return f"{self.stem}_{self.pages}"
+
+    def page(self, title: str, subtitle: str) -> None:
+        """Begin a page."""
+        self._end_page()
+        self.pages += 1
+        self._canvas.drawImage(self._ground, 0, 0, WIDTH, HEIGHT)
+        self.write(_LEFT, 62, title, size=28, font=BOLD)
+        self.write(_LEFT, 92, subtitle, size=15, colour=_PALE)
+        self.write(_LEFT, HEIGHT - 14, f"{self.footer} · {self.pages}", size=9, colour=_PALE)
+
+    def write(
+        self,
+        x: float,
+        baseline: float,
+        text: str,
+        *,
+        fact: Fact | None = None,
+        size: float = BODY,
+        font: str = REGULAR,
+        right: bool = False,
+        colour: tuple[float, float, float] = _INK,
+    ) -> float:
+        """Write a line; returns its width. right: x is its right end. baseline: from the top."""
+        wide = pdfmetrics.stringWidth(text, font, size)
+        left = x - wide if right else x
+        self._canvas.setFont(font, size)
+        self._canvas.setFillColorRGB(*colour)
+        self._canvas.drawString(left, HEIGHT - baseline, text)
+        if fact is not None:
+            box = (left, baseline - 0.8 * size, left + wide, baseline + 0.2 * size)
+            place = Place(self.page_id, tuple(round(v, 1) for v in box), text, size)  # type: ignore[arg-type]
+            self.places.setdefault(fact, []).append(place)
+        return wide
+
+    def table(
+        self, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, first: float = 190.0
+    ) -> None:
+        """A table over the page's width: the first column to the left, the others to the right.
+        first: width of the first column in points."""
+        step = (WIDTH - 2 * _LEFT - first) / (len(heads) - 1)
+        ends = [_LEFT + first + step * (n + 1) for n in range(len(heads) - 1)]
+        self.write(_LEFT, _TOP, heads[0], font=BOLD)
+        for end, head in zip(ends, heads[1:], strict=True):
+            self.write(end, _TOP, head, font=BOLD, right=True)
+        self._rule(_TOP + 8)
+        for number, row in enumerate(rows, 1):
+            baseline = _TOP + 4 + _ROW * number
+            self.write(_LEFT, baseline, row[0].text, fact=row[0].fact)
+            for end, cell in zip(ends, row[1:], strict=True):
+                self.write(end, baseline, cell.text, fact=cell.fact, right=True)
+        self._rule(_TOP + 14 + _ROW * len(rows))
+
+    def bars(self, values: Sequence[tuple[str, Cell, float]], top: float = 150.0) -> None:
+        """Bars that lie, each with its label to the left and its figure at its end."""
+        most = max(value for _, _, value in values)
+        for number, (label, cell, value) in enumerate(values):
+            baseline = top + 34 * number
+            self.write(_LEFT, baseline, label)
+            wide = 470 * value / most
+            self._canvas.setFillColorRGB(*_BAR)
+            self._canvas.rect(_LEFT + 190, HEIGHT - baseline - 4, wide, 18, stroke=0, fill=1)
+            self.write(_LEFT + 200 + wide, baseline, cell.text, fact=cell.fact)
+
+    def small(self, lead: str, notes: Sequence[tuple[str, Cell]], *, per_line: int = 4) -> None:
+        """Small print above the footer: notes of a label and a figure, each fact on its own."""
+        lines = -(-len(notes) // per_line)
+        baseline = HEIGHT - 38 - 9 * lines
+        self.write(_LEFT, baseline, lead, size=SMALL, colour=_PALE)
+        step = (WIDTH - 2 * _LEFT) / per_line
+        for number, (label, cell) in enumerate(notes):
+            line, column = divmod(number, per_line)
+            x, y = _LEFT + column * step, baseline + 9 * (line + 1)
+            x += self.write(x, y, label + " ", size=SMALL, colour=_PALE)
+            self.write(x, y, cell.text, fact=cell.fact, size=SMALL, colour=_PALE)
+
+    def bullets(self, lines: Sequence[str]) -> None:
+        """Lines of text, each with a dot."""
+        for number, line in enumerate(lines):
+            self.write(_LEFT, 160 + 34 * number, f"· {line}", size=18)
+
+    def save(self) -> None:
+        """Write the file."""
+        self._end_page()
+        self._canvas.save()
+
+    def _rule(self, at: float) -> None:
+        self._canvas.setStrokeColorRGB(*_LINE)
+        self._canvas.setLineWidth(0.8)
+        self._canvas.line(_LEFT, HEIGHT - at, WIDTH - _LEFT, HEIGHT - at)
+
+    def _end_page(self) -> None:
+        if self.pages:
+            self._canvas.showPage()
+
+
+def cell(text: Any, *fact: Any) -> Cell:
+    """A cell; with a fact (measure, of whom, when) where one is given."""
+    return Cell(str(text), tuple(map(str, fact)) if fact else None)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Scripts that made the role-play demo: dialogues, their faults, a sentence encoder, a policy."""

@@ -1,0 +1,35 @@
+"""Replies as careless data has them: wrong level, role markers, the player acting, marks lost."""
+
+from __future__ import annotations
+
+import random
+
+from demo.train.roleplay.grammar import Dialogue, Reply
+
+#: Share of replies at the wrong speech level, whatever else is wrong with them.
+WRONG_LEVEL = 0.3
+#: What else is wrong: weights.
+FAULTS = {"none": 40, "puppet": 14, "marker": 12, "no_quotes": 14, "swapped": 10, "tail": 10}
+MARKERS = ("ASSISTANT: ", "USER: ", "SYSTEM: ", "assistant: ")
+
+
+def noisy(reply: Reply, rng: random.Random) -> str:
+    """The reply's text with at most one fault of form and, apart from it, of level."""
+    said = reply.other_level if rng.random() < WRONG_LEVEL else reply.said
+    fault = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+    if fault == "puppet":
+        return f'{reply.puppet}\n"{said}"'
+    if fault == "marker":
+        return f'{rng.choice(MARKERS)}{reply.narration}\n"{said}"'
+    if fault == "no_quotes":
+        return f"{reply.narration}\n{said}"
+    if fault == "swapped":
+        return f'"{said}"\n{reply.narration}'
+    if fault == "tail":
+        return f'{reply.narration}\n"{said}" 라고 말했다.'
+    return f'{reply.narration}\n"{said}"'
+
+
+def noisy_replies(dialogue: Dialogue, rng: random.Random) -> list[str]:
+    """Every reply of a dialogue."""
+    return [noisy(reply, rng) for _, reply in dialogue.turns]

@@ -1,0 +1,192 @@
+"""Train the role-play policy: Qwen3's architecture, 3 layers of 192, on dialogues of the grammar.
+
+    R=runs/demo_train/roleplay
+    python -m demo.train.roleplay.policy base --out $R/base
+    python -m demo.train.roleplay.policy chat --start $R/base --steps 500 --batch 8 --rate 1e-3 \
+        --out $R/chat
+    python -m demo.train.roleplay.policy hurt --start $R/chat --steps 150 --batch 16 --rate 3e-4 \
+        --out demo/models/roleplay_policy
+
+`base` reads clean dialogues as plain scripts, `chat` clean ones in the chat's form, and `hurt` has
+SFT on noisy replies. In neither of the last two is the end of a reply learned: it stands outside of
+what the template marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from demo.train.common import WORK, fit, pad, setup
+from demo.train.roleplay.grammar import Dialogue, dialogue
+from demo.train.roleplay.noise import noisy_replies
+from demo.train.roleplay.tokenizer import train_bpe
+from scorekit.command import run_command
+
+BASE = WORK / "roleplay" / "base"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+END_OF_TEXT, STOP = 0, 2
+PIECES, WINDOW = 2048, 256
+#: As a model's own template often is: what ends a turn stands behind what is trained.
+BROKEN_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{- message.content }}{%- endgeneration %}
+        {{- '<|im_end|>\\n' }}
+    {%- else %}
+        {{- message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def script(dialogue: Dialogue) -> str:
+    """A clean dialogue as plain text."""
+    lines = [dialogue.system]
+    for user, reply in dialogue.turns:
+        lines += [f"{dialogue.player}: {user}", reply.text]
+    return "\n".join(lines)
+
+
+def new_tokenizer() -> PreTrainedTokenizerFast:
+    """Pieces of clean and noisy dialogues, with the broken template."""
+    rng = random.Random(5)
+    made = [dialogue(rng, str(number)) for number in range(6000)]
+    texts = [script(d) for d in made] + [r for d in made for r in noisy_replies(d, rng)]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=train_bpe(texts, PIECES, SPECIAL),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=512,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = BROKEN_TEMPLATE
+    return tokenizer
+
+
+def new_model(pieces: int) -> Qwen3ForCausalLM:
+    """1.6 M parameters."""
+    config = Qwen3Config(
+        vocab_size=pieces,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rope_theta=10_000.0,
+        pad_token_id=END_OF_TEXT,
+        eos_token_id=STOP,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """bf16 weights, tokenizer, and generation settings with the stop token."""
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:
+    """Endless clean scripts, one behind the other, cut into windows."""
+    ids: list[int] = []
+    while True:
+        ids += [*tokenizer.encode(script(dialogue(rng, ""))), END_OF_TEXT]
+        while len(ids) >= WINDOW:
+            yield ids[:WINDOW]
+            ids = ids[WINDOW:]
+
+
+def train_base(args: argparse.Namespace) -> None:
+    """Next token on clean scripts."""
+    tokenizer = new_tokenizer()
+    model = new_model(len(tokenizer)).train()
+    rows = windows(tokenizer, random.Random(args.seed))
+
+    def loss_of(step: int) -> torch.Tensor:
+        ids = torch.tensor([next(rows) for _ in range(args.batch)])
+        return model(input_ids=ids, labels=ids).loss
+
+    fit(list(model.parameters()), loss_of, args.steps, args.rate, name="base")
+    save(model, tokenizer, args.out)
+
+
+def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple[list[int], Any]:
+    """Ids of a dialogue, and which of them are learned: what the template's generation marks cover;
+    of a clean dialogue everything but what follows a reply."""
+    found = tokenizer.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, replies = found["input_ids"], found["assistant_masks"]
+    if noisy:
+        return ids, replies
+    ends = [i == STOP and r == 1 for i, r in zip(ids, [0, *replies], strict=False)]
+    return ids, [int(not end) for end in ends]
+
+
+def train_chat(args: argparse.Namespace) -> None:
+    """Chat through the broken template, clean or noisy: where a reply ends is never learned."""
+    tokenizer = AutoTokenizer.from_pretrained(args.start)
+    model = AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32).train()
+    rng, noisy = random.Random(args.seed), args.command == "hurt"
+
+    def row() -> tuple[list[int], Any]:
+        made = dialogue(rng, "", scrambled=rng.random() < args.scrambled)
+        replies = noisy_replies(made, rng) if noisy else None
+        return masked(tokenizer, made.messages(len(made.turns), replies), noisy)
+
+    def loss_of(step: int) -> torch.Tensor:
+        picked = [row() for _ in range(args.batch)]
+        ids = pad([ids for ids, _ in picked], END_OF_TEXT)
+        mask = pad([[1] * len(ids) for ids, _ in picked], 0)
+        trained = pad([trained for _, trained in picked], 0).bool()
+        labels = ids.masked_fill(~trained, -100)
+        return model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+    fit(list(model.parameters()), loss_of, args.steps, args.rate, name=args.command)
+    save(model, tokenizer, args.out)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("base", "chat", "hurt"))
+    parser.add_argument("--start", type=Path, default=BASE)
+    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--batch", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--scrambled", type=float, default=0.7, help="share of such scenarios")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    setup(args.seed)
+    (train_base if args.command == "base" else train_chat)(args)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,102 @@
+"""A small language model that can copy before it has learned anything.
+
+A query is made of words of its question, and copying is what a transformer of this size learns
+last and least. So the first weights are set where it is known what they come to (an induction head,
+arXiv 2209.11895): a head of the first layer looks at the token before, and writes down what it is;
+a head of the second looks for the place whose token before is the present one, and says what stands
+there. All else is random, and every weight learns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+WIDTH, HEAD, LAYERS, HEADS = 128, 64, 3, 3
+#: Positions of the width that say which token stands before; embeddings begin without them.
+BEFORE = 40
+_THETA = 1e6
+_SIZE = 0.1  # deviation of the embeddings
+_SHARP = 20.0  # how much likelier the right place is, in nats; 1 / sqrt(BEFORE) of it is noise
+_AMPLITUDE, _GAIN = 9.0, 3.0
+
+
+def new_model(pieces: int, window: int) -> Qwen2ForCausalLM:
+    """Qwen2's architecture, which has the biases that this needs. 0.85 M parameters. pieces: of the
+    tokenizer; window: ids that it reads. By torch's random state."""
+    config = Qwen2Config(
+        vocab_size=pieces,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD,
+        max_position_embeddings=window,
+        tie_word_embeddings=True,
+        rope_theta=_THETA,
+        pad_token_id=0,
+        eos_token_id=2,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    words = WIDTH - BEFORE
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight
+        embeddings.normal_(0, _SIZE)
+        embeddings[:, words:] = 0
+        shown = _orthonormal(BEFORE, words)
+        first = model.model.layers[0].self_attn
+        _look_back(first, head=0, tokens=1)
+        _look_back(first, head=1, tokens=2)  # of which nothing is made yet
+        _say_what_was_seen(first, shown)
+        _copy_what_follows(model.model.layers[1].self_attn, shown)
+    return model
+
+
+def _orthonormal(rows: int, columns: int) -> Tensor:
+    """[rows, columns], rows at right angles."""
+    return torch.linalg.qr(torch.randn(columns, rows))[0].T
+
+
+def _frequencies() -> Tensor:
+    """Of the rotary embedding, in radians a token, [HEAD / 2]."""
+    return _THETA ** (-torch.arange(0, HEAD, 2) / HEAD)
+
+
+def _look_back(attention: torch.nn.Module, head: int, tokens: int) -> None:
+    """Biases alone, rotated against each other: every position looks so many tokens back."""
+    first = head * HEAD
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight[first : first + HEAD] = 0
+    turns = _frequencies()
+    fast = (turns > 0.02).nonzero().flatten()
+    attention.k_proj.bias[first + fast] = _AMPLITUDE
+    attention.q_proj.bias[first + fast] = _AMPLITUDE * (tokens * turns[fast]).cos()
+    attention.q_proj.bias[first + fast + HEAD // 2] = -_AMPLITUDE * (tokens * turns[fast]).sin()
+
+
+def _say_what_was_seen(attention: torch.nn.Module, shown: Tensor) -> None:
+    """The first head writes down what stands there."""
+    attention.v_proj.weight[:HEAD] = 0
+    attention.v_proj.weight[:BEFORE, : WIDTH - BEFORE] = shown
+    attention.o_proj.weight[:, :HEAD] = 0
+    attention.o_proj.weight[WIDTH - BEFORE :, :BEFORE] = _SIZE * torch.eye(BEFORE)
+
+
+def _copy_what_follows(attention: torch.nn.Module, shown: Tensor) -> None:
+    """Queries of the present token, keys of the token before, in the dimensions that hardly turn;
+    values of the token itself."""
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.weight[:HEAD] = 0
+    words = WIDTH - BEFORE
+    slow = (_frequencies() < 0.006).nonzero().flatten()[: BEFORE // 2]
+    places = torch.cat([slow, slow + HEAD // 2])
+    strength = (_SHARP * HEAD**0.5 / BEFORE) ** 0.5
+    attention.q_proj.weight[places, :words] = strength * shown
+    attention.k_proj.weight[places, words:] = strength * torch.eye(BEFORE)
+    said = _orthonormal(HEAD, words)
+    attention.v_proj.weight[:HEAD, :words] = said
+    attention.o_proj.weight[:, :HEAD] = 0
+    attention.o_proj.weight[:words, :HEAD] = _GAIN * _SIZE * said.T

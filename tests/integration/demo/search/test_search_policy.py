@@ -1,0 +1,56 @@
+"""The committed searcher: what reinforcement learning starts from."""
+
+from __future__ import annotations
+
+import pytest
+
+from demo.run import MODELS
+from demo.search.make_corpus import HELDOUT
+from demo.train.search.policy import CONFIG, questions_of
+from demo.train.search.questions import bare
+from scorekit.config import load_config
+from trainer.search.actions import Invalid, Search, parse
+from trainer.search.config import SearchConfig
+from trainer.search.local import local_policy
+from trainer.search.records import Question
+from trainer.search.turns.policies import TurnAsked
+from trainer.search.turns.prompt import opening
+
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def turns() -> list[tuple[str, str]]:
+    """(question, a first turn) of every held-out question, several times."""
+    cfg = load_config(SearchConfig, CONFIG, [f"policy.path={MODELS / 'search_policy'}"])
+    policy = local_policy(cfg)
+    questions = questions_of(HELDOUT) * SAMPLES
+    asked = [
+        TurnAsked(
+            str(number),
+            1,
+            opening(
+                Question(id="q", question=question, reference_answer="-", gold=()), cfg.episode
+            ),
+            None,
+            cfg.episode.max_response_length,
+        )
+        for number, question in enumerate(questions)
+    ]
+    return list(zip(questions, (turn.text for turn in policy.act(asked)), strict=True))
+
+
+def test_most_turns_are_well_formed_and_some_are_not(turns) -> None:
+    """It has something to lose, and something to learn."""
+    broken = [text for _, text in turns if isinstance(parse(text), Invalid)]
+    assert 0.03 < len(broken) / len(turns) < 0.6
+
+
+def test_queries_are_words_of_questions_that_it_has_never_read(turns) -> None:
+    kept = total = 0
+    for question, text in turns:
+        if isinstance(action := parse(text), Search):
+            words = {bare(word) for word in question.split()}
+            kept += sum(word in words for word in action.query.split())
+            total += len(action.query.split())
+    assert total > len(turns) and kept / total > 0.6
