@@ -1,6 +1,9 @@
-"""Score a few pairs on each running service and check the answers. Needs nothing but Python 3.
+"""Ask each running service a little and check the answers. Needs nothing but Python 3.
 
     python3 deploy/smoke.py [--key KEY] [--metricx URL] [--xcomet URL] [--judge URL]
+                            [--embedder URL] [--retriever URL [--query WORDS]]
+
+The retriever is asked where it is named: it is of a profile of its own.
 
 Exit code 0: every answer is as the contract says. 1: the first that is not, in one line.
 """
@@ -10,11 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import struct
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
+PORTS = {"metricx": 8001, "xcomet": 8002, "judge": 8003, "embedder": 8004}
 SOURCE = "Do you want to delete this message?"
 GOOD, BAD = "이 메시지를 삭제하시겠습니까?", "파일을 열고 저장하십시오. 파일을 열고 저장하십시오."
 PAIRS = [{"id": "good", "src": SOURCE, "mt": GOOD}, {"id": "bad", "src": SOURCE, "mt": BAD}]
@@ -39,6 +45,12 @@ def check(condition: bool, what: str) -> None:
 
 def ask(url: str, path: str, key: str, body: Any = None) -> tuple[int, Any]:
     """Status and JSON of a request; a refusal is an answer, too."""
+    status, answer = fetch(url, path, key, body)
+    return status, json.loads(answer)
+
+
+def fetch(url: str, path: str, key: str, body: Any = None) -> tuple[int, bytes]:
+    """Status and bytes of a request."""
     request = urllib.request.Request(f"{url}{path}", headers={"Content-Type": "application/json"})
     if body is not None:
         request.data = json.dumps(body).encode()
@@ -46,9 +58,9 @@ def ask(url: str, path: str, key: str, body: Any = None) -> tuple[int, Any]:
         request.add_header("Authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
+            return answer.status, answer.read()
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        return error.code, error.read()
     except OSError as error:
         sys.exit(f"smoke: {url}{path}: {getattr(error, 'reason', error)}")
 
@@ -94,16 +106,66 @@ def check_judge(url: str, key: str) -> None:
     )
 
 
+def check_embedder(url: str, key: str) -> None:
+    """A translation is nearer to itself in other words than to something else; asked again, it has
+    the same vector."""
+    texts = [GOOD, f"{GOOD} 네.", BAD]
+    answers = [ask(url, "/v1/embeddings", key, {"input": texts}) for _ in range(2)]
+    for status, body in answers:
+        check(status == 200, f"embedder: HTTP {status}: {json.dumps(body)[:300]}")
+    rows = [body["data"] for _, body in answers]
+    check(rows[0] == rows[1], "embedder: asked again, it gives other vectors")
+    check([row["index"] for row in rows[0]] == [0, 1, 2], "embedder: vectors out of order")
+    first, alike, other = (row["embedding"] for row in rows[0])
+    near, far = (sum(a * b for a, b in zip(first, v, strict=True)) for v in (alike, other))
+    told = f"cosine {near:.3f} to a text that is alike, {far:.3f} to another"
+    check(abs(sum(a * a for a in first) - 1) < 1e-3 and far < near < 1.001, f"embedder: {told}")
+    print(f"embedder {url}  {told}")
+
+
+def check_retriever(url: str, key: str, query: str) -> None:
+    """Asked again, a query finds the same pages; the best has a picture of the size that it says,
+    and a part of it; a page that is excluded is not found; one that is not there is said so."""
+    _, info = ask(url, "/v1/info", key)
+    asked = {"queries": [{"id": "a", "query": query}], "top_k": 3}
+    answers = [ask(url, "/v1/search", key, asked) for _ in range(2)]
+    for status, body in answers:
+        check(status == 200, f"retriever: HTTP {status}: {json.dumps(body)[:300]}")
+        check(body["results"][0]["ok"], f"retriever: {body['results'][0].get('error')}")
+        check(body["index"]["revision"] == info["revision"], "retriever: answers of two indexes")
+    first, again = (body["results"][0]["hits"] for _, body in answers)
+    check(first == again, "retriever: asked again, it finds other pages")
+    check(bool(first), f"retriever: no page for {query!r}: give --query a word of your pages")
+    best = first[0]
+    _, body = ask(url, "/v1/search", key, asked | {"exclude": [best["page_id"]]})
+    left = [hit["page_id"] for hit in body["results"][0]["hits"]]
+    check(best["page_id"] not in left, "retriever: finds a page that is excluded")
+    width, height = best["width"], best["height"]
+    for crop, size in (("", (width, height)), (f"0,0,{width // 2},{height // 2}", None)):
+        wanted = size or (width // 2, height // 2)
+        options = urllib.parse.urlencode({"format": "png"} | ({"crop": crop} if crop else {}))
+        status, picture = fetch(url, f"{best['image']}?{options}", key)
+        check(status == 200 and picture[:4] == b"\x89PNG", f"retriever: picture: HTTP {status}")
+        found = struct.unpack(">II", picture[16:24])
+        check(found == wanted, f"retriever: a picture of {found}, not of {wanted}")
+    status, _ = ask(url, "/v1/pages/..%2F..%2Fetc%2Fpasswd/image", key)
+    check(status == 404, f"retriever: a page that is not there: HTTP {status}")
+    print(f"retriever {url}  {info['pages']} pages, {len(first)} found, the best with its picture")
+
+
 def main() -> None:
-    """Ask all three; with a key, see that none answers without it."""
+    """Ask all of them; with a key, see that none answers without it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     keys = os.environ.get("API_KEYS", "").split(",")
     parser.add_argument("--key", default=keys[0].strip(), help="API key (default: of API_KEYS)")
-    for name, port in (("metricx", 8001), ("xcomet", 8002), ("judge", 8003)):
+    for name, port in PORTS.items():
         default = f"http://127.0.0.1:{os.environ.get(f'{name.upper()}_PORT', port)}"
         parser.add_argument(f"--{name}", default=default, help=f"URL (default: {default})")
+    parser.add_argument("--retriever", default="", help="URL; empty: it is not asked")
+    parser.add_argument("--query", default="life expectancy", help="words of its pages")
     given = parser.parse_args()
-    urls = {name: getattr(given, name) for name in ("metricx", "xcomet", "judge")}
+    urls = {name: getattr(given, name) for name in (*PORTS, "retriever")}
+    urls = {name: url.rstrip("/") for name, url in urls.items() if url}
     for name, url in urls.items():
         status, _ = ask(url, "/health/ready", "")
         check(status == 200, f"{name}: not ready (HTTP {status})")
@@ -113,6 +175,9 @@ def main() -> None:
     for name in ("metricx", "xcomet"):
         check_translations(name, urls[name], given.key)
     check_judge(urls["judge"], given.key)
+    check_embedder(urls["embedder"], given.key)
+    if "retriever" in urls:
+        check_retriever(urls["retriever"], given.key, given.query)
 
 
 if __name__ == "__main__":

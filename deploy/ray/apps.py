@@ -29,6 +29,8 @@ _SERVICES = {
     "metricx": ("services.metricx.settings:MetricXSettings", "services.metricx.__main__"),
     "xcomet": ("services.xcomet.settings:XCometSettings", "services.xcomet.__main__"),
     "judge": ("services.judge.settings:JudgeSettings", "services.judge.__main__"),
+    "embedder": ("services.embedder.settings:EmbedderSettings", "services.embedder.__main__"),
+    "retriever": ("services.retriever.settings:RetrieverSettings", "services.retriever.__main__"),
     "fake": ("scorekit.server.fake:FakeSettings", "scorekit.server.fake"),
 }
 #: Settings of what Ray's proxy does here.
@@ -48,6 +50,16 @@ def xcomet(args: dict[str, Any]) -> Application:
 def judge(args: dict[str, Any]) -> Application:
     """The judge; args: fields of its settings."""
     return _application("judge", args)
+
+
+def embedder(args: dict[str, Any]) -> Application:
+    """The embedder; args: fields of its settings."""
+    return _application("embedder", args)
+
+
+def retriever(args: dict[str, Any]) -> Application:
+    """The page retriever; args: fields of its settings. Its index lies on every node."""
+    return _application("retriever", args)
 
 
 def fake(args: dict[str, Any]) -> Application:
