@@ -11,7 +11,7 @@ STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFI
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup env-vllm env-tf5 demo demo-synth test test-all test-vllm test-tf5 test-any up down logs smoke fetch lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-tf5 demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-tf5 test-any up down logs smoke fetch lint format lock bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +43,20 @@ demo: setup ## the main job on small real models: score, evaluate, train, compar
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
 	$(PY) -m demo.synth
 
-test: setup ## every test that takes seconds (about 9 minutes on 2 cores)
+demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, GRPO with five rewards (about 5 minutes)
+	$(PY) -m demo.roleplay
+
+demo-search: setup ## evidence in document pages: PDFs to an index, a small searcher that learns in two phases, a page to look at (5 minutes)
+	$(PY) -m demo.search
+
+demo-loop: setup ## rounds of that searcher: wrong references found, what is hard played again, the best learned (8 minutes)
+	$(PY) -m demo.search.loop
+
+test: setup ## every test that takes seconds (about 15 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "not slow and not vllm"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
-	$(PY) -m pytest -m "slow and not vllm"
+	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm"
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
@@ -60,7 +69,7 @@ test-any: setup ## the numeric tests as other processors compute, and the whole 
 	$(PY) -m tools.test_any
 	$(PY) -m tools.test_any --load --whole
 
-up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher observability")
+up: ## start the scoring stack in containers (GPU=1: real checkpoints, see .env.example; PROFILES="teacher search observability")
 	COMMIT=$$(git rev-parse --short HEAD 2>/dev/null || true) $(STACK) up --build --wait
 
 down: ## stop all of it, of every profile and on GPUs, too; what it has accepted is answered first
@@ -69,8 +78,9 @@ down: ## stop all of it, of every profile and on GPUs, too; what it has accepted
 logs: ## follow its logs
 	$(STACK) logs --follow --tail 100
 
-smoke: ## score a few pairs on each of its services and check the answers
-	@set -a; [ ! -f .env ] || . ./.env; python3 deploy/smoke.py
+smoke: ## ask each of its services a little and check the answers (PROFILES=search: the retriever, too)
+	@set -a; [ ! -f .env ] || . ./.env; python3 deploy/smoke.py \
+	  $(if $(filter search,$(PROFILES)),--retriever "http://127.0.0.1:$${RETRIEVER_PORT:-8005}")
 
 fetch: ## bring the GPU stack's checkpoints onto its volumes (MODELS="ID ...": others, for the services)
 	$(COMPOSE) -f docker-compose.yml -f compose.gpu.yml run --rm --no-deps -e HF_HUB_OFFLINE=0 --build \
@@ -91,7 +101,7 @@ lock: ## resolve every dependency anew and write constraints.txt
 	@bash tools/setup.sh venv-only
 	$(PY) tools/lock.py constraints.txt
 
-bench: setup ## measure the figures of the README; writes bench/results/ (about 25 minutes)
+bench: setup ## measure the figures of the README; writes bench/results/ (about 27 minutes)
 	$(PY) -m bench
 
 verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints

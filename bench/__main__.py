@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: the figures of the README, in one table, about 25 minutes."""
+"""`python -m bench [--quick]`: the figures of the README, in one table, about 32 minutes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from rich.console import Console
 
 from bench import offsets, ray_serve, reward_wait, scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
+from bench.embeddings import service as embeddings
+from bench.search_step import __main__ as search_step
 from scorekit.command import run_command
 
 
@@ -16,7 +18,9 @@ def main() -> None:
     figures = measure("serving", quick, serving.questions)
     figures += measure("ray_serve", quick, ray_serve.questions)
     figures = measure("scoring", quick, scoring.questions) + figures
+    figures += measure("embeddings", quick, embeddings.questions)
     figures += measure("trl_step", quick, trl_step.questions)
+    figures += measure("search_step", quick, search_step.questions)
     figures += measure("offsets", quick, offsets.questions)
     figures += measure("reward_wait", quick, reward_wait.questions)
     Console().print(table(figures))

@@ -256,12 +256,17 @@ def table(figures: Sequence[Figure]) -> Table:
 def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figure]) -> Path:
     """bench/results/NAME.json; a quick run writes to runs/bench, since its sizes say nothing."""
     folder = WORK if quick else RESULTS
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [asdict(figure) | {"met": figure.met} for figure in figures]
     found = {"machine": before, "quick": quick, "figures": rows}
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, found)
     return path
+
+
+def write_json(path: Path, found: Any) -> None:
+    """Results, for people to read too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def run(

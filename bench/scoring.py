@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import httpx
 import torch
 
 from bench import checkpoints
@@ -39,7 +37,7 @@ from bench.common import (
     service,
     timed,
 )
-from bench.kit.work import WorkLog, matmul_flops_per_s
+from bench.kit.work import WorkLog, matmul_flops_per_s, waste_percent
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
 
@@ -174,7 +172,7 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
     ) as (_, url):
         asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
         found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
-        waste = _waste_percent(url)
+        waste = waste_percent(url)
     found["pairs"] = len(pairs)
     yield Figure(
         f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
@@ -188,16 +186,6 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
     yield Figure(
         "  largest difference of its scores", largest_difference(ours, theirs()), "", at_most=1e-5
     )
-
-
-def _waste_percent(url: str) -> float:
-    """Of all batches so far, by the service's own count."""
-    text = httpx.get(f"{url}/metrics").text
-    real, padding = (
-        float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
-        for name in ("tokens", "padding_tokens")
-    )
-    return 100 * padding / (real + padding)
 
 
 async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[float]]) -> None:

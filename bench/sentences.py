@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from scorekit.command import run_command
-from synth.sources.segment import split_sentences
+from scorekit.text.sentences import split_sentences
 
 ROWS = Path(__file__).parents[1] / "tests/data/sentences.jsonl"
 Split = Callable[[str, str], list[str]]

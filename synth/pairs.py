@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import structlog
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -18,10 +19,13 @@ from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import Unfinished
 from synth.export.card import size_category
+from synth.folder.locks import held
 from synth.folder.stats import count_stage
 from synth.folder.store import StageFolder
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER, Export
+
+log = structlog.get_logger()
 
 
 class PairsUnfinished(Unfinished):
@@ -54,6 +58,12 @@ def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     """out_dir/export: a folder for each pair with the files of its export (by hard link where the
     file system can), and a card with a configuration of the hub for each. None where a pair is not
     exported yet."""
+    # By one process at a time: what is none of its files goes, and another's would.
+    with held([(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info):
+        return _write_dataset(cfg, options)
+
+
+def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     folder = cfg.run.out_dir / FOLDER
     pairs = []
     for name, one in pair_configs(cfg).items():

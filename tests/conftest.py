@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _name in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)
 # What the shell of a developer happens to export must not change a result.
-_OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "VLLM_")
+_OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "EMBEDDER_", "VLLM_")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 

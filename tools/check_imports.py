@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 #: Not in the development environment (see docs/architecture.md), or nothing to import.
-LEFT_OUT = {"scorekit", "vllm", "types-pyyaml", "ruff", "ipywidgets"}
+LEFT_OUT = {"scorekit", "vllm", "inspect-ai", "types-pyyaml", "ruff", "ipywidgets"}
 
 
 def named_distributions() -> list[str]:

@@ -10,7 +10,7 @@ from scorekit.command import run_command
 
 FILE = Path(__file__).parents[1] / "deploy/observability/grafana/dashboards/scorekit.json"
 
-_SCORE = 'service=~"$service",route=~"/v1/score.*"'
+_SCORE = 'service=~"$service",route=~"/v1/(score|embeddings|search).*"'
 _OURS = 'service=~"$service"'
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS = 24  # of Grafana's grid

@@ -1,8 +1,8 @@
 """Write what freezes the contract: each service's OpenAPI document, and requests with answers.
 
 Run it when the contract changes on purpose, and say so in CHANGELOG.md: `tests/integration/
-test_frozen_contract.py` fails until the new files are committed. The answers come from the fake
-backend, whose scores are a function of the texts, and from the judge's rules.
+test_frozen_contract.py` fails until the new files are committed. The answers come from fake
+back ends, whose scores and vectors are a function of the texts, and from the judge's rules.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from bench.embeddings.fake import FakeEmbedder
+from bench.retrieval.fake import FakeRetriever
 from scorekit.command import run_command
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
+from services.embedder.settings import EmbedderSettings
 from services.judge.__main__ import make_backend
 from services.judge.settings import JudgeSettings
+from services.retriever.settings import RetrieverSettings
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "tests/golden/contract.json"
-SERVICES = ("metricx", "xcomet", "judge")
+SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever")
 
 _PAIR = {"src": "The house is red.", "mt": "집은 빨간색이다."}
 _JUDGED = {
@@ -32,6 +36,12 @@ _JUDGED = {
     "target_lang": "ko",
     "source_text": "The house is red.",
     "candidate": "집은 빨간색이다.",
+}
+_ANSWER = {
+    "task": "answer_correctness",
+    "query": "What share of it is that?",
+    "answer": "12%",
+    "reference": "12 percent",
 }
 #: What is asked: (service, method, path, body).
 ASKED: list[tuple[str, str, str, Any]] = [
@@ -67,8 +77,70 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("judge", "POST", "/v1/score", {"samples": [_JUDGED | {"candidate": ""}]}),
     ("judge", "POST", "/v1/score", {"samples": [{"task": "answer_correctness"}, {"task": "none"}]}),
     ("judge", "POST", "/v1/score", {"samples": [{"id": "no task"}]}),
+    (
+        "judge",
+        "POST",
+        "/v1/score",
+        {"samples": [_ANSWER, _ANSWER | {"answer": "13 %"}, _JUDGED | {"images": ["AAAA"]}]},
+    ),
+    ("judge", "POST", "/v1/score", {"samples": [_ANSWER | {"task": "answer_grounded"}]}),
+    (
+        "judge",
+        "POST",
+        "/v1/score",
+        {"samples": [{"task": "mqm", "src_lang": "en", "tgt_lang": "ko", **_PAIR}]},
+    ),
     ("judge", "POST", "/v1/score/stream", {"samples": [_JUDGED], "options": {"max_tokens": 64}}),
     ("judge", "GET", "/v1/info", None),
+    ("embedder", "POST", "/v1/embeddings", {"input": "the house is red", "model": "fake"}),
+    (
+        "embedder",
+        "POST",
+        "/v1/embeddings",
+        {"input": ["a b", "a b", "집"], "encoding_format": "base64", "dimensions": 8, "user": "u"},
+    ),
+    (
+        "embedder",
+        "POST",
+        "/v1/embeddings",
+        {"input": ["word " * 70], "truncate": True, "prompt_name": "query"},
+    ),
+    ("embedder", "POST", "/v1/embeddings", {"input": ["a", "a\0", "word " * 70]}),
+    ("embedder", "POST", "/v1/embeddings", {"input": [[15339, 1917]]}),
+    ("embedder", "POST", "/v1/embeddings", {"input": ""}),
+    ("embedder", "POST", "/v1/embeddings", {"input": "a", "model": "another"}),
+    ("embedder", "POST", "/v1/embeddings", {"input": "a", "dimensions": 4}),
+    ("embedder", "GET", "/v1/info", None),
+    ("retriever", "POST", "/v1/search", {"queries": [{"id": "a", "query": "steel imports of"}]}),
+    (
+        "retriever",
+        "POST",
+        "/v1/search",
+        {
+            "queries": [
+                {"query": "of", "exclude": ["trade_1"]},
+                {"query": "서울의"},
+                {"query": "zebra"},
+                {"id": "blank", "query": " "},
+            ],
+            "top_k": 1,
+            "exclude": ["nowhere_1"],
+            "priority": "bulk",
+            "timeout_s": 60,
+            "cache": False,
+        },
+    ),
+    ("retriever", "POST", "/v1/search", {"queries": []}),
+    ("retriever", "POST", "/v1/search", {"queries": [{"query": "a", "k": 1}], "top_k": 0}),
+    ("retriever", "POST", "/retrieve", {"queries": ["of", "steel"], "return_scores": True}),
+    ("retriever", "POST", "/retrieve", {"query": "rice", "topk": 1}),
+    ("retriever", "POST", "/retrieve", {"queries": ["rice", ""]}),
+    ("retriever", "GET", "/search?queries=rice&queries=steel", None),
+    ("retriever", "GET", "/v1/pages/trade_2", None),
+    ("retriever", "GET", "/v1/pages/trade_3", None),
+    ("retriever", "GET", "/v1/pages/trade_2/image?crop=0,0,65,5", None),
+    ("retriever", "GET", "/v1/pages/..%2Findex.json/image", None),
+    ("retriever", "GET", "/v1/info", None),
 ]
 
 
@@ -77,6 +149,12 @@ def open_service(service: str) -> TestClient:
     if service == "judge":  # rules need no model to be faked
         judge = JudgeSettings(cache="memory")
         return TestClient(create_app(make_backend(judge), judge))
+    if service == "embedder":
+        embedder = EmbedderSettings(cache="memory")
+        return TestClient(create_app(FakeEmbedder(), embedder))
+    if service == "retriever":
+        retriever = RetrieverSettings(cache="memory", index=Path("fake"))
+        return TestClient(create_app(FakeRetriever(), retriever))
     settings = ServiceSettings(cache="memory")
     return TestClient(create_app(FakeBackend(service), settings))  # type: ignore[arg-type]
 
@@ -109,6 +187,8 @@ def answers() -> list[dict[str, Any]]:
 def _answer(text: str) -> Any:
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:  # a release is no change of the contract
+        if not isinstance(line, dict):
+            continue
         if "versions" in line:
             line |= {"versions": dict.fromkeys(line["versions"], "..."), "commit": "..."}
         rules = line if line.get("model") == "rules" else line.get("model")

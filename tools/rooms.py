@@ -26,14 +26,17 @@ HOUSE: dict[str, dict[str, str]] = {
         "text": "scorekit.text",
         "report, exit codes": "scorekit.report scorekit.command",
         "client": "scorekit.client",
+        "retrieval": "scorekit.retrieval",
         "llm": "scorekit.llm",
         "adapters": "scorekit.adapters",
+        "meta-evaluation": "scorekit.metaeval",
         "command": "scorekit.__main__",
     },
     "scorekit.server": {
         "settings, metrics": "scorekit.server.http",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
         "queue": "scorekit.server.queue",
+        "windows": "scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
         "app, http": "scorekit.server.app scorekit.server.fake "
         "scorekit.server.http.body scorekit.server.http.connection scorekit.server.http.gate "
@@ -43,25 +46,58 @@ HOUSE: dict[str, dict[str, str]] = {
         "metricx": "services.metricx services",
         "xcomet": "services.xcomet",
         "judge": "services.judge",
+        "embedder": "services.embedder",
+        "retriever": "services.retriever",
     },
     "trainer": {
         "config": "trainer",
         "rl": "trainer.rl",
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
+        "verbs": "trainer.runs.verbs",
+        "chat": "trainer.chat",
+        "sft": "trainer.sft",
         "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.outcome",
         "command": "trainer.__main__",
     },
     "trainer.translation": {
         "data, prompts, offsets": "trainer.translation",
         "scores": "trainer.translation.rewards",
-        "terms": "trainer.translation.rewards.term trainer.translation.rewards.terms",
+        "terms": "trainer.translation.rewards.term trainer.translation.rewards.terms "
+        "trainer.translation.rewards.span_charges",
         "rewards": "trainer.translation.rewards.formula trainer.translation.rewards.services "
         "trainer.translation.rewards.screening trainer.translation.collect "
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",
         "train, check": "trainer.translation.train trainer.translation.check "
         "trainer.translation.commands trainer.translation.tables",
+    },
+    "trainer.roleplay": {
+        "data, rewards": "trainer.roleplay",
+        "evaluation": "trainer.roleplay.evaluation",
+        "training, check": "trainer.roleplay.training trainer.roleplay.commands "
+        "trainer.roleplay.__main__ trainer.roleplay.verbs trainer.roleplay.calibration.command",
+    },
+    "trainer.search": {
+        "records, data": "trainer.search",
+        "sight": "trainer.search.sight",
+        "episode": "trainer.search.turns",
+        "answer": "trainer.search.answer",
+        "reward": "trainer.search.reward",
+        "trajectories": "trainer.search.trajectories",
+        "figures": "trainer.search.evaluation.figures trainer.search.evaluation.episode_values "
+        "trainer.search.evaluation",
+        "config, neighbours, rounds": "trainer.search.config trainer.search.training.config "
+        "trainer.search.data trainer.search.neighbours trainer.search.local "
+        "trainer.search.episodes trainer.search.training.loading",
+        "rows, curation": "trainer.search.curation trainer.search.training.sft_rows",
+        "loop": "trainer.search.rounds",
+        "ask, collect": "trainer.search.verbs trainer.search.ask trainer.search.collect "
+        "trainer.search.show",
+        "evaluation": "trainer.search.evaluation.evaluate trainer.search.evaluation.run "
+        "trainer.search.evaluation.candidates",
+        "training, check": "trainer.search.training trainer.search.check trainer.search.reckon "
+        "trainer.search.commands",
     },
     "synth": {
         "config, record": "synth",

@@ -16,4 +16,4 @@ pip() { .venv-tf5/bin/python -m pip --disable-pip-version-check -q "$@"; }
 say "installing torch and transformers 5"
 install_cpu_torch "$(sed -n 's/^torch==//p' tools/tf5-requirements.txt)"
 pip install --no-deps -r tools/tf5-requirements.txt
-.venv-tf5/bin/python -c 'import accelerate, datasets, peft, torch, transformers'
+.venv-tf5/bin/python -c 'import accelerate, bitsandbytes, datasets, kiwipiepy, peft, reportlab, torch, transformers, trl'

@@ -101,7 +101,7 @@ def random_request(rng: random.Random, service: str, large: bool) -> bytes:
     }
     if service != "judge":
         request["options"] |= {
-            "overlong": rng.choice(["truncate", "error"]),
+            "overlong": rng.choice(["truncate", "error", "windows"]),
             "max_input_length": rng.choice([None, 16, LIMITS[service]]),
         }
     return encoded(request, ascii=as_ascii)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from bench.kit.openai_server import FakeOpenAI
@@ -42,7 +43,14 @@ def saying(value: Any) -> FakeOpenAI:
 
 
 @contextlib.contextmanager
-def running_judge(
+def running_judge(**settings: Any) -> Iterator[str]:
+    """Serve a `judge_app`; gives its URL."""
+    with running_app(judge_app(**settings)) as url:
+        wait_ready(url)
+        yield url
+
+
+def judge_app(
     *,
     upstream: str | None = None,
     key: str | None = None,
@@ -50,8 +58,8 @@ def running_judge(
     rubrics: Any = None,
     secrets: Secrets | None = None,
     **settings: Any,
-) -> Iterator[str]:
-    """Serve a judge, on rules unless an upstream server is named; gives its URL."""
+) -> FastAPI:
+    """A judge, on rules unless an upstream server is named."""
     given: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
     told = JudgeSettings(
         backend="openai" if upstream else "rules",
@@ -65,9 +73,7 @@ def running_judge(
         if upstream
         else RulesBackend(found, told.max_input_length)
     )
-    with running_app(create_app(backend, told, secrets)) as url:
-        wait_ready(url)
-        yield url
+    return create_app(backend, told, secrets)
 
 
 def judge(url: str, *samples: dict[str, Any], **options: Any) -> list[dict[str, Any]]:

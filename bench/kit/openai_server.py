@@ -11,9 +11,12 @@ few made-up words, or JSON that fits `response_format`'s schema, as a function o
 temperature, seed, schema). Return None for a choice without content. A token is a word: usage
 counts words, and a text of more than max_tokens words is cut with finish_reason "length".
 
+`/v1/responses` answers the same to the same input; images come as the body has them.
+
 What it records: `requests`, one `Recorded` a chat request in order of arrival (body, headers with
 lower-case names, time, status, choices served; 0 and None until it is answered), `in_flight` and
-`sequences_in_flight` now, `peak_requests` and `peak_sequences`. `forget()` clears these.
+`sequences_in_flight` now, `peak_requests` and `peak_sequences`. `forget()` clears these. With
+`records=False` no request is kept: for a server that stays.
 
 How it misbehaves, set at run time (plain attributes, from any thread):
     refuse_n            True: n > 1 is a 400. "greedy" (the default, as vLLM): only at temperature 0
@@ -23,6 +26,8 @@ How it misbehaves, set at run time (plain attributes, from any thread):
                         until their client leaves. A function of the body: those that it names
     cut                 True: half of each text, finish_reason "length"
     finish_reason       a word instead of "stop" ("abort", None), or a function of (body, seed)
+    also                more fields of each message (a reasoning parser's `reasoning`)
+    counts_tokens       False: chat answers have no usage
     no_template         True: vLLM's 400 for a model without a chat template
     context_length      k: a prompt whose words and max_tokens exceed k is vLLM's over-length 400
     api_key             not None: chat and /v1/models want it, else 401
@@ -140,15 +145,18 @@ class FakeOpenAI:
         *,
         api_key: str | None = None,
         respond: Callable[[Body, int | None], str | None] = made_up,
+        records: bool = True,
     ) -> None:
         self.model = model
         self.api_key = api_key
         self.respond = respond
+        self._records = records
         self.forget()
         self.well()
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._chat)
+        self.app.post("/v1/responses")(self._responses)
 
     def well(self) -> None:
         """Stop misbehaving."""
@@ -158,6 +166,8 @@ class FakeOpenAI:
         self.hang: bool | Callable[[Body], bool] = False
         self.cut = False
         self.finish_reason: str | Callable[[Body, int | None], str | None] | None = "stop"
+        self.also: dict[str, Any] = {}
+        self.counts_tokens = True
         self.no_template = False
         self.context_length: int | None = None
         self._failures: list[_Failure] = []
@@ -199,10 +209,42 @@ class FakeOpenAI:
             return JSONResponse({"error": "Unauthorized"}, 401)
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
-    async def _chat(self, request: Request) -> Response:
+    async def _responses(self, request: Request) -> Response:
+        """The Responses API: what `respond` says to the same chat, in that API's words."""
         body = await request.json()
+        answer = await self._answered(request, body | {"messages": body["input"]})
+        if answer.status_code != 200:
+            return answer
+        try:
+            told = json.loads(bytes(answer.body))
+            (choice,) = told["choices"]
+        except ValueError:
+            return answer
+        text, usage = choice["message"]["content"], told["usage"]
+        whole = choice["finish_reason"] != "length"
+        used = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+        said = {"type": "message", "role": "assistant", "status": "completed"}
+        return JSONResponse(
+            {
+                "object": "response",
+                "model": self.model,
+                "status": "completed" if whole else "incomplete",
+                "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+                "output": [
+                    {"type": "reasoning", "summary": []},
+                    said | {"content": [{"type": "output_text", "text": text or ""}]},
+                ],
+                "usage": used | {"total_tokens": usage["total_tokens"]},
+            }
+        )
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answered(request, await request.json())
+
+    async def _answered(self, request: Request, body: Body) -> Response:
         record = Recorded(body, dict(request.headers), time.time())
-        self.requests.append(record)
+        if self._records:
+            self.requests.append(record)
         n = body.get("n") or 1
         self.in_flight += 1
         self.sequences_in_flight += n
@@ -233,7 +275,7 @@ class FakeOpenAI:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         if self.no_template:
             return _error(400, NO_TEMPLATE)
-        asked, prompt = body.get("max_tokens") or 0, _prompt_words(body)
+        asked, prompt = _most_tokens(body) or 0, _prompt_words(body)
         if self.context_length is not None and prompt + asked > self.context_length:
             said = f"This model's maximum context length is {self.context_length} tokens. However,"
             return _error(400, f"{said} you requested {prompt + asked} tokens.")
@@ -267,13 +309,13 @@ class FakeOpenAI:
             words, reason = (text or "").split(" "), self.finish_reason
             if callable(reason):
                 reason = reason(body, seed)
-            most = len(words) // 2 if self.cut else body.get("max_tokens") or len(words)
+            most = len(words) // 2 if self.cut else _most_tokens(body) or len(words)
             if len(words) > most:
                 text, words, reason = " ".join(words[:most]), words[:most], "length"
             elif self.cut and text is not None:
                 text, reason = text[: len(text) // 2], "length"
             tokens += len(words)
-            message = {"role": "assistant", "content": text}
+            message = {"role": "assistant", "content": text} | self.also
             index = i if self.numbered else 0
             choices.append({"index": index, "message": message, "finish_reason": reason})
         record.choices = len(choices)
@@ -281,7 +323,8 @@ class FakeOpenAI:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
         usage["total_tokens"] = prompt + tokens
         head = {"id": f"chatcmpl-{record.id}", "object": "chat.completion", "created": 0}
-        return JSONResponse(head | {"model": self.model, "choices": choices, "usage": usage})
+        counted = {"usage": usage} if self.counts_tokens else {}
+        return JSONResponse(head | {"model": self.model, "choices": choices} | counted)
 
 
 class _BrokenOff(Response):
@@ -291,6 +334,12 @@ class _BrokenOff(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+
+def _most_tokens(body: Body) -> int | None:
+    """By any of the names that the API has for it."""
+    names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    return next((body[name] for name in names if body.get(name)), None)
 
 
 def _prompt_words(body: Body) -> int:

@@ -80,7 +80,17 @@ class RandomXComet(XCometBackend):
 
     def _find(self) -> Checkpoint:
         path = Path(self._model_name)
-        return Checkpoint(path.name, "random", path, path, str(path), "softmax", frozenset())
+        return Checkpoint(
+            kind="xcomet_metric",
+            name=path.name,
+            revision="random",
+            file=path,
+            hparams_file=path,
+            encoder_model="XLM-RoBERTa-XL",
+            encoder=str(path),
+            layer_transformation="softmax",
+            keys=frozenset(),
+        )
 
     def load(self) -> ScoreDescription:
         """As the service loads, but for the weights."""
@@ -92,7 +102,7 @@ class RandomXComet(XCometBackend):
                     module.float()
             return metric
 
-        with mock.patch("services.xcomet.model._load_metric", make):
+        with mock.patch("services.xcomet.model.load_metric", make):
             return super().load()
 
 

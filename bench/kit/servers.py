@@ -45,11 +45,13 @@ class Held(FakeBackend):
 
 
 @contextlib.contextmanager
-def running_app(app: Any, config: uvicorn.Config | None = None) -> Iterator[str]:
-    """Serve an ASGI app under uvicorn in a thread; gives its URL."""
+def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -> Iterator[str]:
+    """Serve an ASGI app under uvicorn in a thread; gives its URL. port: 0: a free one."""
     server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    # So that another can stand there a moment later: the flag of the first socket counts, too.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     listener.listen(128)  # who connects before the thread runs waits, and is not refused
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import httpx
 
 
 @dataclass(slots=True)
@@ -86,3 +89,13 @@ def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float
             torch.mm(a, b, out=out)
         rates.append(flops / (time.perf_counter() - started))
     return statistics.median(rates)
+
+
+def waste_percent(url: str) -> float:
+    """Share of a service's tokens in batches so far that was padding, by its own count."""
+    text = httpx.get(f"{url}/metrics").text
+    real, padding = (
+        float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
+        for name in ("tokens", "padding_tokens")
+    )
+    return 100 * padding / (real + padding)

@@ -1,4 +1,4 @@
-"""xCOMET checkpoints for tests: the real format and architecture, tiny, with made-up weights.
+"""Checkpoints of the COMET family for tests: the real format and architecture, made-up weights.
 
 A checkpoint is built with unbabel-comet's own class and saved with Lightning, so the code that
 loads it cannot tell it from XCOMET-XL. Its encoder's config and tokenizer lie in `encoder/`.
@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 
 from scorekit.schemas import Scored, TranslationSample, XCometOptions, score_result
+from services.xcomet.joint import Unified
 from services.xcomet.model import XCometBackend
 
 _FILE = Path(__file__).parents[2] / "tests" / "data" / "pairs.jsonl"
@@ -46,6 +47,29 @@ def build_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int = 2500) 
     return folder
 
 
+def build_deberta_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int = 2500) -> Path:
+    """The same for mDeBERTa's kind of tokenizer, with its marks; returns `folder`."""
+    import sentencepiece
+    from transformers import DebertaV2TokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    marks = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_prefix=str(folder / "spm"),
+        vocab_size=vocab_size,
+        model_type="unigram",
+        character_coverage=0.995,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        **{f"{name}_id": k for k, name in enumerate(marks)},
+        **{f"{name}_piece": mark for name, mark in marks.items()},
+    )
+    DebertaV2TokenizerFast(vocab_file=str(folder / "spm.model")).save_pretrained(folder)
+    return folder
+
+
 def build_checkpoint(
     folder: Path,
     tokenizer: Path,
@@ -56,21 +80,25 @@ def build_checkpoint(
     layers: int = 3,
     heads: int = 2,
     intermediate: int | None = None,
+    kind: str = "xcomet_metric",
     encoder_model: str = "XLM-RoBERTa-XL",
     hparams: dict[str, Any] | None = None,
     stored_hparams: dict[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint with random weights to `folder`, which it returns.
 
-    pairs: samples (`src`, `mt`) on which its scores and labels will vary.
+    pairs: samples (`src`, `mt`) on which its scores and labels will vary. kind: its class.
+    tokenizer: of `build_tokenizer`; for a DeBERTa encoder, of `build_deberta_tokenizer`.
     intermediate: inner width of the encoder's blocks; None: twice `hidden`.
-    hparams: arguments of `XCOMETMetric` that differ. stored_hparams: entries of hparams.yaml that
+    hparams: arguments of the class that differ. stored_hparams: entries of hparams.yaml that
     differ from them. The path of the encoder is stored as an absolute one, as upstream does.
     """
-    import pytorch_lightning as lightning
     import torch
-    from comet.models import XCOMETMetric
+    from comet.models import str2model
 
+    from services.xcomet.deberta import register
+
+    register()
     shape = {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -79,13 +107,14 @@ def build_checkpoint(
     }
     encoder = _build_encoder(folder / "encoder", tokenizer, encoder_model, shape)
     torch.manual_seed(seed)
-    metric = XCOMETMetric(
+    words = {"word_layer": layers} if kind in ("xcomet_metric", "unified_metric") else {}
+    metric = str2model[kind](
         encoder_model=encoder_model,
         pretrained_model=str(encoder.absolute()),
         load_pretrained_weights=False,
         local_files_only=True,
         **{
-            "word_layer": layers,
+            **words,
             "hidden_sizes": [2 * hidden, hidden],
             "layer_transformation": "softmax",
             **(hparams or {}),
@@ -94,21 +123,53 @@ def build_checkpoint(
     with torch.no_grad():
         _enliven(metric)
         _calibrate(metric, pairs)
+    _save(folder, metric)
+    stored = {**dict(metric.hparams), "class_identifier": kind, **(stored_hparams or {})}
+    (folder / "hparams.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
+    return folder
+
+
+def _save(folder: Path, metric: Any) -> None:
+    """As Lightning saves it after training."""
+    import pytorch_lightning as lightning
+
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
     trainer.strategy.connect(metric)
     trainer.save_checkpoint(folder / "checkpoints" / "model.ckpt")
-    stored = {**dict(metric.hparams), "class_identifier": "xcomet_metric", **(stored_hparams or {})}
-    (folder / "hparams.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
-    return folder
 
 
 def _build_encoder(
     folder: Path, tokenizer: Path, encoder_model: str, shape: dict[str, int]
 ) -> Path:
-    from transformers import XLMRobertaConfig, XLMRobertaTokenizerFast, XLMRobertaXLConfig
+    from transformers import (
+        AutoTokenizer,
+        DebertaV2Config,
+        XLMRobertaConfig,
+        XLMRobertaTokenizerFast,
+        XLMRobertaXLConfig,
+    )
 
+    if encoder_model == "DeBERTa":
+        own = AutoTokenizer.from_pretrained(tokenizer)
+        own.save_pretrained(folder)
+        DebertaV2Config(
+            vocab_size=len(own),
+            **shape,
+            # As mDeBERTa-v3-base has them.
+            max_position_embeddings=512,
+            relative_attention=True,
+            position_buckets=256,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type="p2c|c2p",
+            position_biased_input=False,
+            type_vocab_size=0,
+            layer_norm_eps=1e-7,
+            pad_token_id=own.pad_token_id,
+        ).save_pretrained(folder)
+        return folder
     config_type: dict[str, Any] = {
         "XLM-RoBERTa": XLMRobertaConfig,
         "XLM-RoBERTa-XL": XLMRobertaXLConfig,
@@ -139,21 +200,36 @@ def _enliven(metric: Any) -> None:
 
 
 def _calibrate(metric: Any, pairs: list[dict[str, str]]) -> None:
-    """Scale both heads: scores from below 0 to above 1, every label, "no error" the commonest."""
+    """Scale the heads: scores from below 0 to above 1, every label, "no error" the commonest."""
     import torch
 
-    batch = metric.prepare_sample(pairs, stage="predict")[0]
+    if not hasattr(metric, "word_level"):  # it reads a reference, too
+        batch = metric.prepare_sample([{**p, "ref": p["mt"][::-1]} for p in pairs], stage="predict")
+        _calibrate_head(metric, metric.forward(**batch).score)
+        return
+    segments = metric.hparams.input_segments
+    batch = metric.prepare_sample(
+        [p if "src" in segments else {"mt": p["mt"], "ref": p["src"]} for p in pairs],
+        stage="predict",
+    )[0]
     output = metric.forward(**batch)
+    _calibrate_head(metric, output.score)
+    if not metric.word_level:
+        return
     words = output.logits[batch["label_ids"] != -1]  # [positions, 4]
     spread = words.std(0)
     metric.hidden2tag.weight.div_(spread[:, None])
     metric.hidden2tag.bias.copy_(
-        (metric.hidden2tag.bias - words.mean(0)) / spread + torch.tensor([1.2, 0.2, 0.0, -0.2])
+        (metric.hidden2tag.bias - words.mean(0)) / spread
+        + torch.tensor([1.2, 0.2, 0.0, -0.2])[: len(spread)]
     )
-    last = metric.estimator.ff[-1]
-    scale = 0.6 / output.score.std()
+
+
+def _calibrate_head(metric: Any, scores: Any) -> None:
+    last = [layer for layer in metric.estimator.ff if hasattr(layer, "weight")][-1]
+    scale = 0.6 / scores.std()
     last.weight.mul_(scale)
-    last.bias.copy_((last.bias - output.score.mean()) * scale + 0.5)
+    last.bias.copy_((last.bias - scores.mean()) * scale + 0.5)
 
 
 def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
@@ -167,10 +243,12 @@ def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
 def in_float64(folder: Path) -> XCometBackend:
     """A backend of which all sums are in float64, to be used within `float64()`."""
     backend = loaded(folder)
-    backend._transformer.double()
-    backend._estimator.double()
-    backend._hidden2tag.double()
-    backend._mix = backend._mix.double()
+    comet = backend.comet
+    comet.transformer.double()
+    comet.estimator.double()
+    comet.mix = comet.mix.double()
+    if isinstance(comet, Unified) and comet.hidden2tag is not None:
+        comet.hidden2tag.double()
     return backend
 
 

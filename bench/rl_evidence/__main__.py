@@ -3,6 +3,7 @@
     python -m bench.rl_evidence            # all runs; what stands in runs/evidence is not run again
     python -m bench.rl_evidence --only both --only shuffled
     python -m bench.rl_evidence --report   # docs/evidence.md anew, from bench/results alone
+    python -m bench.rl_evidence --omissions  # spans with and without what is left out
 
 Each run is `python -m trainer train` on the demo policy against both demo services over HTTP. Its
 checkpoints are then measured on held-out sources that nothing was tuned on, with the true services.
@@ -13,47 +14,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from bench.common import RESULTS, ROOT, WORK, machine
-from bench.rl_evidence.arms import ARMS, CONFIG, HELD_OUT, Arm, Plan, make_plan, overrides
-from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from bench.common import RESULTS, ROOT, WORK, machine, write_json
+from bench.kit.evidence import check_arms, run_logged
+from bench.rl_evidence.arms import CONFIG, HELD_OUT, Arm, Plan, make_plan, overrides
+from demo.processes import exit_on_sigterm, running_service, serving
+from scorekit.client import SyncScoringClient
 from scorekit.command import clean_exit
-from scorekit.errors import UserError
-
-
-def train(settings: list[str], urls: dict[str, str], log: Path) -> float:
-    """`python -m trainer train` in a process of its own; returns its seconds."""
-    command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
-    for setting in settings:
-        command += ["--set", setting]
-    named = {f"{name.upper()}_URL": url for name, url in urls.items()}
-    started = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=child_environment() | named,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait()
-        finally:
-            end(process)
-    if code:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise UserError(f"the trainer ended with exit code {code}; the end of {log}:\n{tail}")
-    return time.monotonic() - started
 
 
 class Bench:
@@ -67,9 +40,11 @@ class Bench:
 
         self.plan, self.urls = plan, urls
         self.console = Console(stderr=True)
-        true_urls = [f"reward.{name}_urls={url}" for name, url in urls.items()]
+        true_urls = [f"reward.{name}_urls={urls[name]}" for name in ("metricx", "xcomet")]
         # weight 1, so that what is measured is the unweighted penalty of a token
         shown = ["reward.w_xcomet_span=1", "reward.guards.shown=true"]
+        if plan.omissions:
+            shown += [f"reward.urls={{judge: {urls['judge']}}}", "reward.w_omission=1"]
         cfg = load_config(TrainerConfig, CONFIG, [*plan.settings, *true_urls, *shown])
         self.measure = Measure(cfg, load_examples(HELD_OUT, limit=plan.limit))
         path = plan.folder / "probe.jsonl"
@@ -84,7 +59,7 @@ class Bench:
 
     def run(self, name: str, seed: int) -> None:
         """Train one run, unless it stands on disk."""
-        folder, arm = self.plan.folder / f"{name}-{seed}", ARMS[name]
+        folder, arm = self.plan.folder / f"{name}-{seed}", self.plan.arms[name]
         settings = overrides(arm, seed, folder, self.plan)
         done = folder / "trained.json"
         if done.is_file() and json.loads(done.read_text())["settings"] == settings:
@@ -92,7 +67,8 @@ class Bench:
         self.console.print(f"[bold]{arm.title}[/], seed {seed}: {self.plan.updates} updates")
         log = self.plan.folder / f"{name}-{seed}.log"
         with self._urls(arm, seed) as urls:
-            seconds = train(settings, urls, log)
+            named = {f"{name.upper()}_URL": url for name, url in urls.items()}
+            seconds = run_logged("trainer", CONFIG, settings, log, named)
         for state in folder.glob("checkpoints/*/optimizer.pt"):
             state.unlink()
         done.write_text(json.dumps({"settings": settings, "seconds": seconds}), encoding="utf-8")
@@ -132,20 +108,32 @@ def run_plan(plan: Plan, out: Path) -> None:
             )
             for name in ("metricx", "xcomet")
         }
+        if plan.omissions:
+            urls["judge"] = stack.enter_context(_omission_teller())
         bench = Bench(plan, urls)
         for place, updates in enumerate(plan.measured):
             for name, seed in plan.runs:
                 bench.run(name, seed)
                 bench.measure_run(name, seed, updates)
                 if place == 0:
-                    write_results(out, {"machine": before, **summarise(plan)})
-    write_results(out, {"machine": before, **summarise(plan)})
+                    write_json(out, {"machine": before, **summarise(plan)})
+    write_json(out, {"machine": before, **summarise(plan)})
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    """JSON, for people to read too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+@contextlib.contextmanager
+def _omission_teller() -> Iterator[str]:
+    """The stand-in, which knows the references of what is learned from and what is measured on."""
+    from bench.rl_evidence.omissions import OmissionTeller
+    from scorekit.server.app import create_app
+    from scorekit.server.http.settings import ServiceSettings
+    from trainer.translation.data import load_examples
+
+    examples = [*load_examples(ROOT / "demo/data/rl_prompts.jsonl"), *load_examples(HELD_OUT)]
+    known = {example.src_text: example.ref_text for example in examples if example.ref_text}
+    with serving(create_app(OmissionTeller(known), ServiceSettings(cache="memory"))) as url:
+        with SyncScoringClient(url) as client:
+            client.wait_ready()
+        yield url
 
 
 def main(
@@ -153,17 +141,19 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    omissions: Annotated[
+        bool, typer.Option(help="Spans, with and without omissions; results of their own.")
+    ] = False,
 ) -> None:
     """Train and measure what does not stand in runs/evidence; write results and page."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     exit_on_sigterm()
-    out = (WORK if quick else RESULTS) / "rl_evidence.json"
+    out = (WORK if quick else RESULTS) / f"rl_{'omissions' if omissions else 'evidence'}.json"
     with clean_exit():
-        unknown = sorted(set(only or []) - set(ARMS))
-        if unknown:
-            raise UserError(f"--only: no arm {unknown[0]!r}; known: {', '.join(ARMS)}")
+        plan = make_plan(quick, only or [], seeds or [1, 2, 3], omissions)
+        check_arms(only or [], plan.arms)
         if not report:
-            run_plan(make_plan(quick, only or [], seeds or [1, 2, 3]), out)
+            run_plan(plan, out)
         results = json.loads(out.read_text(encoding="utf-8"))
         from bench.rl_evidence.report import show, write_page
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import ROOT, WORK
 
-RUNS = ROOT / "runs/evidence"
+RUNS, RUNS_ON_OMISSIONS = ROOT / "runs/evidence", ROOT / "runs/evidence_omissions"
 CONFIG = ROOT / "configs/translation/demo.yaml"
 HELD_OUT = ROOT / "demo/data/final_test.jsonl"
 UPDATES = 100
@@ -33,7 +33,7 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is rewarded. settings: beside COMMON. w_metricx, w_span: of its own reward.
+    """What is rewarded. settings: beside COMMON. w_metricx, w_span, w_omission: of its own reward.
 
     ablation: one seed only. afterthought: asked because of what the other runs showed, and last.
     """
@@ -42,6 +42,7 @@ class Arm:
     settings: tuple[str, ...] = ()
     w_metricx: float = 1.0
     w_span: float = 0.1
+    w_omission: float = 0.0
     shuffled: bool = False
     ablation: bool = False
     afterthought: bool = False
@@ -92,17 +93,31 @@ ARMS = {
         afterthought=True,
     ),
 }
+#: A question of its own, in runs and results of its own: `--omissions`.
+ON_OMISSIONS = {
+    "spans-omissions": Arm(
+        "spans and omissions",
+        (*SPANS, "reward.w_omission=1"),
+        w_metricx=0.0,
+        w_span=1.0,
+        w_omission=1.0,
+    ),
+    "spans": ARMS["spans"],
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run. limit: of the held-out sources."""
+    """What is to be run. limit: of the held-out sources. arms: those that it knows; omissions:
+    whether the stand-in that knows the reference tells them."""
 
     runs: tuple[tuple[str, int], ...]
     updates: int
     measured: tuple[tuple[int, ...], ...]
     limit: int | None
     folder: Path
+    arms: Mapping[str, Arm]
+    omissions: bool = False
 
     @property
     def settings(self) -> list[str]:
@@ -116,16 +131,21 @@ class Plan:
         ]
 
 
-def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int]) -> Plan:
+def make_plan(
+    quick: bool, only: Sequence[str], seeds: Sequence[int], omissions: bool = False
+) -> Plan:
     """In an order in which a part of the runs says something, too: one seed of every arm first."""
-    names = [name for name in ARMS if not only or name in only]
+    arms = ON_OMISSIONS if omissions else ARMS
+    names = [name for name in arms if not only or name in only]
     first, *others = seeds
-    runs = [(name, first) for name in names if not ARMS[name].afterthought]
-    runs += [(name, seed) for seed in others for name in names if not ARMS[name].ablation]
-    runs += [(name, first) for name in names if ARMS[name].afterthought]
+    runs = [(name, first) for name in names if not arms[name].afterthought]
+    runs += [(name, seed) for seed in others for name in names if not arms[name].ablation]
+    runs += [(name, first) for name in names if arms[name].afterthought]
+    folder = RUNS_ON_OMISSIONS if omissions else RUNS
     if quick:
-        return Plan(tuple(runs[:4]), 2, ((1, 2),), 24, WORK / "evidence")
-    return Plan(tuple(runs), UPDATES, MEASURED, None, RUNS)
+        folder = WORK / folder.name
+        return Plan(tuple(runs[:4]), 2, ((1, 2),), 24, folder, arms, omissions)
+    return Plan(tuple(runs), UPDATES, MEASURED, None, folder, arms, omissions)
 
 
 def overrides(arm: Arm, seed: int, folder: Path, plan: Plan) -> list[str]:

@@ -22,8 +22,11 @@ from trainer.runs.runlog import read_jsonl, write_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.terms.mqm import omission_penalty
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
@@ -78,25 +81,28 @@ class Measure:
         model, tokenizer = self.load(str(self.cfg.policy.path))
         sampling = self.cfg.generation.model_copy(update={"num_samples_per_prompt": PROBE_SAMPLES})
         rollouts = generate_rollouts(self.examples, model, tokenizer, sampling, seed=PROBE_SEED)
-        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
+        scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
         rewards = sample_rewards(rollouts, scores, self.cfg.reward)
         scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
-        return Probe([r for r, _ in scored], [s.token_rewards for _, s in scored])
+        penalties = [s.span_charges["xcomet"].penalties for _, s in scored]
+        return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
         """Greedy translations of the held-out sources in their order: lines as of an evaluation's
         dump (trainer/translation/dumps.py), and `penalty`, the mean over the tokens of the span
-        penalties at weight 1 (None without spans)."""
+        penalties at weight 1 (None without spans), `omission`, the sum of the omissions' weights
+        (None where they are not told)."""
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )
-        scores = self.rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
+        scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
         rewards = sample_rewards(rollouts, scores, self.cfg.reward)
         return [
             {
                 **completion_line(rollout, reward),
                 "ref": example.ref_text,
-                "penalty": None if reward.error_spans is None else _mean(reward.token_rewards),
+                "penalty": _mean_penalty(reward),
+                "omission": _omission(reward, self.cfg.reward),
             }
             for example, rollout, reward in zip(self.examples, rollouts, rewards, strict=True)
         ]
@@ -137,5 +143,15 @@ class Measure:
         write_atomic(out, json.dumps(found, ensure_ascii=False))
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean_penalty(reward: SampleReward) -> float | None:
+    """Of a token, by xCOMET's spans; None without them."""
+    charge = reward.span_charges.get("xcomet")
+    if charge is None:
+        return None if reward.error_spans is None else 0.0
+    return sum(charge.penalties) / len(charge.penalties) if charge.penalties else 0.0
+
+
+def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:
+    """The weights of what is left out, summed; None where nobody tells."""
+    answer = reward.answers.get("mqm")
+    return None if answer is None else omission_penalty(answer, cfg)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench.common import ROOT
-from bench.rl_evidence.arms import ARMS
-from scorekit.errors import UserError
+from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
+from bench.rl_evidence.arms import ARMS, ON_OMISSIONS
 from scorekit.report.page import picture
 
-PAGE = ROOT / "docs/evidence.md"
-PICTURES = ROOT / "docs/evidence"
 BEGIN = "<!-- written by `python -m bench.rl_evidence --report` -->"
 END = "<!-- end of what is written -->"
+
+BEGIN_OMISSIONS = "<!-- written by `python -m bench.rl_evidence --omissions --report` -->"
+END_OMISSIONS = "<!-- end of what is written on omissions -->"
 
 #: Own reward above the start by so many paired standard errors counts as learned.
 LEARNED = 5.0
@@ -29,21 +28,22 @@ Run = dict[str, Any]
 
 def show(results: dict[str, Any]) -> None:
     """The tables on the terminal."""
-    Console(width=160).print(Markdown(tables(results)))
+    of = omission_tables if _on_omissions(results) else tables
+    Console(width=160).print(Markdown(of(results)))
 
 
-def write_page(results: dict[str, Any]) -> Path:
-    """Put tables and pictures into docs/evidence.md; the prose around them stays."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise UserError(f"{PAGE}: the marks {BEGIN!r} and {END!r} are missing")
+def write_page(results: dict[str, Any]) -> None:
+    """Put tables and pictures into docs/evidence.md."""
+    if _on_omissions(results):
+        write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results))
+        return
     names = write_pictures(results)
     pictures = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in names)
-    body = f"{tables(results)}\n\n{pictures}"
-    PAGE.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}", encoding="utf-8")
-    return PAGE
+    write_between(BEGIN, END, f"{tables(results)}\n\n{pictures}")
+
+
+def _on_omissions(results: dict[str, Any]) -> bool:
+    return any(run["arm"] in ON_OMISSIONS.keys() - ARMS.keys() for run in results["runs"])
 
 
 # -- tables -------------------------------------------------------------------------------------
@@ -75,6 +75,42 @@ def tables(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def omission_tables(results: dict[str, Any]) -> str:
+    """Those of spans with and without omissions."""
+    runs, start = results["runs"], results["start"]
+    parts = [
+        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
+        f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
+        "Own reward:",
+        reward_table(runs),
+        "Against the references:",
+        quality_table(runs, start),
+        "What is left out (mean of a translation), and how long the text is:",
+        omission_table(runs, start),
+        "By what was wrong at the start:",
+        fault_table(runs),
+    ]
+    return "\n\n".join(parts)
+
+
+def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
+    """What is left out, and how long the texts get as training goes on."""
+    updates = sorted({point["update"] for run in runs for point in run["curve"][1:]})
+    head = ["arm", "seed", "penalty of omissions, end", "cut at the end"]
+    head += [f"tokens (empty) after {update}" for update in updates]
+    first = ["start", "", cell(start["omission"], 2), f"{100 * start['cut']:.0f} %"]
+    rows = [first + [""] * len(updates)]
+    for run in runs:
+        end, points = run["curve"][-1], {point["update"]: point for point in run["curve"]}
+        lengths = [
+            f"{points[u]['tokens']:.1f} ({100 * points[u]['empty']:.0f} %)" if u in points else "–"
+            for u in updates
+        ]
+        of_end = [cell(end["omission"], 2), f"{100 * end['cut']:.0f} %"]
+        rows.append([run["title"], str(run["seed"]), *of_end, *lengths])
+    return markdown_table(head, rows)
+
+
 def reward_table(runs: Sequence[Run]) -> str:
     """Whether each run gets more of what it was rewarded for."""
     head = [
@@ -102,7 +138,7 @@ def reward_table(runs: Sequence[Run]) -> str:
                 "yes" if own["errors"] >= LEARNED else "no",
             ]
         )
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
@@ -125,22 +161,24 @@ def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
         "empty",
         "KL",
     ]
-    rows = [["start", "", _n(start["chrf"], 2), "", _n(start["bleu"], 2), "", *_rest(start), ""]]
+    rows = [
+        ["start", "", cell(start["chrf"], 2), "", cell(start["bleu"], 2), "", *_rest(start), ""]
+    ]
     for run in runs:
         end = run["curve"][-1]
         rows.append(
             [
                 run["title"],
                 str(run["seed"]),
-                _n(end["chrf"], 2),
+                cell(end["chrf"], 2),
                 _with_interval(run["changes"]["chrf"]),
-                _n(end["bleu"], 2),
+                cell(end["bleu"], 2),
                 _with_interval(run["changes"]["bleu"]),
                 *_rest(end),
-                _n(run["kl"], 2),
+                cell(run["kl"], 2),
             ]
         )
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _rest(figures: dict[str, Any]) -> list[str]:
@@ -153,7 +191,7 @@ def _rest(figures: dict[str, Any]) -> list[str]:
         "tokens": 1,
     }
     shares = ("korean", "copied", "empty")
-    return [_n(figures[name], d) for name, d in digits.items()] + [
+    return [cell(figures[name], d) for name, d in digits.items()] + [
         f"{100 * figures[name]:.0f} %" for name in shares
     ]
 
@@ -180,10 +218,10 @@ def probe_table(runs: Sequence[Run]) -> str:
             [
                 run["title"],
                 str(run["seed"]),
-                _n(hit["before"], 2),
-                _n(hit["after"], 2),
-                _n(free["before"], 2),
-                _n(free["after"], 2),
+                cell(hit["before"], 2),
+                cell(hit["after"], 2),
+                cell(free["before"], 2),
+                cell(free["after"], 2),
                 _with_interval(gap),
                 *(
                     f"{probe[name]['before']:.3f} → {probe[name]['after']:.3f}"
@@ -191,7 +229,7 @@ def probe_table(runs: Sequence[Run]) -> str:
                 ),
             ]
         )
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def fault_table(runs: Sequence[Run]) -> str:
@@ -210,21 +248,12 @@ def fault_table(runs: Sequence[Run]) -> str:
             for key, d in (("chrf", 1), ("metricx_score", 1), ("length", 2))
         ]
         rows.append([run["title"], str(run["seed"]), *cells])
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _with_interval(change: dict[str, Any]) -> str:
     low, high = change["interval"]
     return f"{change['after'] - change['before']:+.2f} [{low:+.2f}, {high:+.2f}]"
-
-
-def _n(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # -- pictures -----------------------------------------------------------------------------------

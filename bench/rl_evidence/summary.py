@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.rl_evidence.arms import ARMS, HELD_OUT, Arm, Plan
+from bench.rl_evidence.arms import HELD_OUT, Arm, Plan
 from trainer.runs.figures import mean_of
 from trainer.runs.runlog import read_jsonl
-from trainer.translation.evaluation.compare import (
-    bootstrap_differences,
-    compare_policies,
-    paired_standard_error,
-)
+from trainer.runs.verbs.paired import bootstrap_differences, paired_standard_error
+from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.quality import reference_figures
 
 Line = Mapping[str, Any]
@@ -32,7 +29,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
     """Figures of all runs that were trained and measured."""
     start = _read(plan.folder / "start.json")
     sources = [line["rollout"]["src_text"] for line in read_jsonl(plan.folder / "probe.jsonl")]
-    runs = [run_figures(name, seed, plan, start, sources) for name, seed in _runs(plan.folder)]
+    runs = [run_figures(name, seed, plan, start, sources) for name, seed in _runs(plan)]
     return {
         "held_out": HELD_OUT.name,
         "sources": len(start["sources"]),
@@ -50,7 +47,7 @@ def run_figures(
 
     sources: of the probe's samples.
     """
-    arm, folder = ARMS[name], plan.folder / f"{name}-{seed}"
+    arm, folder = plan.arms[name], plan.folder / f"{name}-{seed}"
     measured = {0: start} | {
         int(path.stem.split("-")[1]): _read(path) for path in _measured(folder)
     }
@@ -89,7 +86,8 @@ def run_figures(
 
 def own_reward(line: Line, arm: Arm) -> float | None:
     """What the arm rewards, of one translation: w_metricx (5 - MetricX) + w_span times the mean
-    penalty of a token. None where a score that it needs is missing."""
+    penalty of a token, plus w_omission times the omissions' weights, on one token of all. None
+    where a score that it needs is missing."""
     reward = 0.0
     if arm.w_metricx:
         if line["metricx_score"] is None:
@@ -99,6 +97,10 @@ def own_reward(line: Line, arm: Arm) -> float | None:
         if line["penalty"] is None:
             return None
         reward += arm.w_span * line["penalty"]
+    if arm.w_omission:
+        if line["omission"] is None:
+            return None
+        reward += arm.w_omission * line["omission"] / line["tokens"]
     return reward
 
 
@@ -137,6 +139,7 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
             [sum(span["severity"] == "CRITICAL" for span in found) for found in spans]
         ),
         "tokens": _mean(lines, "tokens"),
+        "omission": mean_of([x["omission"] for x in lines if x.get("omission") is not None]),
         "cut": mean_of([line["finish_reason"] == "length" for line in lines]),
         "empty": mean_of([not text for text in texts]),
         "korean": mean_of([1.0 - line["guards"]["script"] for line in lines if line["mt"]]),
@@ -217,12 +220,12 @@ def probe_changes(
     return found
 
 
-def _runs(folder: Path) -> list[tuple[str, int]]:
+def _runs(plan: Plan) -> list[tuple[str, int]]:
     """(arm, seed) of what was measured, also by another plan: arm by arm."""
     return [
         (name, int(path.name.removeprefix(f"{name}-")))
-        for name in ARMS
-        for path in sorted(folder.glob(f"{name}-[0-9]*"))
+        for name in plan.arms
+        for path in sorted(plan.folder.glob(f"{name}-[0-9]*"))
         if _measured(path)
     ]
 

@@ -97,7 +97,8 @@ def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
             top_p=generation.top_p,
             seed=0,
         )
-        return {"n": n, **asdict(sampling), "stop": list(sampling.stop), "candidate": None}
+        said = {key: value for key, value in asdict(sampling).items() if value is not None}
+        return {"n": n, **said, "stop": list(sampling.stop), "candidate": None}
 
     return {
         "prefilter_greedy": block(generation.greedy_temperature),

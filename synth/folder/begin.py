@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.files import remove_temporaries
 from synth.context import Context, Stage
 from synth.folder.locks import held
 from synth.folder.store import StageFolder, digest_of
@@ -56,6 +57,7 @@ def check_begun(stage: Stage, manifest: Mapping[str, Any], ctx: Context) -> None
     before = ctx.input_of(stage).manifest_digest() if stage.after else None
     if before != manifest["input"] or (now is not None and now["digest"] != manifest["digest"]):
         raise UserError(f"{folder.path}: another process has cleared it meanwhile; --resume")
+    remove_temporaries(folder.path.parent, stage.name)  # of a clearing that was killed: it had both
 
 
 def clear(ctx: Context, stage: Stage, later: Sequence[Stage]) -> None:

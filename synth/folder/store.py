@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from scorekit.errors import UserError
-from scorekit.files import put, remove_folder, temporary_of, write_atomic
+from scorekit.files import put, remove_folder, remove_temporaries, temporary_of, write_atomic
 
 Record = dict[str, Any]
 
@@ -78,8 +78,7 @@ class ShardWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.records = 0
-        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-            left.unlink(missing_ok=True)  # by a process that was killed
+        remove_temporaries(path.parent, escape(path.name))
         self._temporary = temporary_of(path)
         self._file = self._temporary.open("wb")
         self._out: Any = self._file
@@ -157,9 +156,7 @@ class StageFolder:
 
     def set_mark(self, index: int, mark: Mapping[str, Any]) -> None:
         """Say that a shard is done. Its files must be committed before."""
-        path = self._mark_path(index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, to_line(_sealed(mark)))
+        write_atomic(self._mark_path(index), to_line(_sealed(mark)), alone=True)
         self._open_path(index).unlink(missing_ok=True)
 
     def left_open(self, index: int) -> dict[str, int]:
@@ -171,7 +168,8 @@ class StageFolder:
 
     def set_open(self, index: int, codes: Mapping[str, int]) -> None:
         """Say that records of a shard are left open."""
-        write_atomic(self._open_path(index), to_line({"open": dict(sorted(codes.items()))}))
+        content = to_line({"open": dict(sorted(codes.items()))})
+        write_atomic(self._open_path(index), content, alone=True)
 
     def _repair(self, index: int) -> str:
         return f"`run --stage {self.name} --repair {index}`"

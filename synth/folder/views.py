@@ -72,7 +72,7 @@ def _write_kept(ctx: Context, stage: str) -> list[Path]:
     digest = digest_of([mark["digest"] for mark in marks])
     if path.exists() and state.get(path.name) == [digest, path.stat().st_size]:
         return []
-    with replacing(path) as file:
+    with replacing(path, alone=True) as file:
         for record in folder.records():
             file.write(to_line(_without_candidates(record)))
     _set_state(ctx.out_dir, {**state, path.name: [digest, path.stat().st_size]})
@@ -155,4 +155,4 @@ def _read_state(out_dir: Path) -> dict[str, Any]:
 
 
 def _set_state(out_dir: Path, state: dict[str, Any]) -> None:
-    write_atomic(out_dir / _STATE, to_line(state))
+    write_atomic(out_dir / _STATE, to_line(state), alone=True)

@@ -71,7 +71,7 @@ class Part:
         """Say that the part is complete."""
         content = {name: getattr(counts, name) for name in PartCounts.__slots__}
         content["rejected"] = dict(sorted(counts.rejected.items()))
-        write_atomic(self._mark, to_line(content))
+        write_atomic(self._mark, to_line(content), alone=True)
 
     def drop(self) -> None:
         """Take the mark away, so that the file is read again."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from scorekit.text.sentences import after_space, split_sentences
 from synth.config import SegmentationConfig
 from synth.sources.measure import category_weights, char_sums
 
@@ -43,46 +44,11 @@ class Blob(NamedTuple):
     segments: int
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _LINE_END = {"real": re.compile(r"\n"), "escaped": re.compile(r"(?:\\r)?\\n|\n")}
-#: Marks that end a sentence where white space follows, and those that need none. Only a run's first
-#: mark begins a search: what does not follow the run does not follow its rest.
-_SENTENCE_END = re.compile(
-    r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’»)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
-)
-_ABBREVIATIONS = _words(
-    "mr mrs ms dr prof st sr jr vs cf ca approx dept est inc ltd co corp gen col lt sgt rep "
-    "sen gov rev hon eds etc bzw usw"
-)
-#: Characters before a mark among which its word is looked for.
-_LONGEST_WORD = 100
-#: Characters from here on (Han, kana, Hangul) abbreviate nothing by a full stop.
-_LAST_ABBREVIATED = "\u2e80"
-#: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
-_BEFORE_FIGURES = _words(
-    "no nos nr fig figs eq sec ch vol p pp jan feb mar apr jun jul aug sep sept oct nov dec "
-    "okt dez abb abs art bd kap"
-)
-#: German writes its ordinals with a full stop: "der 2. Weltkrieg", "am 3. Oktober".
-_BEFORE_ORDINALS = frozenset(
-    {"der", "die", "das", "dem", "den", "des", "vom", "zum", "zur", "beim", "im", "jeder", "jede"}
-)
-_AFTER_ORDINALS = re.compile(
-    r"(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
-    r"|Jan|Feb|Apr|Aug|Sept?|Okt|Nov|Dez|Jahrhundert|Jh)\b"
-)
-_INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
-_LATIN_END = re.compile(r"(?<=[\u3040-\u9fff\uac00-\ud7af])[A-Za-z.]+\Z")
-#: What a figure follows that counts: "...the rice. 2. Then".
-_ENDS = (".", "!", "?", "…")
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _NO_SPACES = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 #: White space between Thai phrases, but not between figures.
 _PHRASE_END = re.compile(r"(?<![0-9๐-๙])\s+|\s+(?![0-9๐-๙])")
-_SPACE = re.compile(r"\s*")
 
 _TAG = re.compile(
     r"</?(?:a|abbr|b|blockquote|body|br|button|center|code|div|em|font|form|h[1-6]|head|hr|html|i|"
@@ -171,68 +137,17 @@ def _split_long(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def split_sentences(text: str) -> list[tuple[int, int]]:
-    """Spans of the sentences of a line, by simple rules of punctuation."""
-    spans = []
-    start, stop = _after_space(text, 0), len(text.rstrip())
-    for match in _SENTENCE_END.finditer(text, start, stop):
-        if match.end() == stop:
-            break
-        following = _after_space(text, match.end())
-        if _ends_sentence(text, match, following):
-            spans.append((start, match.end()))
-            start = following
-    return [*spans, (start, stop)] if start < stop else spans
-
-
-def _after_space(text: str, position: int) -> int:
-    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
-
-
-def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
-    """after: where the text goes on behind the match."""
-    mark, following = match.group(), text[after]
-    if mark[0] in "。！？｡．":
-        return True
-    if following.islower():
-        return False
-    if mark[0] != "." or mark.startswith(".."):
-        return True
-    if match.start() and text[match.start() - 1] > _LAST_ABBREVIATED:
-        return True
-    before = text[max(0, match.start() - _LONGEST_WORD) : match.start()]
-    lead, _, word = before.rpartition(" ")
-    if _THAI.match(word[-1:]):  # Thai ends no sentence so: "9.30 น.", "พ.ศ."
-        return False
-    begins = len(word) == match.start() or lead.endswith(_ENDS)
-    word = word[word.rfind("(") + 1 :].lstrip("\"'“‘[")
-    if not word.isascii() and (latin := _LATIN_END.search(word)):  # "据Dr."
-        word = latin.group()
-    lower = word.lower()
-    if lower in _ABBREVIATIONS or _INITIALS.fullmatch(word):  # "e.g.", "J.", "U.S."
-        return False
-    if lower in _BEFORE_FIGURES and following.isdigit():
-        return False
-    if word.replace(".", "").isdigit():  # "2023. 5. 1.", "1. First"; but "in 2023. The"
-        ordinal = len(word) < 3 and (
-            lead.rpartition(" ")[2].lower() in _BEFORE_ORDINALS
-            or _AFTER_ORDINALS.match(text, after)
-        )
-        return not begins and following.isupper() and not ordinal
-    return True
-
-
 def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[tuple[int, int]]:
     """Runs of phrases between spaces, each as long as max_chars allows."""
     begin, good = start, start
     for match in _PHRASE_END.finditer(text, start, end):
         if match.start() - begin > max_chars and good > begin:
             yield begin, good
-            begin = _after_space(text, good)
+            begin = after_space(text, good)
         good = match.start()
     if end - begin > max_chars and good > begin:
         yield begin, good
-        begin = _after_space(text, good)
+        begin = after_space(text, good)
     yield begin, end
 
 

@@ -338,7 +338,7 @@ class _Sampling:
                 for part in found
             ],
         }
-        write_atomic(self.folder.path / "counts.json", to_line(content))
+        write_atomic(self.folder.path / "counts.json", to_line(content), alone=True)
         stats = self.ctx.stats
         stats.records_in, stats.records_out = pieces, sampled.total()
         stats.rejected.update(rejected + screened + lost)

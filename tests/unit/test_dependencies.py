@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import scorekit
 
 ROOT = Path(__file__).parents[2]
 #: Of the trainer's extra, what its tests under transformers 5 do without: a bench compares with it.
@@ -70,3 +74,10 @@ def test_an_installed_package_has_its_files() -> None:
         for path in (ROOT / package).glob(pattern)
     }
     assert files - installed == set()
+
+
+def test_code_that_is_not_installed_knows_its_version_as_it_does_in_an_image() -> None:
+    command = [sys.executable, "-S", "-c", "import scorekit; print(scorekit.__version__)"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == scorekit.__version__
+    assert f"\n## {scorekit.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()

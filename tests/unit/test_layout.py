@@ -44,6 +44,30 @@ TRAINER = {
         "trainer.runs",
         "trainer.translation",
     ),
+    "trainer.chat": ("trainer.config_base", "trainer.rl", "trainer.runs", "trainer.chat"),
+    "trainer.sft": (
+        "trainer.config_base",
+        "trainer.rl",
+        "trainer.runs",
+        "trainer.chat",
+        "trainer.sft",
+    ),
+    "trainer.search": (
+        "trainer.config_base",
+        "trainer.rl",
+        "trainer.runs",
+        "trainer.chat",
+        "trainer.sft",
+        "trainer.search",
+    ),
+    "trainer.roleplay": (
+        "trainer.config_base",
+        "trainer.rl",
+        "trainer.runs",
+        "trainer.chat",
+        "trainer.sft",
+        "trainer.roleplay",
+    ),
 }
 #: Files of its own that a folder has at most.
 FULLEST = 16
@@ -145,9 +169,13 @@ def test_the_contract_half_loads_nothing_heavy():
     [
         (
             "scorekit.client",
-            "RemoteScorer Sample ScoringClient SyncScoringClient raise_for_failures resolve_scorer",
+            "EmbeddingModel Embeddings RemoteScorer Sample ScoringClient SyncScoringClient "
+            "raise_for_failures resolve_scorer",
         ),
-        ("scorekit.llm", "Choice LLMClient LLMCounts LLMError Sampling parse_json"),
+        (
+            "scorekit.llm",
+            "Choice LLMClient LLMCounts LLMError Message Sampling image_part parse_json text_part",
+        ),
     ],
 )
 def test_users_import_these_names(face, names):

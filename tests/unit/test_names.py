@@ -8,7 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: Sections of the two configs, which users know by these names; a task adds to the run's `misc`.
-SECTIONS = {"DataConfig", "GenerationConfig", "MiscConfig", "RunConfig"}
+SECTIONS = {
+    "DataConfig",
+    "EvalConfig",
+    "GenerationConfig",
+    "MiscConfig",
+    "RewardConfig",
+    "RunConfig",
+}
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from scorekit.errors import UserError
+from scorekit.files import identity_of
 from synth.folder.answers.contract import pack, unpack
 from synth.folder.answers.salvage import PAGE
 from synth.folder.locks import try_lock
@@ -37,7 +38,7 @@ class SqliteAnswers:
             self._db = opened(path)
             self._db.execute("BEGIN IMMEDIATE")  # a file that may not be written says so now,
             self._db.execute("ROLLBACK")  # and not when an answer was paid for
-            self._file = _identity(path)
+            self._file = identity_of(path)
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise UserError(f"run.answers {path}: {error}; {_MEND}") from None
@@ -59,7 +60,7 @@ class SqliteAnswers:
         """Keep answers: all of them when this returns, or none. Raises UserError for a full disk
         and for a file that is too damaged to be written."""
         rows = [pack(key, answer) for key, answer in answers.items()]
-        if _identity(self.path) != self._file:
+        if identity_of(self.path) != self._file:
             raise UserError(
                 f"run.answers {self.path}: was deleted or replaced while a run was at work: what "
                 "is written now would be lost; put it back, or --resume with a new one"
@@ -124,15 +125,6 @@ def opened(path: Path) -> sqlite3.Connection:
     )
     db.execute("CREATE UNIQUE INDEX IF NOT EXISTS by_key ON answers (key)")
     return db
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file has the name; None where none has it."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def lock_of(path: Path) -> Path:

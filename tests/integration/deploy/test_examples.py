@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -35,16 +37,17 @@ def _code(notebook):
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
-    """Environment that names a MetricX and an xCOMET that want a key."""
+    """Environment that names a MetricX, an xCOMET and an embedder that want a key."""
     folder = tmp_path_factory.mktemp("services")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
         patch.setenv("SCOREKIT_API_KEYS", "a-key-of-the-tests")
         patch.setenv("SCOREKIT_API_KEY", "a-key-of-the-tests")
+        models = {"metricx": "metricx", "xcomet": "xcomet", "embedder": "encoder"}
         urls = {
             f"{name.upper()}_URL": running.enter_context(
-                running_process(name, folder, "--model", str(ROOT / "demo/models" / name))
+                running_process(name, folder, "--model", str(ROOT / "demo/models" / model))
             )
-            for name in ("metricx", "xcomet")
+            for name, model in models.items()
         }
         yield os.environ | urls | {"PYTHONPATH": str(ROOT)}
 
@@ -69,6 +72,20 @@ def test_notebooks_are_small_and_hold_nothing_that_changes_with_each_run():
         assert set(notebook.metadata) == {"kernelspec", "language_info"}
         assert set(notebook.metadata.language_info) == {"name"}
         assert not any(cell.metadata for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_imports_names_that_are_where_it_looks_for_them(path):
+    tree = ast.parse("\n".join(cell.source for cell in _code(_read(path))))
+    ours = [
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (ROOT / node.module.split(".")[0]).is_dir()
+        for alias in node.names
+    ]
+    assert ours
+    for module, name in ours:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
 def _shown(notebook):

@@ -17,13 +17,16 @@ from pydantic_core import to_json
 from bench.common import read_pairs
 from bench.kit.load import distinct_samples, expected_scores
 from bench.kit.servers import PATIENCE_S, free_port, running_service, wait_until
-from scorekit.client import SyncScoringClient
+from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
+from services.embedder.model import EmbedderBackend
+from services.embedder.verb import EmbedOptions
 from services.metricx.model import MetricXBackend
 from tests.kits.metricx_checkpoints import FLOAT32
 
 pytestmark = pytest.mark.slow
+ENCODER = Path(__file__).parents[3] / "demo/models/encoder"
 RUN = f"{os.getpid()}"  # in the names of the applications, so that their processes are ours
 
 
@@ -124,6 +127,19 @@ def test_metricx_gives_the_scores_that_it_gives_in_process(deploy, metricx_folde
     with SyncScoringClient(url, batch_size=10) as client:
         scores = [result.score for result in client.score(pairs)]
     assert scores == pytest.approx(expected.score_batch(pairs).sequence_scores, abs=FLOAT32)
+
+
+def test_the_embedder_gives_the_vectors_that_it_gives_in_process(deploy):
+    args = {"model": str(ENCODER), "device": "cpu", "threads": 1}
+    url = deploy("embedder", args, app="embedder", num_replicas=1)
+    texts = ["Hello.", "안녕하세요."]
+    backend = EmbedderBackend(**args)
+    backend.load()
+    expected = backend.forward(backend.encode(texts, EmbedOptions(False, "")))
+    with Embeddings(url) as client:
+        assert client.info().dimension == len(expected[0]["embedding"])
+        for got, outcome in zip(client.embed(texts), expected, strict=True):
+            assert got == pytest.approx(outcome["embedding"].tolist(), abs=1e-5)
 
 
 def test_a_request_of_many_samples_goes_whole_to_one_replica(deploy):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from bench.kit.servers import running_service
-from bench.rl_evidence.arms import ARMS, make_plan
+from bench.rl_evidence.arms import ARMS, ON_OMISSIONS, make_plan
 from bench.rl_evidence.control import Dealer, fit_spans, shuffled
+from bench.rl_evidence.omissions import OmissionTeller, omissions
 from bench.rl_evidence.report import quality_table, reward_table
 from bench.rl_evidence.summary import by_fault, figures, own_change, own_reward, probe_changes
 from scorekit.schemas import TranslationSample
@@ -169,3 +172,44 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
     assert yes.endswith("| +5.0 | yes |")
     assert no.endswith("| +4.9 | no |")
     assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], figures([_line()]))
+
+
+def test_the_stand_in_tells_what_of_the_reference_is_missing():
+    src, reference = "Open the red door", "빨간 문을 열기"
+    assert omissions(src, reference, reference) == []
+    (all_of_it,) = omissions(src, "", reference)
+    assert (all_of_it["text"], all_of_it["severity"]) == (src, "CRITICAL")
+    (some,) = omissions(src, "빨간 문을", reference)
+    assert (some["text"], some["severity"]) == ("door", "MAJOR")
+    assert src[some["start"] : some["end"]] == some["text"]
+    assert len(omissions(src, "빨간", "빨간 문을 빨간")) == 1  # a character counts once
+    assert omissions("", "", reference) == [] and omissions(src, "", "") == []
+
+
+def test_the_stand_in_answers_as_a_judge_does():
+    with running_service(OmissionTeller({"Open it": "열기"})) as url:
+        cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, w_omission=1, urls={"judge": url})
+        with closing(Rewarder(cfg)) as rewarder:
+            found = rewarder.score([("Open it", "열기"), ("Open it", ""), ("Unknown", "")])
+    assert [len(result.omissions) for result in found.results["mqm"]] == [0, 1, 0]
+    assert [result.score for result in found.results["mqm"]] == [0, 25, 0]
+
+
+def test_an_arm_with_omissions_pays_for_them_on_one_token():
+    line = _line(penalty=-1.0, omission=-10.0, tokens=4)
+    assert own_reward(line, ON_OMISSIONS["spans-omissions"]) == -3.5
+    assert own_reward(line, ON_OMISSIONS["spans"]) == -1.0
+    assert own_reward(line | {"omission": None}, ON_OMISSIONS["spans-omissions"]) is None
+    for name, arm in ON_OMISSIONS.items():
+        given = f"reward.w_omission={arm.w_omission:g}"
+        assert (given in arm.settings) == bool(arm.w_omission), name
+
+
+def test_the_plan_of_omissions_stands_beside_the_other():
+    plan = make_plan(False, [], [1, 2], omissions=True)
+    assert [run for run in plan.runs if run[0] == "spans-omissions"] == [
+        ("spans-omissions", 1),
+        ("spans-omissions", 2),
+    ]
+    assert plan.omissions and ("spans", 2) in plan.runs
+    assert plan.folder != make_plan(False, [], [1]).folder

@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 import yaml
 
+from scorekit.__main__ import DEFAULT_MODELS
 from scorekit.server.http.settings import Secrets, load_api_keys, parse_settings
+from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings
+from services.retriever.settings import RetrieverSettings
 from services.xcomet.settings import XCometSettings
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = {"metricx": MetricXSettings, "xcomet": XCometSettings, "judge": JudgeSettings}
+SETTINGS = {
+    "metricx": MetricXSettings,
+    "xcomet": XCometSettings,
+    "judge": JudgeSettings,
+    "embedder": EmbedderSettings,
+    "retriever": RetrieverSettings,
+}
+#: Services that a profile starts.
+OF_A_PROFILE = {"retriever"}
 FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
 EXAMPLE = (ROOT / ".env.example").read_text()
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -48,7 +59,7 @@ def test_every_variable_of_a_container_is_a_setting_of_its_service(name):
     known |= {f"SCOREKIT_{field}".upper() for field in Secrets.model_fields}
     known |= {"JUDGE_UPSTREAM_API_KEY"} if name == "judge" else set()
     given = {*PLAIN[name]["environment"], *GPU[name]["environment"]}
-    others = {"HF_TOKEN", "HF_HUB_OFFLINE", "METRICX_MODEL", "XCOMET_MODEL"}
+    others = {"HF_TOKEN", "HF_HUB_OFFLINE", *DEFAULT_MODELS}
     assert given - known <= (set() if name == "judge" else others)
 
 
@@ -70,7 +81,9 @@ def test_on_gpus_a_service_wants_the_keys_that_compose_demands(name, monkeypatch
     settings = settings_of(name, monkeypatch, PLAIN, GPU)
     assert not settings.no_auth
     assert load_api_keys(settings, Secrets()) == (b"a", b"b")
-    if name == "judge":
+    if name == "retriever":
+        assert settings.index == Path("/index/pages")
+    elif name == "judge":
         assert settings.backend == "openai" and settings.base_url == "http://vllm:8000/v1"
         assert UpstreamSecrets().key.get_secret_value() == "c"
         assert f"--served-model-name {settings.model} " in filled(GPU["vllm"]["command"])
@@ -79,7 +92,9 @@ def test_on_gpus_a_service_wants_the_keys_that_compose_demands(name, monkeypatch
 
 
 def test_caches_are_apart():
-    assert len({PLAIN[name]["environment"][f"{name.upper()}_CACHE"] for name in SETTINGS}) == 3
+    assert len({PLAIN[name]["environment"][f"{name.upper()}_CACHE"] for name in SETTINGS}) == len(
+        SETTINGS
+    )
 
 
 @pytest.mark.parametrize("name", [*PLAIN, "vllm"])
@@ -96,7 +111,22 @@ def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
 
 
 def test_with_no_profile_only_the_services_and_their_cache_start():
-    assert {n for n, s in PLAIN.items() if "profiles" not in s} == {"cache", *SETTINGS}
+    assert {n for n, s in PLAIN.items() if "profiles" not in s} == {
+        "cache",
+        *SETTINGS.keys() - OF_A_PROFILE,
+    }
+    assert PLAIN["retriever"]["profiles"] == ["search"]
+
+
+def test_the_retriever_reads_its_pages_into_what_it_serves():
+    retriever = PLAIN["retriever"]
+    mounts = [filled(mount).rpartition(":/") for mount in retriever["volumes"]]
+    assert [f"/{inside}" for _, _, inside in mounts] == ["/pages:ro", "/index"]
+    command = filled(retriever["entrypoint"][-1])
+    index = retriever["environment"]["RETRIEVER_INDEX"]
+    assert f"ingest /pages --index {index} " in command
+    assert command.endswith("&& exec python -m services.retriever")  # which gets the signals
+    assert filled(retriever["entrypoint"][-1], INGEST_FLAGS="--x y").count("--x y") == 1
 
 
 def test_the_example_names_every_variable_with_what_it_is_when_unset():
@@ -120,7 +150,16 @@ def test_a_copy_of_the_example_changes_nothing():
 
 def test_folders_that_are_mounted_are_there():
     mounts = [m for s in (*PLAIN.values(), *GPU.values()) for m in s.get("volumes", [])]
+    mounts = [filled(mount) for mount in mounts]
     folders = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(folders) == 6
+    assert len(folders) == 8
     for folder in folders:
         assert any((ROOT / folder).iterdir()), folder
+
+
+def test_images_share_the_layers_that_are_not_of_their_role():
+    """A RUN is made anew when an ARG above it changes: torch is to be installed once for all."""
+    lines = (ROOT / "deploy/docker/Dockerfile").read_text().splitlines()
+    places = [lines.index(line) for line in ('RUN bash install.sh torch "${TORCH}"', "ARG EXTRAS")]
+    assert places == sorted(places)
+    assert lines.index("ARG ROLE") > lines.index("FROM runtime AS service") > places[1]

@@ -15,17 +15,30 @@ import yaml
 import scorekit
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings, parse_settings
+from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
+from services.retriever.settings import RetrieverSettings
 from services.xcomet.settings import XCometSettings
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/k8s"
-SETTINGS = {"metricx": MetricXSettings, "xcomet": XCometSettings, "judge": JudgeSettings}
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+SETTINGS = {
+    "metricx": MetricXSettings,
+    "xcomet": XCometSettings,
+    "judge": JudgeSettings,
+    "embedder": EmbedderSettings,
+    "retriever": RetrieverSettings,
+}
+#: The retriever is applied apart, over the other folder's claim, cache, keys and rules.
+FOLDERS = (FOLDER, FOLDER / "search")
+KUSTOMIZATION, SEARCH = (
+    yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in FOLDERS
+)
 OBJECTS = [
     (path.name, thing)
-    for path in sorted(FOLDER.glob("*.yaml"))
+    for folder in FOLDERS
+    for path in sorted(folder.glob("*.yaml"))
     if path.name != "kustomization.yaml"
     for thing in yaml.safe_load_all(path.read_text())
 ]
@@ -47,7 +60,8 @@ def ray_pods() -> list[dict[str, Any]]:
 
 def pods() -> list[dict[str, Any]]:
     """Every pod's spec."""
-    templates = [spec["template"] for spec in objects("Deployment").values()] + ray_pods()
+    made = [*objects("Deployment").values(), *objects("Job").values()]
+    templates = [spec["template"] for spec in made] + ray_pods()
     return [template["spec"] for template in templates]
 
 
@@ -81,7 +95,7 @@ def test_the_ray_applications_are_valid():
     schema = pytest.importorskip("ray.serve.schema")
     config = schema.ServeDeploySchema.model_validate(yaml.safe_load(RAY["serveConfigV2"]))
     assert {app.name: app.import_path for app in config.applications} == {
-        name: f"deploy.ray.apps:{name}" for name in SETTINGS
+        name: f"deploy.ray.apps:{name}" for name in SETTINGS if name != "retriever"
     }
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"ray=={RAY['rayClusterConfig']['rayVersion']}" in pins
@@ -133,8 +147,18 @@ def test_probes_ask_routes_that_there_are(service):
     assert paths["liveness"] == "/health/live"  # a service that loads or drains is not killed
 
 
+def test_the_retriever_serves_what_the_job_makes():
+    (ingest,) = objects("Job")["retriever-ingest"]["template"]["spec"]["containers"]
+    assert ingest["image"] == container("retriever")["image"]
+    index = ingest["command"][ingest["command"].index("--index") + 1]
+    assert environment("retriever")["RETRIEVER_INDEX"] == index
+    assert ingest["command"][:4] == ["python", "-m", "services.retriever", "ingest"]
+
+
 def test_the_image_is_the_services_own_of_this_version():
-    tags = {image["name"]: image["newTag"] for image in KUSTOMIZATION["images"]}
+    tags = {
+        image["name"]: image["newTag"] for k in (KUSTOMIZATION, SEARCH) for image in k["images"]
+    }
     for name in SETTINGS:
         assert container(name)["image"] == f"scorekit-{name}:{scorekit.__version__}"
         assert tags[f"scorekit-{name}"] == scorekit.__version__
@@ -177,7 +201,7 @@ def test_secrets_come_from_files_and_every_one_that_is_read_is_made():
         for one in KUSTOMIZATION["secretGenerator"]
     }
     for spec in pods():
-        for entry in [entry for one in spec["containers"] for entry in one["env"]]:
+        for entry in [entry for one in spec["containers"] for entry in one.get("env", [])]:
             if "valueFrom" in entry:
                 wanted = entry["valueFrom"]["secretKeyRef"]
                 assert wanted["key"] in made[wanted["name"]]
@@ -247,7 +271,9 @@ def test_the_cache_that_services_name_is_there(service):
 
 def test_kustomize_builds_all_of_it(tmp_path):
     left_out = {"kustomization.yaml", "rayservice.yaml"}
-    assert {*KUSTOMIZATION["resources"]} == {p.name for p in FOLDER.glob("*.yaml")} - left_out
+    for folder, kustomization in zip(FOLDERS, (KUSTOMIZATION, SEARCH), strict=True):
+        there = {path.name for path in folder.glob("*.yaml")}
+        assert {*kustomization["resources"]} == there - left_out
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")
     copy = shutil.copytree(FOLDER, tmp_path / "k8s")
@@ -255,9 +281,11 @@ def test_kustomize_builds_all_of_it(tmp_path):
     for generator in KUSTOMIZATION["secretGenerator"]:
         for file in generator["files"]:
             (copy / file.partition("=")[2]).write_text("value")
-    done = subprocess.run(["kubectl", "kustomize", copy], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    built = list(yaml.safe_load_all(done.stdout))
+    built = []
+    for folder in (copy, copy / "search"):
+        done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        built += yaml.safe_load_all(done.stdout)
     for thing in built:
         kubernetes_validate.validate(thing, "1.30", strict=True)
         assert thing["metadata"].get("namespace", "scorekit") == "scorekit"

@@ -24,14 +24,16 @@ from bench.kit.servers import FakeBackend, running_app, running_service, wait_re
 from scorekit.server.app import create_app
 from scorekit.server.http import metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
+from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
+from services.retriever.settings import RetrieverSettings
 from services.xcomet.settings import XCometSettings
 from tools import dashboard
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/observability"
-SETTINGS = (MetricXSettings, XCometSettings, JudgeSettings)
+SETTINGS = (MetricXSettings, XCometSettings, JudgeSettings, EmbedderSettings)
 #: Labels that Prometheus' own configuration adds to every series of a target.
 OF_THE_TARGET = {"job", "instance", "service"}
 RULES = [
@@ -241,6 +243,10 @@ def test_prometheus_scrapes_every_service_on_its_port_with_a_key_from_a_file():
     (job,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     assert job["job_name"] == "scorekit"  # the rules name it
     assert job["authorization"]["credentials_file"] == "/run/secrets/scorekit_api_key"
+    port = RetrieverSettings.model_fields["port"].default
+    (named,) = job["dns_sd_configs"]  # of a profile: not said to be down where it is not started
+    assert named == {"names": ["retriever"], "type": "A", "port": port}
+    assert job["relabel_configs"][-1]["replacement"] == f"$1:{port}"
     found = {s["labels"]["service"]: s["targets"] for s in job["static_configs"]}
     assert found == {
         (name := settings.model_config["env_prefix"].lower().rstrip("_")): [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import free_port, running_service
 from scorekit.errors import ScorekitError, UserError
+from scorekit.files import temporary_of
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
 from synth.context import Context, Unfinished
@@ -23,6 +25,7 @@ from synth.drive.driver import run_map_stage
 from synth.folder.begin import begin, clear
 from synth.folder.locks import held, try_lock
 from synth.folder.store import StageFolder
+from synth.pairs import write_dataset
 from synth.run import RunOptions, run_stages
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
@@ -78,6 +81,44 @@ def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher
     assert len(records(tmp_path, "prefilter_score")) == 20
     (line,) = told
     assert f"waits for process {os.getpid()}" in line and not path.exists()
+
+
+def test_what_a_killed_driver_was_writing_goes_and_what_another_may_be_writing_stays(
+    tmp_path, teacher, metricx
+):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)  # which are even
+    folder = StageFolder(tmp_path, "prefilter_score")
+    mark = folder.shard(1).with_name("done-00001.json")
+    left = [temporary_of(path) for path in (folder.shard(1), folder.rejected(1), mark)]
+    cleared = folder.path.with_name(f".{folder.name}.gone")
+    shutil.copytree(folder.path, cleared)
+    # A process that works on another shard has no lock on these for itself.
+    theirs = [temporary_of(path) for path in (mark.with_name("done-00002.json"), folder.path / "x")]
+    for path in (*left, *theirs):
+        path.write_bytes(b"{")
+    run(cfg, stages=PREFILTER, resume=True)
+    assert folder.done()
+    assert not [path for path in (*left, cleared) if path.exists()]
+    assert all(path.exists() for path in theirs)
+
+
+def test_a_dataset_of_pairs_is_put_together_by_one_process_at_a_time(tmp_path, monkeypatch):
+    pairs = [{"src_lang": "eng", "tgt_lang": "kor"}, {"src_lang": "eng", "tgt_lang": "de"}]
+    cfg = made.config(tmp_path, data={"src_lang": "", "tgt_lang": "", "pairs": pairs})
+    theirs = try_lock(tmp_path / ".locks" / "dataset.lock")
+    told = []
+
+    class Log:
+        def info(self, line):
+            told.append(line)
+            theirs.close()
+
+    monkeypatch.setattr("synth.pairs.log", Log())
+    assert write_dataset(cfg, RunOptions(("export",))) is None  # no pair is exported
+    (line,) = told
+    assert f"waits for process {os.getpid()}" in line
 
 
 def test_a_finished_stage_needs_no_service(tmp_path, teacher, metricx):

@@ -9,7 +9,7 @@ import structlog
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
+from scorekit.files import temporary_of, write_atomic
 from synth.__main__ import app
 from synth.context import Context
 from synth.folder.repair import repair
@@ -114,9 +114,14 @@ def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
     made.make_run(tmp_path)
     ctx = Context(cfg, tmp_path)
     rejected = tmp_path / "rejected.jsonl"
+    view, state = tmp_path / "prefilter_candidates.jsonl", tmp_path / ".views.json"
+    left = [temporary_of(path) for path in (view, state)]  # by a driver that was killed
+    for path in left:
+        path.write_bytes(b"{")
     assert write_views(ctx, "select_sources") == [rejected]
     first = rejected.read_bytes()
-    assert write_views(ctx, "prefilter_score") == [tmp_path / "prefilter_candidates.jsonl"]
+    assert write_views(ctx, "prefilter_score") == [view]
+    assert not [path for path in left if path.exists()]
     assert write_views(ctx, "prefilter_score") == []
     made.run_filter(cfg)
     place = rejected.stat().st_ino
@@ -126,7 +131,7 @@ def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
     assert whole.startswith(first) and rejected.stat().st_ino == place
     assert [json.loads(line)["stage"] for line in whole.splitlines()[2:]] == ["format_filter"] * 2
     assert write_views(ctx, "format_filter") == []
-    (tmp_path / ".views.json").unlink()
+    state.unlink()
     write_views(ctx, "format_filter")
     assert rejected.read_bytes() == whole
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorekit.text.sentences import split_sentences
 from synth.config import SegmentationConfig
 from synth.sources.madlad import Document, find_newlines
-from synth.sources.segment import find_blobs, find_segments, mode_code, split_sentences, whole_text
+from synth.sources.segment import find_blobs, find_segments, mode_code, whole_text
 
 # Article 1 of the Universal Declaration of Human Rights, sentence by sentence.
 KOREAN = [

@@ -1,0 +1,1 @@
+"""What the commands of curation take of a large store."""

@@ -1,0 +1,168 @@
+"""Do the commands of curation leave the same bytes, however often they are killed?
+
+A run of the search demo's small policy with wrong references among its questions, and each command
+on it, one behind the other, as a process. First each runs whole; then each is started anew and gets
+`kill -9` at a random moment, again and again with the same words, until all kills are spent, and
+once to the end. What both leave is compared file by file. Servers are real and stay: the page
+index, the demo's generator, the judge, a verifier that errs, and a rewriter.
+
+    python -m bench.curation.killed [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.common import WORK, Figure, run
+from bench.kit.openai_server import FakeOpenAI
+from bench.loop_evidence.rounds import places, write_questions
+from bench.search_evidence.__main__ import neighbours
+from bench.search_evidence.sets import HELD_OUT
+from demo.processes import child_environment, serving
+from demo.search.generator import create_app
+from demo.search.loop.verifier import NAME, Verifying
+
+FOLDER = WORK / "curation_killed"
+CONFIG = "configs/search/demo_phase2.yaml"
+#: Command -> its flags; {out} is the folder that holds what all of them leave.
+COMMANDS = {
+    "buckets": "--run {run}",
+    "diagnose": "--run {run}",
+    "alternatives": "--run {run}",
+    "hallucinations": "--run {run}",
+    "verify": "--run {run} --set verify.prompts=all --set verify.k=3",
+    "focus": "--run {run} --buckets {out}/buckets --verified {out}/verify",
+    "budget": "--run {run} --rows {out}/focus",
+    "distill": "--run {run} --set distill.repeats=mask --set distill.ended=any",
+    "rewrite": "--from {out}/distill",
+}
+#: Shares of a command's time between which it is killed: before, it only loads its libraries.
+_MOMENTS = 0.4, 1.0
+_TRIES = 3  # for each kill, at most
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures."""
+    kills, every = (len(COMMANDS), 20) if quick else (36, 5)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    with _servers() as servers:
+        played = _play(servers, every)
+        took = {name: _whole(name, played, servers) for name in COMMANDS}
+        dice, landed = random.Random(1), dict.fromkeys(COMMANDS, 0)
+        for name in COMMANDS:
+            for _ in range(_TRIES * kills // len(COMMANDS)):
+                moment = took[name] * dice.uniform(*_MOMENTS)
+                if _killed(name, played, servers, moment):
+                    landed[name] += 1
+                else:  # with answers that are paid for it is done sooner
+                    took[name] = moment
+                if landed[name] >= kills / len(COMMANDS):
+                    break
+            _to_the_end(name, played, servers)
+    for name in COMMANDS:
+        whole, other = _files(FOLDER / "whole" / name), _files(FOLDER / "killed" / name)
+        wrong = [file for file in whole.keys() | other.keys() if whole.get(file) != other.get(file)]
+        told = {"kills": landed[name], "files": len(whole), "differ": sorted(wrong)}
+        yield Figure(f"{name}: files that differ", len(wrong), "files", at_most=0, details=told)
+    least = None if quick else 30
+    total = sum(landed.values())
+    yield Figure("kill -9 that met a command at work", total, "", at_least=least, details=landed)
+
+
+@contextmanager
+def _servers() -> Iterator[dict[str, str]]:
+    """Settings that name them."""
+
+    def rephrase(body: dict[str, Any], seed: int | None) -> str:
+        sent = json.loads(body["messages"][-1]["content"])
+        turns = [{"turn": t["turn"], "thought": f"So: {t['thought']}"} for t in sent["turns"]]
+        return json.dumps({"turns": turns})
+
+    rewriter = FakeOpenAI("rewriter", respond=rephrase, records=False)
+    with ExitStack() as held:
+        urls = held.enter_context(neighbours(FOLDER, [HELD_OUT]))[HELD_OUT]
+        verifier = held.enter_context(serving(create_app(name=NAME, answerer=Verifying(seed=1))))
+        yield places(urls) | {
+            "verify.verifier.base_url": f"{verifier}/v1",
+            "verify.verifier.model": NAME,
+            "rewrite.rewriter.base_url": held.enter_context(rewriter.running()),
+            "rewrite.rewriter.model": "rewriter",
+        }
+
+
+def _play(servers: dict[str, str], every: int) -> Path:
+    """A run of two updates, and what they played."""
+    write_questions(FOLDER / "questions.jsonl", every, 1)
+    told = {"data.train": FOLDER / "questions.jsonl", "rl.num_updates": 2, "rl.batch_size": 12}
+    told |= {"misc.run_dir": FOLDER / "run", "data.eval": "null"}
+    told |= {key: of for key, of in servers.items() if key.startswith(("retriever", "answering"))}
+    flags = [part for key, value in told.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "trainer", "train", "--config", CONFIG, *flags]
+    subprocess.run(command, check=True, env=child_environment(), capture_output=True)
+    return FOLDER / "run"
+
+
+def _start(
+    name: str, kind: str, played: Path, servers: dict[str, str], *more: str
+) -> subprocess.Popen[bytes]:
+    out = FOLDER / kind
+    out.mkdir(exist_ok=True)
+    flags = COMMANDS[name].format(run=played, out=out).split()
+    asks = name in ("alternatives", "hallucinations", "verify", "rewrite")
+    flags += [part for key, of in servers.items() if asks for part in ("--set", f"{key}={of}")]
+    command = [sys.executable, "-m", "trainer", "search", name, *flags, "--out", str(out / name)]
+    with (FOLDER / f"{kind}.log").open("ab") as log:
+        return subprocess.Popen([*command, *more], stdout=log, stderr=log, env=child_environment())
+
+
+def _whole(name: str, played: Path, servers: dict[str, str]) -> float:
+    """Seconds of it."""
+    began = time.monotonic()
+    _ended(name, _start(name, "whole", played, servers))
+    return time.monotonic() - began
+
+
+def _killed(name: str, played: Path, servers: dict[str, str], after_s: float) -> bool:
+    """Whether it was still at work."""
+    process = _start(name, "killed", played, servers, "--overwrite")
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+    _ended(name, process)
+    return False
+
+
+def _to_the_end(name: str, played: Path, servers: dict[str, str]) -> None:
+    _ended(name, _start(name, "killed", played, servers, "--overwrite"))
+
+
+def _ended(name: str, process: subprocess.Popen[bytes]) -> None:
+    if code := process.wait():
+        raise RuntimeError(f"{name} ended with exit code {code}: see {FOLDER}/*.log")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """By name; a path of this folder's parent is one of the other's."""
+    own, shared = str(folder.parent).encode(), b"OUT"
+    return {
+        str(path.relative_to(folder)): path.read_bytes().replace(own, shared)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+if __name__ == "__main__":
+    run("curation_killed", __doc__, questions)

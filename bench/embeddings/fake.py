@@ -1,0 +1,72 @@
+"""An embedder without a model: the vector of a text is a function of its words, and texts that
+share words are alike."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from scorekit.errors import SampleError
+from scorekit.server.backend import Encoded, Outcome
+from services.embedder.verb import EmbedderDescription, Embedding, EmbedOptions
+
+
+class FakeEmbedder:
+    """Words are tokens; a text may have `max_length` of them."""
+
+    service = "embedder"
+    verb = Embedding()
+
+    def __init__(self, dimension: int = 8, max_length: int = 64) -> None:
+        self.dimension, self.max_length = dimension, max_length
+
+    def load(self) -> EmbedderDescription:
+        """At once."""
+        return EmbedderDescription(
+            model="fake",
+            revision="0",
+            tokenizer="words",
+            dtype="float32",
+            device="cpu",
+            max_input_length=self.max_length,
+            pooling="mean",
+            dimension=self.dimension,
+            prompts={"query": "query: "},
+        )
+
+    def encode(self, samples: Sequence[str], options: EmbedOptions) -> list[Encoded | SampleError]:
+        """Words, at most `max_length`."""
+        encoded: list[Encoded | SampleError] = []
+        for text in samples:
+            words = f"{options.prompt}{text}".split()
+            if len(words) > self.max_length and not options.truncate:
+                encoded.append(SampleError("overlong", f"more than {self.max_length} tokens"))
+                continue
+            kept = words[: self.max_length]
+            encoded.append(Encoded(max(1, len(kept)), {"tokens": len(kept)}, kept))
+        return encoded
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Vectors, float32 [D]."""
+        return [{"embedding": vector_of(one.payload, self.dimension)} for one in batch]
+
+    def probe(self, words: int) -> str:
+        """A text of so many words."""
+        return "w " * words
+
+    def memory_bytes(self) -> tuple[int, int, int] | None:
+        """None: there is no device."""
+        return None
+
+
+def vector_of(words: Sequence[str], dimension: int = 8) -> np.ndarray:
+    """The sum of a vector for each word, of length 1; the same numbers on every processor."""
+    total = [0.01] * dimension  # an empty text has a vector, too
+    for word in words:
+        digest = hashlib.blake2b(word.encode(), digest_size=dimension).digest()
+        total = [number + byte / 128 - 1 for number, byte in zip(total, digest, strict=True)]
+    length = math.sqrt(math.fsum(number * number for number in total))
+    return np.array([number / length for number in total], dtype=np.float32)

@@ -1,0 +1,1 @@
+"""Whether the closed loop is worth its steps, beside the same trainings without them."""

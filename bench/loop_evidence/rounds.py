@@ -1,0 +1,135 @@
+"""Trainings in rounds by `trainer search loop`, and what their last policies are worth: greedy, by
+one yardstick, on questions about documents that none was trained on."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.common import Figure
+from bench.search_evidence.sets import HELD_OUT, SETS
+from demo.processes import child_environment, serving
+from demo.run import paired_interval
+from demo.search.generator import NAME as GENERATOR
+from demo.search.generator import create_app
+from demo.search.loop.planted import plant, read_rows, write_rows
+from demo.search.loop.verifier import NAME, Verifying
+from demo.search.reading import Reader
+from scorekit.errors import UserError
+from trainer.runs.runlog import read_jsonl
+
+SEEDS = (1, 2, 3)
+_MEASURE = "configs/search/demo_phase2.yaml"
+_SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
+
+
+def write_questions(path: Path, every: int, seed: int) -> set[str]:
+    """Every so manieth of the demo's, 15 % of them with a wrong reference: the ids of those."""
+    made, wrong = plant(read_rows()[::every], Reader(), seed)
+    write_rows(path, [row | {"alternatives": {}} for row in made])
+    return wrong
+
+
+def play(
+    folder: Path,
+    arm: str,
+    seed: int,
+    rounds: Mapping[str, Any],
+    urls: Mapping[str, Mapping[str, str]],
+) -> Path:
+    """Play the rounds of an arm and measure what they left, each once; gives the loop's folder.
+
+    folder: with `questions-SEED.jsonl`. urls: of the neighbours, by set.
+    """
+    path, out = folder / f"{arm}-{seed}.yaml", folder / f"{arm}-{seed}"
+    path.write_text(yaml.safe_dump(dict(rounds), sort_keys=False), encoding="utf-8")
+    here = places(urls[HELD_OUT])
+    values: dict[str, Any] = {f"train.{key}": value for key, value in here.items()}
+    values["train.data.train"] = folder / f"questions-{seed}.jsonl"
+    values["train.misc.seed"] = seed
+    log = out.with_suffix(".log")
+    with serving(create_app(name=NAME, answerer=Verifying(seed=seed))) as verifier:
+        values["curation.verify.verifier.base_url"] = f"{verifier}/v1"
+        values["curation.verify.verifier.model"] = NAME
+        _trainer(log, "search", "loop", "--rounds", path, "--out", out, **values)
+    for of in SETS:
+        place = folder / f"{arm}-{seed}-{of}"
+        if not (place / "evaluation.json").is_file():
+            told: dict[str, Any] = {
+                "data.eval": SETS[of].questions,
+                "policy.path": _last_policy(out),
+            }
+            told |= {"misc.run_dir": place} | places(urls[of])
+            _trainer(log, "evaluate", "--config", _MEASURE, "--overwrite", **told)
+    return out
+
+
+def places(urls: Mapping[str, str]) -> dict[str, str]:
+    """Settings that name the neighbours of a set."""
+    return {
+        "retriever.url": urls["retriever"],
+        "answering.judge.url": urls["judge"],
+        "answering.generator.base_url": f"{urls[GENERATOR]}/v1",
+        "answering.generator.model": GENERATOR,
+    }
+
+
+def _last_policy(out: Path) -> Path:
+    """Of the last round that was played: the loop ends where no row is left."""
+    last = sorted(path for path in out.iterdir() if (path / "policy").is_dir())[-1]
+    return last / "sft-policy" if (last / "sft-policy").is_dir() else last / "policy"
+
+
+def _trainer(log: Path, *told: object, **values: object) -> None:
+    flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "trainer", *map(str, told), *flags]
+    with log.open("ab") as file:
+        done = subprocess.run(
+            command, stdout=file, stderr=file, env=child_environment(), check=False
+        )
+    if done.returncode:
+        raise UserError(f"{' '.join(command)} ended with exit code {done.returncode}: see {log}")
+
+
+def compared(
+    folder: Path, of: str, arms: tuple[str, str], seeds: Sequence[int]
+) -> Iterator[Figure]:
+    """Both arms on a set, and the first less the second, question by question."""
+    title = SETS[of].title
+    for name, key in _SHOWN.items():
+        for arm in arms:
+            values = [_figures(folder, arm, seed, of)[key] for seed in seeds]
+            details = {"seeds": values}
+            yield Figure(f"{title}: {name}, {arm}", statistics.mean(values), "", details=details)
+    first, second = (_by_question(folder, arm, seeds, of) for arm in arms)
+    changes = [first[id] - second[id] for id in second]
+    low, high = paired_interval(changes)
+    yield Figure(
+        f"{title}: reward, {arms[0]} - {arms[1]}",
+        statistics.mean(changes),
+        "",
+        note=f"95 % interval {low:+.3f} to {high:+.3f}, {len(changes)} questions",
+        details={"interval": [low, high], "questions": len(changes)},
+    )
+
+
+def _figures(folder: Path, arm: str, seed: int, of: str) -> dict[str, Any]:
+    path = folder / f"{arm}-{seed}-{of}/evaluation.json"
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return told
+
+
+def _by_question(folder: Path, arm: str, seeds: Sequence[int], of: str) -> dict[str, float]:
+    """id -> reward, the mean of the seeds; one without a reward fails the comparison."""
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        for line in read_jsonl(folder / f"{arm}-{seed}-{of}/evaluation.jsonl"):
+            found.setdefault(line["question"]["id"], []).append(line["reward"]["value"])
+    return {id: statistics.mean(values) for id, values in found.items()}

@@ -1,0 +1,53 @@
+"""Every page scored by the plain formula, in float64: what a retriever must find."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+Numbers = np.ndarray
+
+
+class PlainBm25:
+    """BM25 as Lucene has it (Kamphuis et al. 2020, table 1): for each word of the query
+    `log(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b * length / mean length))`."""
+
+    def __init__(self, texts: Sequence[Sequence[str]], k1: float = 1.5, b: float = 0.75) -> None:
+        self._count = len(texts)
+        lengths = np.array([len(text) for text in texts], dtype=np.float64)
+        self._norm = k1 * (1 - b + b * lengths / lengths.mean())
+        self._places: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for page, text in enumerate(texts):
+            for word, times in Counter(text).items():
+                self._places[word].append((page, times))
+
+    def scores(self, words: Sequence[str]) -> Numbers:
+        """[N], 0 for a page that has none of the words."""
+        found = np.zeros(self._count)
+        for word in words:
+            places = self._places.get(word, [])
+            idf = math.log(1 + (self._count - len(places) + 0.5) / (len(places) + 0.5))
+            for page, times in places:
+                found[page] += idf * times / (times + self._norm[page])
+        return found
+
+
+def max_sim(query: Numbers, pages: Sequence[Numbers]) -> Numbers:
+    """[N]: for each page the sum, over the query's vectors [Q, D], of the largest product with any
+    of the page's [P, D]."""
+    wide = query.astype(np.float64)
+    return np.array([(page.astype(np.float64) @ wide.T).max(axis=0).sum() for page in pages])
+
+
+def recall(found: Sequence[int], scores: Numbers, most: int) -> float:
+    """Share of the `most` best pages that were found. A page whose score equals that of the last
+    one but for rounding is as good."""
+    wanted = min(most, int((scores > -np.inf).sum()))
+    if wanted == 0:
+        return 1.0 if not found else 0.0
+    last = np.sort(scores)[-wanted]
+    good = {page for page in found if scores[page] >= last - 1e-4 * abs(last)}
+    return len(good) / wanted

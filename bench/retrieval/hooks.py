@@ -1,0 +1,39 @@
+"""OCR hooks to test with: what they do depends on the picture's top left pixel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from scorekit.retrieval.wire import TextBox
+
+#: Names a file with the number of pages that a process may read.
+MOST = "SCOREKIT_TEST_PAGES"
+_read = [0]
+
+
+def read(picture: Any) -> list[TextBox]:
+    """Red: text; green: the process dies; blue: it hangs; anything else: the function fails."""
+    match picture.getpixel((0, 0)):
+        case (255, 0, 0):
+            box = TextBox(text="read by ocr", x1=1, y1=2, x2=30, y2=12, letter_height=10)
+            return [box]
+        case (0, 128, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        case (0, 0, 255):
+            time.sleep(3600)
+    raise ValueError("nothing to be read")
+
+
+def held(picture: Any) -> list[TextBox]:
+    """Text for as many pages as the file allows; the next waits, until its reader is orphaned."""
+    parent = os.getppid()
+    while _read[0] >= int(Path(os.environ[MOST]).read_text()):
+        if os.getppid() != parent:
+            os._exit(0)
+        time.sleep(0.01)
+    _read[0] += 1
+    return [TextBox(text="read by ocr", x1=1, y1=2, x2=30, y2=12, letter_height=10)]

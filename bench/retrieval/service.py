@@ -1,0 +1,214 @@
+"""What does the retriever give over HTTP against its libraries in the caller's own process?
+
+The same pages, the same queries, the same words; no query is asked twice, so no cache helps. The
+two sides run in turn, and a figure is the ratio of the medians. Recall is against every page scored
+by the plain formula in float64.
+
+    python -m bench.retrieval.service [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from bench.common import WORK, Figure, compare, run, service, timed
+from bench.kit.servers import running_app
+from bench.retrieval.brute_force import PlainBm25, max_sim, recall
+from bench.retrieval.pages import make_pages, make_queries, sentences, write_index
+from bench.retrieval.vectors import (
+    MODEL,
+    BareMaxSim,
+    PackedMaxSim,
+    app,
+    of_page,
+    of_query,
+    write_vectors,
+)
+from scorekit.retrieval.client import Retriever
+from services.retriever.backends.late import VectorFile
+
+TOP_K, CALLERS = 10, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    pages: int = 20_000
+    queries: int = 512
+    checked: int = 100
+    repeats: int = 5
+    late_pages: int = 400
+    late_queries: int = 32
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    sizes = Sizes(200, 32, 10, 1, 40, 4) if quick else Sizes()
+    yield from by_words(sizes)
+    yield from by_vectors(sizes)
+
+
+class Fresh:
+    """The queries, each time with a number before them that no page has: the same work, and
+    nothing that was asked before."""
+
+    def __init__(self, queries: Sequence[str]) -> None:
+        self._queries = queries
+        self._turn = count(10**6)
+
+    def __call__(self) -> list[str]:
+        """The next ones."""
+        turn = next(self._turn)
+        return [f"{turn} {query}" for query in self._queries]
+
+
+def found_pages(hits: Any, numbers: dict[str, int]) -> list[int]:
+    """Indexes of the pages of one query's hits. An error of the service is one here."""
+    return [numbers[hit.page_id] for hit in hits]
+
+
+def by_words(sizes: Sizes) -> Iterator[Figure]:
+    """BM25: `bm25s` with our words, in this process, against the service."""
+    import bm25s
+
+    from services.retriever.backends.bm25 import Bm25Builder
+    from services.retriever.backends.words import Words
+
+    texts = sentences()
+    pages = make_pages(sizes.pages, texts)
+    folder = WORK / f"retrieval/bm25-{sizes.pages}"
+    write_index(folder, pages, [Bm25Builder("morphemes")])
+    words = Words("morphemes")
+    page_words = [words.of(page.text) for page in pages]
+    bare = bm25s.BM25(method="lucene")
+    bare.index(page_words, show_progress=False)
+
+    def theirs(queries: Sequence[str]) -> Any:
+        asked = [words.of(query) for query in queries]
+        return bare.retrieve(asked, k=TOP_K, show_progress=False, n_threads=0)
+
+    fresh = Fresh(make_queries(sizes.queries, texts))
+    with service("services.retriever", "--index", str(folder), "--cache", "memory") as (_, url):
+        with Retriever(url) as client:
+            client.search(fresh(), TOP_K)
+            theirs(fresh())
+            times = compare(
+                lambda: client.search(fresh(), TOP_K), lambda: theirs(fresh()), sizes.repeats
+            )
+            yield Figure(
+                f"bm25 over HTTP, {sizes.queries} queries in one call over {sizes.pages} pages, "
+                "against bm25s in process with the same words",
+                times["times_faster"],
+                "times its rate",
+                at_least=0.95,
+                details=times | {"queries": sizes.queries, "pages": sizes.pages},
+            )
+            yield Figure("  queries a second", sizes.queries / times["ours_s"], "queries/s")
+            asked = make_queries(sizes.checked, texts)
+            found = client.search(asked, TOP_K)
+        with ExitStack() as stack:
+            clients = [stack.enter_context(Retriever(url)) for _ in range(CALLERS)]
+            yield callers(clients, theirs, fresh, sizes)
+    plain = PlainBm25(page_words)
+    numbers = {page.page_id: k for k, page in enumerate(pages)}
+    shares = []
+    for query, hits in zip(asked, found, strict=True):
+        scores = plain.scores(words.of(query))
+        scores[scores <= 0] = -np.inf
+        shares.append(recall(found_pages(hits, numbers), scores, TOP_K))
+    yield Figure(
+        f"  recall@{TOP_K} against every page by the formula, worst of {len(shares)} queries",
+        min(shares),
+        "",
+        at_least=1.0,
+    )
+
+
+def callers(
+    clients: Sequence[Retriever],
+    theirs: Callable[[Sequence[str]], Any],
+    fresh: Fresh,
+    sizes: Sizes,
+) -> Figure:
+    """The same queries, by callers that each have a share of them."""
+
+    def ours() -> None:
+        queries = fresh()
+        with ThreadPoolExecutor(len(clients)) as pool:
+            shares = [queries[k :: len(clients)] for k in range(len(clients))]
+            for found in pool.map(lambda client, share: client.search(share), clients, shares):
+                assert all(isinstance(hits, list) for hits in found)
+
+    ours()
+    times = compare(ours, lambda: theirs(fresh()), sizes.repeats)
+    return Figure(
+        f"bm25 over HTTP, the same {sizes.queries} queries by {len(clients)} callers at once",
+        times["times_faster"],
+        "times its rate",
+        details=times,
+    )
+
+
+def by_vectors(sizes: Sizes) -> Iterator[Figure]:
+    """Late interaction: numpy in this process against the service, which asks a server for the
+    queries' vectors."""
+    pages = make_pages(sizes.late_pages, sentences())
+    ids = [page.page_id for page in pages]
+    folder = WORK / f"retrieval/late-{sizes.late_pages}"
+    file = WORK / f"retrieval/late-{sizes.late_pages}.safetensors"
+    if not file.exists():
+        write_vectors(file, ids)
+    write_index(folder, pages, [VectorFile(file, MODEL)])
+    page_vectors = [of_page(page_id) for page_id in ids]
+    ways = (BareMaxSim(page_vectors), PackedMaxSim(page_vectors))
+    fresh = Fresh(make_queries(sizes.late_queries, sentences()))
+    asked = fresh()
+    bare = min(ways, key=lambda way: timed(lambda: [way.search(of_query(q), TOP_K) for q in asked]))
+    with ExitStack() as stack:
+        pooling = stack.enter_context(running_app(app))
+        flags = ("--index", str(folder), "--cache", "memory", "--late-url", pooling)
+        _, url = stack.enter_context(service("services.retriever", *flags))
+        client = stack.enter_context(Retriever(url))
+        client.search(fresh(), TOP_K)
+        times = compare(
+            lambda: client.search(fresh(), TOP_K),
+            lambda: [bare.search(of_query(query), TOP_K) for query in fresh()],
+            sizes.repeats,
+        )
+        vectors = sum(map(len, page_vectors))
+        yield Figure(
+            f"late interaction over HTTP, {sizes.late_queries} queries of 24 vectors over "
+            f"{sizes.late_pages} pages of about 700, against a bare MaxSim in process",
+            times["times_faster"],
+            "times its rate",
+            at_least=0.95,
+            details=times | {"vectors": vectors, "the faster bare way": type(bare).__name__},
+        )
+        yield Figure("  queries a second", sizes.late_queries / times["ours_s"], "queries/s")
+        found = client.search(asked, TOP_K)
+    numbers = {page_id: k for k, page_id in enumerate(ids)}
+    shares = [
+        recall(found_pages(hits, numbers), max_sim(of_query(query), page_vectors), TOP_K)
+        for query, hits in zip(asked, found, strict=True)
+    ]
+    yield Figure(
+        f"  recall@{TOP_K} against every page in float64, worst of {len(shares)} queries",
+        min(shares),
+        "",
+        at_least=1.0,
+    )
+
+
+if __name__ == "__main__":
+    run("retrieval", __doc__, questions)

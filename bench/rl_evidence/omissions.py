@@ -1,0 +1,132 @@
+"""A stand-in for the judge's `mqm`: no LLM, but one who KNOWS THE REFERENCE and tells omissions.
+
+What an LLM would read out of source and translation, this finds by comparing the translation with
+the true one: a word of the reference is missing where less than half of its characters are left in
+the translation (each character of which counts once). The source's words in the same relative place
+are said to be left out. English and Korean order their words differently, so how many they are is
+meant, and not which. Neighbours are one omission: CRITICAL where it holds half of the source's
+words or more, else MAJOR. It finds no error in the translation; those are xCOMET's.
+
+So a valid translation in other words is charged, too. What it shows is what an annotator's
+omissions would do to a policy, never what a judge without the reference can see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scorekit.errors import SampleError
+from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo
+from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.scoring import ScoreDescription, Scoring
+
+#: Shares of a word's characters that have to be left, and of the source that is a critical loss.
+_LEFT, _CRITICAL = 0.5, 0.5
+#: The score of MQM: lower is better, 25 at most.
+_WEIGHTS, _MOST = {"MAJOR": 5.0, "CRITICAL": 25.0}, 25.0
+
+
+class OmissionTeller:
+    """A judge whose task `mqm` answers by reference. references: source -> true translation."""
+
+    service = "judge"
+
+    def __init__(self, references: Mapping[str, str]) -> None:
+        self.references = dict(references)
+        self.verb = Scoring(JudgeSample, JudgeOptions)
+
+    def load(self) -> ScoreDescription:
+        """Nothing to load."""
+        return ScoreDescription(
+            model="stand-in that knows the reference",
+            revision="1",
+            tokenizer="none",
+            dtype="none",
+            device="none",
+            max_input_length=100_000,
+            score_range=ScoreRange(min=0.0, max=1.0),
+            higher_is_better=True,
+            tasks={
+                "mqm": TaskInfo(score_range=ScoreRange(min=0.0, max=_MOST), higher_is_better=False)
+            },
+        )
+
+    def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
+        """Only `mqm`, of sources whose reference is known; the check's own sample has none, and
+        nothing is found missing there."""
+        encoded: list[Encoded | SampleError] = []
+        for sample in samples:
+            texts = sample.model_extra or {}
+            if sample.task != "mqm" or not {"src", "mt"} <= texts.keys():
+                encoded.append(SampleError("invalid_input", "only the task mqm is known here"))
+                continue
+            fields = {
+                "tokens": 0,
+                "truncated": {"src": False, "mt": False, "ref": False},
+                "mt_covered": len(texts["mt"]),
+            }
+            encoded.append(Encoded(1, fields, (texts["src"], texts["mt"])))
+        return encoded
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Omissions, and their score."""
+        return [self._outcome(*encoded.payload) for encoded in batch]
+
+    def _outcome(self, src: str, mt: str) -> Outcome:
+        reference = self.references.get(src)
+        found = [] if reference is None else omissions(src, mt, reference)
+        score = min(_MOST, sum(_WEIGHTS[one["severity"]] for one in found))
+        return {"score": score, "error_spans": [], "omissions": found, "unplaced": []}
+
+    def probe(self, words: int) -> JudgeSample:
+        """Of a source that nobody knows."""
+        return JudgeSample(task="mqm", src="word " * words, mt="말 " * words)
+
+    def memory_bytes(self) -> tuple[int, int, int] | None:
+        """It holds nothing."""
+        return None
+
+
+def omissions(src: str, mt: str, reference: str) -> list[dict[str, Any]]:
+    """Stretches of `src` whose part of the reference is missing in `mt`, as an answer has them."""
+    words = list(re.finditer(r"\S+", src))
+    missing = _missing(reference.split(), mt)
+    parts = len(missing)
+    lost = [parts > 0 and missing[place * parts // len(words)] for place in range(len(words))]
+    found: list[dict[str, Any]] = []
+    begin = 0
+    while begin < len(words):
+        end = begin
+        while end < len(words) and lost[end]:
+            end += 1
+        if end > begin:
+            start, stop = words[begin].start(), words[end - 1].end()
+            critical = end - begin >= _CRITICAL * len(words)
+            found.append(
+                {
+                    "start": start,
+                    "end": stop,
+                    "severity": "CRITICAL" if critical else "MAJOR",
+                    "confidence": None,
+                    "text": src[start:stop],
+                    "category": "accuracy/omission",
+                }
+            )
+        begin = end + 1
+    return found
+
+
+def _missing(words: Sequence[str], mt: str) -> list[bool]:
+    """Of each word of the reference, whether less than half of its characters are left in `mt`."""
+    left = Counter(mt)
+    missing = []
+    for word in words:
+        wanted = Counter(word)
+        shared = wanted & left
+        missing.append(shared.total() < _LEFT * wanted.total())
+        if not missing[-1]:
+            left -= shared
+    return missing

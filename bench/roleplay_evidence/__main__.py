@@ -1,0 +1,107 @@
+"""What do the five role-play rewards teach? Each left out, a control, three seeds.
+
+    python -m bench.roleplay_evidence            # what stands in runs/roleplay_evidence is kept
+    python -m bench.roleplay_evidence --only all --only shuffled --seeds 1
+    python -m bench.roleplay_evidence --report   # docs/evidence.md anew, from bench/results alone
+
+The start is the demo's: its policy after SFT with the mended template. Each run is the demo's GRPO
+in a process of its own against the embedder over HTTP, measured on turns that nothing was tuned on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.common import RESULTS, WORK, machine, write_json
+from bench.kit.evidence import check_arms, run_logged
+from bench.roleplay_evidence.arms import ARMS, COMMON, CONFIG, RUNS, SEEDS, order, run_folder
+from demo.processes import exit_on_sigterm, running_service
+from scorekit.command import clean_exit
+
+console = Console(stderr=True, highlight=False)
+
+
+def make_start(folder: Path, embedder: str) -> Path:
+    """The policy that all runs begin with, made as the demo makes it; kept where it stands."""
+    from demo.roleplay.run import GRPO, POLICY, check_template, run_trainer, train_sft
+
+    policy = folder / "start-policy"
+    measured = {"misc.run_dir": folder / "hurt", "reward.embedding_model": embedder, **COMMON}
+    if not (folder / "hurt/evaluation.jsonl").is_file():
+        run_trainer("evaluate", GRPO, {"policy.path": POLICY, **measured}, "--overwrite")
+    if not policy.is_dir():
+        template = folder / "chat_template.fixed.jinja"
+        check_template(template)
+        train_sft(folder / "sft", template, policy, None)
+    return policy
+
+
+def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> None:
+    """One run, unless it stands on disk with the same settings."""
+    arm, run = ARMS[name], run_folder(folder, name, seed)
+    chosen = {key: str(value) for key, value in (settings | arm.settings).items()}
+    done = folder / f"{run.name}.json"
+    known = {key: value for key, value in chosen.items() if key != "reward.embedding_model"}
+    if done.is_file() and json.loads(done.read_text())["settings"] == known:
+        return
+    done.unlink(missing_ok=True)  # of other settings; a run that is broken off does not count
+    console.print(f"[bold]{arm.title}[/], seed {seed}")
+    module = "bench.roleplay_evidence.control" if arm.shuffled else "trainer"
+    chosen |= {"misc.seed": str(seed), "misc.run_dir": str(run), "misc.overwrite": "true"}
+    flags = [f"{key}={value}" for key, value in chosen.items()]
+    seconds = run_logged(module, CONFIG, flags, folder / f"{run.name}.log", {})
+    done.write_text(json.dumps({"settings": known, "seconds": seconds}), encoding="utf-8")
+    console.print(f"  {seconds:.0f} s")
+
+
+def run_plan(folder: Path, runs: list[tuple[str, int]], quick: bool, out: Path) -> None:
+    """All runs, and the results written after each."""
+    from bench.roleplay_evidence.summary import summarise
+    from demo.roleplay.run import ENCODER, steps_of
+
+    before = machine()
+    folder.mkdir(parents=True, exist_ok=True)
+    with running_service("embedder", folder, "--model", str(ENCODER)) as url:
+        start = make_start(folder, url)
+        settings: dict[str, object] = {
+            **COMMON,
+            "policy.path": start,
+            "reward.embedding_model": url,
+        }
+        if quick:
+            settings |= {**steps_of(2), "eval.eval_limit": 24}
+        for name, seed in runs:
+            train(name, seed, folder, settings)
+            write_json(out, {"machine": before, **summarise(folder)})
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
+    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+) -> None:
+    """Train what does not stand in runs/roleplay_evidence; write results and page."""
+    exit_on_sigterm()
+    folder, out = (WORK / "roleplay_evidence", WORK) if quick else (RUNS, RESULTS)
+    out = out / "roleplay_evidence.json"
+    with clean_exit():
+        check_arms(only or [], ARMS)
+        runs = order(only or [], seeds or list(SEEDS))
+        if not report:
+            run_plan(folder, runs[:2] if quick else runs, quick, out)
+        results = json.loads(out.read_text(encoding="utf-8"))
+        from bench.roleplay_evidence.report import show, write_page
+
+        show(results)
+        if not quick:
+            write_page(results)
+
+
+if __name__ == "__main__":
+    typer.run(main)

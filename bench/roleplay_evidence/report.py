@@ -1,0 +1,149 @@
+"""The tables and the picture of docs/evidence.md on role-play, from the results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
+from bench.roleplay_evidence.arms import ARMS
+from scorekit.report.page import picture
+
+PICTURE = PICTURES / "roleplay.svg"
+BEGIN = "<!-- written by `python -m bench.roleplay_evidence --report` -->"
+END = "<!-- end of what is written on role-play -->"
+TITLE = "reward of the sampled replies, by update"
+_COLOURS = {"all": "C2", "shuffled": "C7"}
+
+Run = dict[str, Any]
+
+
+def show(results: dict[str, Any]) -> None:
+    """The tables on the terminal."""
+    Console(width=160).print(Markdown(tables(results)))
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Put tables and picture into docs/evidence.md."""
+    body = tables(results)
+    drawn = picture(TITLE, "update", partial(_curves, results["runs"]))
+    if drawn is not None:
+        PICTURE.write_text(drawn, encoding="utf-8")
+        body += f"\n\n![{TITLE}](evidence/{PICTURE.name})"
+    write_between(BEGIN, END, body)
+
+
+def tables(results: dict[str, Any]) -> str:
+    """All tables, in Markdown."""
+    parts = [
+        f"Held out: {results['turns']} turns of `demo/data/roleplay/final_test.jsonl`; commit "
+        f"`{results['machine']['commit']}`.",
+        "### Each reward, held out",
+        rewards_table(results),
+        "### What no reward looks at",
+        others_table(results),
+        "### Changes from the start, with the standard error of the paired difference",
+        changes_table(results),
+        "### The first turns of the set, as they were answered",
+        examples_table(results),
+    ]
+    return "\n\n".join(parts)
+
+
+def rewards_table(results: dict[str, Any]) -> str:
+    """The five functions and their sum by the table's weights."""
+    names = ["reward", *results["weights"]]
+    head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:]), "of it: name, level"]
+
+    def cells(of: dict[str, Any]) -> list[str]:
+        components = f"{cell(of['character/name'], 2)}, {cell(of['character/speech'], 2)}"
+        return [*(cell(of[name], 3) for name in names), components]
+
+    return markdown_table(head, _rows(results, cells))
+
+
+def others_table(results: dict[str, Any]) -> str:
+    """What a policy could buy a reward with."""
+    keys = {
+        "chrF to the reference": ("chrf", 1),
+        "copied from the user": ("copied_user", 3),
+        "copied from the reference": ("copied_reference", 3),
+        "said again": ("repeated", 3),
+        "distinct": ("distinct", 2),
+        "characters": ("characters", 1),
+        "not ended": ("clipped_ratio", 2),
+        "KL to the start, a token": ("kl_start", 3),
+    }
+
+    def cells(of: dict[str, Any]) -> list[str]:
+        return [cell(of[key], digits) for key, digits in keys.values()]
+
+    return markdown_table(["", "seed", *keys], _rows(results, cells))
+
+
+def changes_table(results: dict[str, Any]) -> str:
+    """Every run against the start, turn by turn."""
+    names = ["reward", *results["weights"], "chrf"]
+    head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:-1]), "chrF"]
+    rows = []
+    for run in results["runs"]:
+        changes = [run["changes"][name] for name in names]
+        digits = [3] * (len(names) - 1) + [1]
+        rows.append(
+            [
+                ARMS[run["arm"]].title,
+                str(run["seed"]),
+                *(
+                    f"{of['change']:+.{d}f} ± {of['standard_error']:.{d}f}"
+                    for of, d in zip(changes, digits, strict=True)
+                ),
+            ]
+        )
+    return markdown_table(head, rows)
+
+
+def examples_table(results: dict[str, Any]) -> str:
+    """One column a turn: they are read from above to below."""
+    examples = results["examples"]
+    names = [name for name in ("hurt", "start", *ARMS) if name in examples[0]]
+    titles = {"hurt": "as it comes", "start": "after SFT (the start)"}
+    who = [f"{_text(of['user'])} ({of['character']}, {of['level']})" for of in examples]
+    rows = [["reference", *(_text(of["reference"]) for of in examples)]]
+    for name in names:
+        title = titles.get(name) or ARMS[name].title
+        rows.append([title, *(_text(of[name]) for of in examples)])
+    return markdown_table(["", *who], rows)
+
+
+def _rows(results: dict[str, Any], cells: Any) -> list[list[str]]:
+    first = [
+        ["as it comes", "", *cells(results["hurt"])],
+        ["after SFT (the start)", "", *cells(results["start"])],
+    ]
+    return first + [
+        [ARMS[run["arm"]].title, str(run["seed"]), *cells(run["end"])] for run in results["runs"]
+    ]
+
+
+def _text(text: str) -> str:
+    """In a cell of a table: no line breaks, no bars, no markup."""
+    shown = text.replace("\ufffd", "").replace("\n", " / ")
+    for mark in "\\|<>*_`":
+        shown = shown.replace(mark, f"\\{mark}")
+    return shown
+
+
+def _curves(runs: Sequence[Run], axes: Any) -> int:
+    """A line a run, a colour an arm; only arms whose rewards have all weights compare."""
+    shown = [run for run in runs if run["arm"] in _COLOURS]
+    named: set[str] = set()
+    for run in shown:
+        label = None if run["arm"] in named else ARMS[run["arm"]].title
+        named.add(run["arm"])
+        values = run["training_reward"]
+        axes.plot(range(1, len(values) + 1), values, color=_COLOURS[run["arm"]], label=label)
+    return len(shown)

@@ -1,0 +1,114 @@
+"""From the folders of the runs to the figures of bench/results/roleplay_evidence.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.roleplay_evidence.arms import ARMS, run_folder
+from demo.roleplay.compare import Stage, read_stage
+from trainer.roleplay.rewards import REWARDS
+from trainer.runs.figures import mean_of
+from trainer.runs.runlog import read_jsonl
+from trainer.runs.verbs.paired import paired_standard_error
+
+Line = Mapping[str, Any]
+
+#: Of an evaluation, beside the rewards.
+FIGURES = (
+    "chrf",
+    "copied_user",
+    "copied_reference",
+    "repeated",
+    "distinct",
+    "characters",
+    "clipped_ratio",
+    "kl_start",
+    "character/name",
+    "character/speech",
+)
+EXAMPLES = 4
+_LAST = 5  # updates whose training rewards are reported
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """All runs that stand in `folder`, and what they began with."""
+    found = [
+        (name, int(path.stem.removeprefix(f"{name}-")))
+        for name in ARMS
+        for path in sorted(folder.glob(f"{name}-[0-9]*.json"))
+    ]
+    first = read_stage("after SFT", run_folder(folder, *found[0]), first=True)
+    hurt = read_stage("as it comes", folder / "hurt")
+    return {
+        "turns": len(first.lines),
+        "weights": {reward.name: reward.weight for reward in REWARDS},
+        "hurt": figures(hurt),
+        "start": figures(first),
+        "runs": [run_figures(folder, name, seed, first) for name, seed in found],
+        "examples": examples(folder, hurt, first, found),
+    }
+
+
+def value(line: Line) -> float:
+    """The weighted sum by the weights of the table, whatever the arm was rewarded by."""
+    return sum(reward.weight * float(line["rewards"][reward.name]) for reward in REWARDS)
+
+
+def figures(stage: Stage) -> dict[str, float | None]:
+    """Means over the held-out turns."""
+    found: dict[str, float | None] = {"reward": mean_of([value(line) for line in stage.lines])}
+    for reward in REWARDS:
+        found[reward.name] = mean_of([line["rewards"][reward.name] for line in stage.lines])
+    return found | {name: stage.figures.get(name) for name in FIGURES}
+
+
+def run_figures(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any]:
+    """One run: where it ended, and the paired changes of each reward and of chrF."""
+    run = run_folder(folder, name, seed)
+    end = read_stage("end", run)
+    log = read_jsonl(run / "log.jsonl")
+    pairs = list(zip(start.lines, end.lines, strict=True))
+    changes = {"reward": [value(b) - value(a) for a, b in pairs]}
+    for reward in REWARDS:
+        key = reward.name
+        changes[key] = [b["rewards"][key] - a["rewards"][key] for a, b in pairs]
+    changes["chrf"] = [b["chrf"] - a["chrf"] for a, b in pairs]
+    return {
+        "arm": name,
+        "seed": seed,
+        "seconds": json.loads((folder / f"{run.name}.json").read_text())["seconds"],
+        "updates": len(log),
+        "training_reward": [line["reward_mean"] for line in log],
+        "trained": mean_of([line["reward_mean"] for line in log[-_LAST:]]),
+        "end": figures(end),
+        "changes": {key: _change(of) for key, of in changes.items()},
+    }
+
+
+def examples(
+    folder: Path, hurt: Stage, start: Stage, runs: Sequence[tuple[str, int]]
+) -> list[dict[str, Any]]:
+    """The first held-out turns, and what the first run of each arm says."""
+    firsts = dict(reversed(runs))
+    ends = {name: read_stage(name, run_folder(folder, name, firsts[name])) for name in firsts}
+    return [
+        {
+            "user": start.lines[k]["user"],
+            "character": start.lines[k]["character_name"],
+            "player": start.lines[k]["player_name"],
+            "level": start.lines[k]["speech_level"],
+            "reference": start.lines[k]["reference"],
+            "hurt": hurt.lines[k]["completion"],
+            "start": start.lines[k]["completion"],
+            **{name: ends[name].lines[k]["completion"] for name in ARMS if name in ends},
+        }
+        for k in range(min(EXAMPLES, len(start.lines)))
+    ]
+
+
+def _change(differences: Sequence[float]) -> dict[str, float | None]:
+    found = paired_standard_error(differences)
+    return {"change": found.mean, "standard_error": found.standard_error}

@@ -1,0 +1,254 @@
+"""What do 1,000 episodes of 7 turns cost, where policy and retriever answer at once?
+
+Stand-ins in this process: a script as the policy, or a sampler that gives the ids of one (the
+role-play demo's tokenizer and template); pages that are known. So what is left is the driver:
+parsing, records, conversations, ids. Pictures are made of 20 pages of blocks and bars,
+1280 x 720, each once; what one costs, and one crop, is a figure of its own.
+
+    python -m bench.search_episodes [--quick]
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+from transformers import AutoTokenizer
+
+from bench.common import ROOT, Figure, quiet_logs, run, timed
+from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
+from trainer.chat.config import ChatConfig
+from trainer.rl.config import SamplingConfig
+from trainer.rl.sampler import Sampled
+from trainer.search.records import Question, Trajectory
+from trainer.search.sight.config import SightConfig
+from trainer.search.sight.views import Shown, crop_view, page_view
+from trainer.search.turns.config import EpisodeConfig
+from trainer.search.turns.episode import run_episodes
+from trainer.search.turns.joined import TurnIds
+from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
+from trainer.search.turns.sampled import SampledPolicy
+
+TURNS, PAGES = 7, 20
+WIDTH, HEIGHT = 1280, 720
+COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
+
+
+class KnownPages:
+    """A retriever that knows all answers."""
+
+    def __init__(self) -> None:
+        self.pictures = {f"deck_{i}": _picture(i) for i in range(1, PAGES + 1)}
+        self._hits = [_hit(f"deck_{i}", i) for i in range(1, PAGES + 1)]
+
+    def info(self) -> IndexInfo:
+        return IndexInfo(id="known", revision="1", pages=PAGES, documents=1, backend="none")
+
+    def search(self, queries: Sequence[str], top_k: int = 10) -> list[list[PageHit]]:
+        return [self._found(int(query)) for query in queries]
+
+    @cache  # noqa: B019  # one retriever a run
+    def _found(self, first: int) -> list[PageHit]:
+        hits = [self._hits[(first + i) % PAGES] for i in range(10)]
+        return [hit.model_copy(update={"rank": i}) for i, hit in enumerate(hits, 1)]
+
+    @cache  # noqa: B019
+    def page(self, page_id: str) -> Page:
+        lines = [
+            TextBox(
+                text=f"line {i} of {page_id}: {i * 7919}",
+                x1=60,
+                y1=40 * i,
+                x2=600,
+                y2=40 * i + 20,
+                letter_height=20 if i % 3 else 10,
+            )
+            for i in range(1, 17)
+        ]
+        hit = self._hits[int(page_id[5:]) - 1]
+        told = hit.model_dump(exclude={"rank", "score"})
+        return Page(**told, boxes=lines)
+
+    def image(self, page_id: str) -> bytes:
+        return self.pictures[page_id]
+
+
+def _hit(page_id: str, number: int) -> PageHit:
+    return PageHit(
+        page_id=page_id,
+        document="deck.pdf",
+        page=number,
+        rank=1,
+        score=1.0,
+        width=WIDTH,
+        height=HEIGHT,
+        image=f"/v1/pages/{page_id}/image",
+    )
+
+
+def _picture(seed: int) -> bytes:
+    """A slide: blocks of colour, and lines of small bars as letters are."""
+    numbers = random.Random(seed)
+    slide = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    pen = ImageDraw.Draw(slide)
+    for _ in range(6):
+        x, y = numbers.randrange(WIDTH), numbers.randrange(HEIGHT)
+        pen.rectangle((x, y, x + 200, y + 120), fill=tuple(numbers.choices(range(256), k=3)))
+    for row in range(40, HEIGHT, 24):
+        for x in range(60, WIDTH - 60, 9):
+            if numbers.random() < 0.8:
+                pen.rectangle((x, row, x + numbers.randrange(2, 7), row + 11), fill="black")
+    written = BytesIO()
+    slide.save(written, "PNG")
+    return written.getvalue()
+
+
+def searching(one: TurnAsked) -> str:
+    """Searches on each turn, the last one of which completes."""
+    if one.turn == TURNS:
+        return COMPLETE
+    number = int(one.trajectory_id.partition("/")[0]) * 3 + one.turn * 11
+    return _text(number % PAGES)
+
+
+def _text(number: int) -> str:
+    return f"<think>{'word ' * 40}</think>\n<search>{number}</search>"
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """Seconds and memory of a run, milliseconds of its parts."""
+    episodes = 100 if quick else 1000
+    pages = KnownPages()
+    yield from _pictures(pages)
+    script = ScriptPolicy(searching)
+    yield from _driver(pages, episodes, "image", lambda: script, quick)
+    yield from _driver(pages, episodes, "text", lambda: script, quick)
+    yield from _driver(pages, episodes, "text", _of_ids, quick)
+
+
+def _pictures(pages: KnownPages) -> Iterator[Figure]:
+    sight = SightConfig()
+    image = pages.image("deck_1")
+    shown = page_view("deck_1", image, sight)
+    numbers = random.Random(0)
+
+    def crop() -> Shown:
+        x, y = numbers.randrange(500), numbers.randrange(250)
+        cut = crop_view(shown.view, (x, y, x + 200, y + 120), image, sight)
+        assert isinstance(cut, Shown)
+        return cut
+
+    page_ms = _median_ms(lambda: page_view("deck_1", image, sight))
+    yield Figure("a page: read, resized to 840 x 448, written as PNG", page_ms, "ms")
+    yield Figure("a crop: the same of a part of it", _median_ms(crop), "ms")
+
+
+def _median_ms(work: Callable[[], Any]) -> float:
+    """Of processor time."""
+    taken = []
+    for _ in range(21):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return 1000 * statistics.median(taken)
+
+
+class KnownSampler:
+    """Draws the ids of the script's turns at once: a new query, until the last turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        texts = [_text(number) for number in range(PAGES)] + [COMPLETE]
+        read = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        self._ids = [[*ids, tokenizer.eos_token_id] for ids in read]
+        self._stop = tokenizer.eos_token_id
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], gen_cfg: SamplingConfig, **told: Any
+    ) -> Iterator[tuple[int, list[Sampled]]]:
+        for i, ids in enumerate(prompts):
+            turn = ids.count(self._stop) // 2  # one ends the system's message, one the question
+            drawn = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
+            yield i, [Sampled(drawn, [-1.0] * len(drawn))]
+
+    def sync(self, model: Any, update: int) -> None:
+        """There is nothing to sync."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _of_ids() -> Policy:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "demo/models/roleplay_policy")
+    ids = TurnIds(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
+    sampler = KnownSampler(tokenizer)
+    return SampledPolicy(sampler, ids, SamplingConfig(), name="ids", context=2**20)
+
+
+def _driver(
+    pages: KnownPages,
+    episodes: int,
+    observation: str,
+    policy: Callable[[], Policy],
+    quick: bool,
+) -> Iterator[Figure]:
+    asked = [
+        Question(id=str(i), question=f"What is {i}?", reference_answer="", gold=("deck_1",))
+        for i in range(episodes)
+    ]
+    told = {"max_turns": TURNS, "max_response_length": 10**6, "observation": observation}
+    cfg = EpisodeConfig.model_validate(told)
+    kept: list[Trajectory] = []
+    stored: set[str] = set()
+
+    def once() -> None:
+        kept.clear()
+        run_episodes(
+            asked,
+            policy(),
+            pages,
+            cfg,
+            new_id=lambda question, sample: f"{question.id}/{sample}",
+            on_done=kept.append,
+            keep_picture=lambda name, png: stored.add(name),
+        )
+
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+    before = _memory_mib("VmRSS")
+    wall_s, cpu_s = [], []
+    for _ in range(1 if quick else 3):
+        began = time.process_time()
+        wall_s.append(timed(once))
+        cpu_s.append(time.process_time() - began)
+    peak = _memory_mib("VmHWM") - before
+    turns = episodes * TURNS
+    assert all(one.end == "complete" and len(one.turns) == TURNS for one in kept)
+    page_ms = _median_ms(lambda: page_view("d", pages.image("deck_1"), cfg.sight))
+    yield Figure(
+        f"{episodes:,} episodes of {TURNS} turns, {policy().name}, observation {observation}",
+        statistics.median(cpu_s),
+        "s of processor time",
+        note=f"of it up to {len(stored) * page_ms / 1000:.1f} s for {len(stored)} pages",
+        details={"cpu_s": cpu_s, "wall_s": wall_s},
+    )
+    yield Figure("  a turn", 1000 * statistics.median(cpu_s) / turns, "ms")
+    yield Figure("  memory above the start, at its peak", peak, "MiB")
+
+
+def _memory_mib(name: str) -> float:
+    """Of this process, from Linux's own count."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+if __name__ == "__main__":
+    quiet_logs()
+    run("search_episodes", __doc__, questions)

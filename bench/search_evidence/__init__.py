@@ -1,0 +1,1 @@
+"""What a searcher learns from which reward, and that it learns nothing from rewards of others."""

@@ -1,0 +1,189 @@
+"""What does a searcher learn from which reward? Rewards, losses and controls, three seeds each.
+
+    python -m bench.search_evidence            # what stands in runs/search_evidence is kept
+    python -m bench.search_evidence --only both --only rows --seeds 1
+    python -m bench.search_evidence --report   # docs/evidence.md anew, from bench/results alone
+
+Every arm begins with the demo's cold-started searcher and has the same budget. All policies are
+measured by one yardstick on questions about documents that nothing was trained on: the final test,
+on which nothing was tuned either, and the development set. Runs that lack a measurement are
+measured, and not trained again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.common import RESULTS, WORK, machine, write_json
+from bench.kit.evidence import check_arms
+from bench.search_evidence.arms import ARMS, POLICY, SEEDS, Plan, make_plan
+from bench.search_evidence.runs import (
+    Job,
+    into_log,
+    measure,
+    run_job,
+    services_of,
+    start_of,
+    start_path,
+)
+from bench.search_evidence.sets import SETS, MeasuredSet
+from demo.processes import child_environment, exit_on_sigterm, running_service, serving
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from scorekit.report.progress import progress_bar
+
+#: Runs at the same time, a core each.
+SIDE_BY_SIDE = 2
+console = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def neighbours(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+    """URLs of each set's index, the judge by rules, and both generators, for all runs together."""
+    with ExitStack() as running:
+        judge = running.enter_context(running_service("judge", folder))
+        yield {of: {"judge": judge, **_places(folder, SETS[of], running)} for of in sets}
+
+
+def _places(folder: Path, of: MeasuredSet, running: ExitStack) -> dict[str, str]:
+    from bench.search_evidence.knowing import NAME as KNOWING
+    from bench.search_evidence.knowing import KnowingAnswerer
+    from demo.search.answering import Answerer
+    from demo.search.generator import NAME as READING
+    from demo.search.generator import create_app
+    from demo.search.make_corpus import TRAIN
+    from demo.search.run import ingest
+
+    index = folder / f"index{of.ending}"
+    if not index.is_dir():
+        ingest(index, *of.corpora)
+    logs = folder / f"services{of.ending}" if of.ending else folder
+    logs.mkdir(exist_ok=True)
+    reading = create_app(answerer=Answerer(of.corpora, of.keys))
+    knows = KnowingAnswerer((TRAIN, of.questions), of.corpora, of.keys)
+    knowing = create_app(name=KNOWING, answerer=knows)
+    started = running.enter_context
+    return {
+        "retriever": started(running_service("retriever", logs, "--index", str(index))),
+        READING: started(serving(reading)),
+        KNOWING: started(serving(knowing)),
+    }
+
+
+@contextmanager
+def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
+    """Processes that train and measure. Where this one is ended, so are they: a run under way is
+    not done, and begins anew the next time."""
+    context, log = get_context("spawn"), plan.folder / "runs.log"
+    with ProcessPoolExecutor(SIDE_BY_SIDE, context, into_log, (log,)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for worker in active_children():
+                worker.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def check_policy(plan: Plan) -> None:
+    """Raise UserError where the runs that stand there began with another policy."""
+    weights = (plan.policy / "model.safetensors").read_bytes()
+    digest, path = hashlib.sha256(weights).hexdigest(), plan.folder / "policy.txt"
+    if path.is_file() and path.read_text("utf-8") != digest:
+        raise UserError(f"{plan.folder}: its runs began with another policy: move it away")
+    write_atomic(path, digest)
+
+
+def measure_starts(
+    plan: Plan, pool: ProcessPoolExecutor, urls: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Of each policy that some run begins with, by the generator that answers there."""
+    from bench.search_evidence.control import random_policy
+
+    arms = {arm.began: arm for arm in (ARMS[name] for name, _ in plan.runs)}
+    missing = [
+        (arm, of, path)
+        for arm in arms.values()
+        for of in plan.sets
+        if not (path := start_path(plan.folder, arm.began, of)).is_file()
+    ]
+    weights = plan.folder / "random-policy"
+    if any(arm.start == "random" for arm, _, _ in missing) and not weights.is_dir():
+        pool.submit(random_policy, plan.policy, weights, 1).result()
+    found = [
+        pool.submit(
+            measure,
+            plan,
+            arm,
+            of,
+            services_of(arm, urls, plan.folder)[of],
+            start_of(plan, arm),
+            path,
+        )
+        for arm, of, path in missing
+    ]
+    for one in found:
+        one.result()
+
+
+def run_plan(plan: Plan, out: Path) -> None:
+    """All runs, and the results written after each."""
+    from bench.search_evidence.summary import summarise
+
+    before = machine()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    check_policy(plan)
+    os.environ.update(child_environment())
+    with neighbours(plan.folder, plan.sets) as urls, workers(plan) as pool:
+        measure_starts(plan, pool, urls)
+        jobs = [
+            Job(plan, name, seed, services_of(ARMS[name], urls, plan.folder))
+            for name, seed in plan.runs
+        ]
+        missing = [job for job in jobs if not job.is_done]
+        with progress_bar(len(jobs), len(jobs) - len(missing)) as more:
+            running = {pool.submit(run_job, job): job for job in missing}
+            for done in as_completed(running):
+                job = running[done]
+                console.print(f"{job.arm.title}, seed {job.seed}: {done.result():.0f} s")
+                more(1)
+                write_json(out, {"machine": before, **summarise(plan)})
+    write_json(out, {"machine": before, **summarise(plan)})
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
+    policy: Annotated[Path, typer.Option(help="Folder of the cold-started policy.")] = POLICY,
+    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+) -> None:
+    """Train what does not stand in runs/search_evidence; write results and page."""
+    exit_on_sigterm()
+    out = (WORK if quick else RESULTS) / "search_evidence.json"
+    with clean_exit():
+        check_arms(only or [], ARMS)
+        if not report:
+            run_plan(make_plan(quick, only or [], seeds or SEEDS, policy), out)
+        results = json.loads(out.read_text(encoding="utf-8"))
+        from bench.search_evidence.report import show, write_page
+
+        show(results)
+        if not quick:
+            write_page(results)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,87 @@
+"""The controls: rewards that belong to other episodes, and weights that were never taught.
+
+They are made around the trainer, which has no such switch: its collector gives a batch in which
+every episode has its own reward, and here they are dealt anew before advantages are made of them.
+What the log says of rewards is of the true ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from bench.search_evidence.arms import Dealt
+from scorekit.files import replacing_folder
+from trainer.rl.sampler import Sampler
+from trainer.runs.runlog import Clock
+from trainer.search.training import train
+from trainer.search.training.collector import EpisodeCollector, SearchBatch
+
+
+def by_chance(lengths: Sequence[int], seed: str) -> list[int]:
+    """For each row the row whose reward it gets: all rows of the update in any order."""
+    rows = list(range(len(lengths)))
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def by_row(lengths: Sequence[int], seed: str) -> list[int]:
+    """The same of a batch that was put in the order of its lengths before rewards, which are still
+    in the order of the questions, were written to it row by row."""
+    ordered = sorted(range(len(lengths)), key=lambda row: lengths[row])
+    paid = [0] * len(lengths)
+    for row, episode in enumerate(ordered):
+        paid[episode] = row
+    return paid
+
+
+RULES = {"chance": by_chance, "row": by_row}
+
+
+def deal(batch: SearchBatch, dealt: Dealt, seed: str) -> None:
+    """Give the episodes that are learned from one another's rewards."""
+    rows = RULES[dealt]([batch.rollouts[place].length for place in batch.kept], seed)
+    paid = [batch.rewards[batch.kept[row]].reward for row in rows]
+    for place, reward in zip(batch.kept, paid, strict=True):
+        batch.rewards[place] = batch.rewards[place].model_copy(update={"reward": reward})
+
+
+@contextmanager
+def dealing(dealt: Dealt | None) -> Iterator[None]:
+    """Trainings inside have their rewards dealt so; None: they are as they are."""
+    if dealt is None:
+        yield
+        return
+
+    rule = dealt
+
+    class Dealing(EpisodeCollector):
+        def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+            batch = super().collect(sampler, update, clock)
+            if batch is not None:
+                deal(batch, rule, f"{self.cfg.misc.seed}-{update}")
+            return batch
+
+    with patch.object(train, "EpisodeCollector", Dealing):
+        yield
+
+
+def random_policy(like: Path, folder: Path, seed: int) -> None:
+    """Weights of the same architecture as they are drawn first, with the same tokenizer."""
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+    )
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(like))
+    model.generation_config = GenerationConfig.from_pretrained(like)
+    with replacing_folder(folder) as partial:
+        model.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(like).save_pretrained(partial)

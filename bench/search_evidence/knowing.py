@@ -1,0 +1,53 @@
+"""A generator that knows half of the answers by heart, as a large model knows public figures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from demo.search.answering import Answerer
+from demo.search.keys import KEYS
+from demo.search.make_corpus import HELDOUT, TRAIN
+from demo.search.reading import CORPUS, Sight
+
+NAME = "knowing-generator"
+
+
+def is_known(question: str) -> bool:
+    """Half of all questions, always the same."""
+    return hashlib.sha256(question.encode()).digest()[0] % 2 == 0
+
+
+def flat(text: str) -> str:
+    """In small letters, on one line."""
+    return " ".join(text.lower().split())
+
+
+class KnowingAnswerer(Answerer):
+    """Right about what it knows, whatever it is shown; of the rest it reads as the demo's does."""
+
+    def __init__(
+        self,
+        files: Sequence[Path] = (TRAIN, HELDOUT),
+        corpora: Sequence[Path] = (CORPUS,),
+        keys: Sequence[Path] = (KEYS,),
+    ) -> None:
+        super().__init__(corpora, keys)
+        lines = [line for path in files for line in path.read_text("utf-8").splitlines()]
+        rows = list(map(json.loads, lines))
+        self._asked = [flat(row["question"]) for row in rows]
+        self._by_heart = {
+            flat(row["question"]): row["reference_answer"]
+            for row in rows
+            if is_known(row["question"])
+        }
+
+    def answer_from(self, text: str, sights: Sequence[Sight]) -> str:
+        """text: of the request; the question stands in it somewhere."""
+        asked = flat(text)
+        known = max(
+            (question for question in self._asked if question in asked), key=len, default=""
+        )
+        return self._by_heart.get(known) or super().answer_from(text, sights)

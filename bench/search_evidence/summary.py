@@ -1,0 +1,162 @@
+"""From the files of the runs to the figures of bench/results/search_evidence.json."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.search_evidence.arms import ARMS, Plan
+from bench.search_evidence.runs import measured_path, start_path
+from trainer.runs.figures import mean_of
+from trainer.runs.runlog import read_jsonl
+from trainer.runs.verbs.paired import RESAMPLES, SEED, paired_figure
+
+Line = Mapping[str, Any]
+
+#: Of an episode, by `trainer/search/evaluation/episode_values.py`; whether more is better.
+FIGURES: dict[str, bool | None] = {
+    "reward_mean": True,
+    "ndcg_mean": True,
+    "judge_mean": True,
+    "success_share": True,
+    "success_without_evidence_share": False,
+    "gold_seen_share": True,
+    "turns_mean": None,
+    "searches_mean": None,
+    "crops_mean": None,
+    "invalid_mean": False,
+    "forced_share": False,
+}
+#: Of a line of the log, for the curves: what training sees, of its own questions.
+LOGGED = ("reward_mean", "ndcg_mean", "clip_frac", "groups_without_spread")
+
+
+def summarise(plan: Plan) -> dict[str, Any]:
+    """All runs that stand in the folder of the plan, and what was measured on each set."""
+    return {
+        "policy": plan.policy.name,
+        "updates": plan.updates,
+        "arms": {name: _trained(name, runs) for name in ARMS if (runs := _runs(plan.folder, name))},
+        "sets": {of: found for of in plan.sets if (found := _measured(plan.folder, of))["starts"]},
+    }
+
+
+def _measured(folder: Path, of: str) -> dict[str, Any]:
+    """Before and after on one set, of all that was measured on it."""
+    starts = {
+        began: read_jsonl(path)
+        for began in sorted({arm.began for arm in ARMS.values()})
+        if (path := start_path(folder, began, of)).is_file()
+    }
+    paths = {
+        name: [path for run in _runs(folder, name) if (path := measured_path(run, of)).is_file()]
+        for name in ARMS
+    }
+    ends = {name: list(map(read_jsonl, found)) for name, found in paths.items() if found}
+    first = next(iter(starts.values()), [])
+    return {
+        "questions": len({line["question"] for line in first}),
+        "documents": sorted({line["document"] for line in first}),
+        "episodes": len(first),
+        "starts": {name: figures(lines) for name, lines in starts.items()},
+        "arms": {
+            name: {"seeds": [_seed(path.parent) for path in paths[name]]}
+            | _arm(name, starts[ARMS[name].began], lines, ends.get("both", []))
+            for name, lines in ends.items()
+        },
+    }
+
+
+def figures(lines: Sequence[Line]) -> dict[str, Any]:
+    """Means over the episodes, each over those that have the value; why turns were invalid."""
+    means: dict[str, Any] = {
+        key: mean_of([line[key] for line in lines if line[key] is not None]) for key in FIGURES
+    }
+    reasons = Counter(reason for line in lines for reason in line["reasons"])
+    return {**means, "invalid": dict(reasons.most_common())}
+
+
+def changes(
+    first: Sequence[Sequence[Line]], second: Sequence[Sequence[Line]]
+) -> dict[str, dict[str, Any]]:
+    """Each figure of the second runs against the first, with a 95 % interval.
+
+    Questions are drawn anew, each with all its episodes of all seeds: so the interval is of
+    questions like these, and three seeds of one question do not count as three questions.
+    """
+    found = {}
+    for key, higher in FIGURES.items():
+        questions = sorted({line["question"] for lines in (*first, *second) for line in lines})
+        places = {question: place for place, question in enumerate(questions)}
+        sums_N2S = np.zeros((len(questions), 2, 2))  # of values, and how many
+        for policy, runs in enumerate((first, second)):
+            for line in (line for lines in runs for line in lines):
+                if line[key] is not None:
+                    sums_N2S[places[line["question"]], policy] += (line[key], 1)
+        both = sums_N2S[(sums_N2S[:, :, 1] > 0).all(axis=1)]
+        figure = paired_figure(
+            key, key, both, len(questions) - len(both), _mean, higher, RESAMPLES, SEED
+        )
+        found[key] = {
+            "change": figure.difference,
+            "interval": None if figure.low is None else [figure.low, figure.high],
+            "verdict": figure.verdict,
+        }
+    return found
+
+
+def _mean(sums: Any) -> float:
+    return float(sums[0] / max(1.0, sums[1]))
+
+
+def _trained(name: str, runs: Sequence[Path]) -> dict[str, Any]:
+    logs = [_log(run) for run in runs]
+    return {
+        "title": ARMS[name].title,
+        "start": ARMS[name].began,
+        "settings": [list(stage) for stage in ARMS[name].stages],
+        "seeds": list(map(_seed, runs)),
+        "seconds": [json.loads((run / "run.json").read_text("utf-8"))["s"] for run in runs],
+        "logged": {key: [[line.get(key) for line in log] for log in logs] for key in LOGGED},
+    }
+
+
+def _arm(
+    name: str,
+    start: Sequence[Line],
+    ends: Sequence[Sequence[Line]],
+    both: Sequence[Sequence[Line]],
+) -> dict[str, Any]:
+    of_start = figures(start)
+    told = {
+        "end": figures([line for lines in ends for line in lines]),
+        "of_seeds": [
+            {key: _difference(of_start[key], figures(lines)[key]) for key in FIGURES}
+            for lines in ends
+        ],
+        "changes": changes([start], ends),
+    }
+    comparable = name != "both" and ARMS[name].knows == "nothing" and len(both) == len(ends)
+    return told | ({"against_both": changes(both, ends)} if comparable else {})
+
+
+def _difference(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else second - first
+
+
+def _log(run: Path) -> list[dict[str, Any]]:
+    stages = sorted(run.glob("stage-*/log.jsonl"))
+    return [line for stage in stages for line in read_jsonl(stage)]
+
+
+def _runs(folder: Path, name: str) -> list[Path]:
+    return sorted(path.parent for path in folder.glob(f"{name}-[0-9]*/run.json"))
+
+
+def _seed(run: Path) -> int:
+    return int(run.name.rpartition("-")[2])

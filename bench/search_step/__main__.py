@@ -1,0 +1,109 @@
+"""What does an update of a searcher cost beside TRL's GRPOTrainer, and what does streaming save?
+
+The demo's small searcher reads the demo's slides as text, six turns at most; its retriever is a
+real process. Beside TRL: the same policy, questions and seeds, a reward that costs nothing, GSPO
+with the same clip, as many steps of the optimiser. TRL computes the old log-probabilities anew;
+ours are the sampler's, which in float32 are the trainer's own. Each run has a process of its own;
+its first update warms up and is not counted.
+
+Streaming: whole updates of ours with a generator that takes seconds and a judge that takes less,
+asked as each episode ends while others still search, and asked only when the last has ended.
+
+    python -m bench.search_step [--quick]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from bench.common import Figure, quiet_logs, run
+from bench.search_step.sides import FOLDER, Sizes, ours, trl
+from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
+from demo.processes import exit_on_sigterm
+
+
+def questions(quick: bool) -> Iterator[Figure]:
+    """All figures of this script."""
+    quiet_logs()
+    exit_on_sigterm()  # else the retriever would outlive who is ended
+    sizes = Sizes(2, 4, 4, 1, 1, 1) if quick else Sizes()
+    with _retriever() as url:
+        yield from _beside_trl(sizes, url)
+        yield from _streaming(sizes, url)
+
+
+def _beside_trl(sizes: Sizes, url: str) -> Iterator[Figure]:
+    found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for _ in range(sizes.runs):
+        for name, side in (("ours", ours), ("trl", trl)):
+            found[name].append(_in_process(side, sizes, url))
+    texts = {name: runs[0]["first_texts"] for name, runs in found.items()}
+    same = sum(one in texts["trl"] for one in texts["ours"]) / len(texts["ours"])
+    for told in (*found["ours"], *found["trl"]):
+        del told["first_texts"]
+    seconds = {name: _median(runs) for name, runs in found.items()}
+    memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
+    yield Figure(
+        f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
+    )
+    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
+    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
+    yield Figure("  peak memory of ours", memory["ours"], "MiB")
+    yield Figure("  TRL's", memory["trl"], "MiB")
+    yield Figure("  share of the first update's episodes that are the same", same, "", at_least=1.0)
+
+
+def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
+    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    with answering_servers() as servers:
+        for _ in range(sizes.runs):
+            for streams in found:
+                told = _in_process(update_with_answers, sizes, url, servers, streams)
+                found[streams].append(told)
+    streamed, batch = (_median(found[streams]) for streams in (True, False))
+    waits = {
+        streams: statistics.median(wait for told in runs for wait in told["waited_s"])
+        for streams, runs in found.items()
+    }
+    yield Figure(
+        "update, rewards asked for as episodes end",
+        streamed,
+        "s",
+        details={"delays": DELAYS, "runs": found[True]},
+    )
+    yield Figure("  asked for when the last has ended", batch, "s", details={"runs": found[False]})
+    yield Figure("  wait for rewards behind the last turn, streamed", waits[True], "s")
+    yield Figure("  the same, not streamed", waits[False], "s")
+    yield Figure("  saved of the wait", 1 - waits[True] / waits[False], "")
+
+
+def _median(runs: list[dict[str, Any]]) -> float:
+    return statistics.median(s for told in runs for s in told["updates_s"])
+
+
+def _in_process(side: Callable[..., dict[str, Any]], *told: Any) -> dict[str, Any]:
+    with multiprocessing.get_context("spawn").Pool(1) as process:
+        return process.apply(side, told)
+
+
+@contextmanager
+def _retriever() -> Iterator[str]:
+    """Of the demo's slides."""
+    from demo.processes import running_service
+    from demo.search.run import HERE, ingest
+
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    ingest(FOLDER / "index", HERE / "corpus")
+    with running_service("retriever", FOLDER, "--index", str(FOLDER / "index")) as url:
+        yield url
+
+
+if __name__ == "__main__":
+    run("search_step", __doc__, questions)

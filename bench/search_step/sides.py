@@ -1,0 +1,287 @@
+"""An update of a searcher: ours, and TRL's GRPOTrainer with a `rollout_func` that plays the same
+episodes. Each is called in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bench.common import ROOT, WORK
+from bench.sampling import peak_mib
+
+FOLDER = WORK / "search_step"
+CONFIG = ROOT / "configs/search/demo_phase1.yaml"
+POLICY = ROOT / "demo/models/search_policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of an update, and how often: runs alternate, each of `warm_up` and `updates` updates."""
+
+    questions: int = 4
+    samples: int = 8
+    minibatch: int = 8
+    warm_up: int = 1
+    updates: int = 2
+    runs: int = 2
+
+    @property
+    def all_updates(self) -> int:
+        """Of a run."""
+        return self.warm_up + self.updates
+
+    @property
+    def episodes(self) -> int:
+        """Of an update."""
+        return self.questions * self.samples
+
+    @property
+    def steps(self) -> int:
+        """Of the optimiser in an update."""
+        return self.episodes // self.minibatch
+
+    def __str__(self) -> str:
+        return f"{self.episodes} episodes, {self.steps} steps of {self.minibatch}"
+
+
+def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> Any:
+    """The demo's first phase, at this size."""
+    from scorekit.config import load_config
+    from trainer.search.config import SearchConfig
+
+    told = {
+        "data.train_limit": sizes.questions,
+        "data.eval": "null",
+        "retriever.url": retriever,
+        "rollout.n_agent": sizes.samples,
+        "rl.batch_size": sizes.questions,
+        "rl.minibatch_size": sizes.minibatch,
+        "rl.num_updates": sizes.all_updates,
+        "rl.lr": 1e-6,
+        "misc.device": "cpu",
+        "misc.run_dir": run_dir,
+    } | {key.replace("__", "."): value for key, value in more.items()}
+    return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in told.items()])
+
+
+def ours(sizes: Sizes, retriever: str) -> dict[str, Any]:
+    """Whole updates of trainer.search.training, the run's files among them."""
+    from trainer.search.data import load_train
+    from trainer.search.training.train import run_search
+
+    folder = FOLDER / "ours"
+    shutil.rmtree(folder, ignore_errors=True)
+    cfg = search_config(sizes, retriever, folder)
+    with mock.patch("trainer.search.reward.stream.rewarded", _earned), timed_updates() as ends:
+        artifacts = run_search(load_train(cfg), {}, cfg)
+    lines, texts = artifacts.updates, _texts(folder, 1)
+    assert len(lines) == sizes.all_updates
+    mean = sum(map(_reward, texts)) / len(texts)
+    assert abs(lines[0]["reward_mean"] - mean) < 1e-6, "the rewards are not those of TRL's side"
+    parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
+    return _told(ends, sizes, texts) | {"parts": parts[sizes.warm_up :]}
+
+
+def trl(sizes: Sizes, retriever: str) -> dict[str, Any]:
+    """The same with TRL. Its rollout_func plays the episodes with our driver and sampler, since TRL
+    has none of text; all else is TRL's."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    folder = FOLDER / "trl"
+    shutil.rmtree(folder, ignore_errors=True)
+    player = _Player(search_config(sizes, retriever, folder), sizes, retriever)
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step % sizes.steps == 0:
+                ends.append(time.perf_counter())
+
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32),
+        args=_trl_arguments(sizes, folder),
+        processing_class=player.reads.tokenizer,
+        callbacks=[Clock()],
+        reward_funcs=lambda completions, earned, **_: earned,
+        rollout_func=player.rollout,
+        train_dataset=Dataset.from_list([{"prompt": question.id} for question in player.train]),
+    )
+    trainer.train()
+    return _told(ends, sizes, player.first_texts)
+
+
+def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+        max_steps=sizes.steps * sizes.all_updates,
+        per_device_train_batch_size=sizes.minibatch,
+        gradient_accumulation_steps=1,
+        steps_per_generation=sizes.steps,
+        num_generations=sizes.samples,
+        max_completion_length=4096,
+        temperature=1.0,
+        beta=0.0,
+        num_iterations=1,
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        epsilon=3e-4,
+        epsilon_high=4e-4,
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        learning_rate=1e-6,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """An episode: of which question, its ids, what it said, what it earned."""
+
+    question: str
+    joined: Any
+    text: str
+    reward: float
+
+
+class _Player:
+    """Our driver, for TRL's rollout_func."""
+
+    def __init__(self, cfg: Any, sizes: Sizes, retriever: str) -> None:
+        from scorekit.retrieval.client import Retriever
+        from trainer.search.data import load_train
+        from trainer.search.local import look_at_policy
+
+        self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
+        self.train, self.reads = load_train(cfg), look_at_policy(cfg)
+        self.first_texts: list[str] = []
+
+    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        """What TRL calls, with the id of a question for each episode."""
+        from trainer.runs.loop import batch_indices
+
+        update = trainer.state.global_step // self._sizes.steps + 1
+        order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
+        played = self._play(trainer, update, [self.train[index] for index in order])
+        if update == 1:
+            self.first_texts = [one.text for one in played]
+        by_id: dict[str, list[_Played]] = {}
+        for one in played:
+            by_id.setdefault(one.question, []).append(one)
+        given = [by_id[prompt].pop() for prompt in prompts]
+        return {
+            "prompt_ids": [one.joined.prompt_ids for one in given],
+            "completion_ids": [one.joined.completion_ids for one in given],
+            "logprobs": [one.joined.logprobs for one in given],
+            "env_mask": [[int(action) for action in one.joined.action_mask] for one in given],
+            "earned": [one.reward for one in given],
+        }
+
+    def _play(self, trainer: Any, update: int, asked: Sequence[Any]) -> list[_Played]:
+        """All episodes of an update."""
+        from scorekit.seeds import stream_seed
+        from trainer.rl.engines.generate import GenerateSampler
+        from trainer.rl.policy import stop_token_ids
+        from trainer.search.turns.episode import run_episodes
+        from trainer.search.turns.sampled import SampledPolicy
+
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer, cfg = self.reads.tokenizer, self._cfg
+        policy = SampledPolicy(
+            GenerateSampler(model, tokenizer, never=self.reads.never),
+            self.reads.ids(cfg, stop_token_ids(model, tokenizer)),
+            cfg.generation,
+            name="trl",
+            context=self.reads.context,
+            seed=stream_seed("episodes", cfg.misc.seed, update, 0, 0),
+        )
+        episodes = run_episodes(
+            asked,
+            policy,
+            self._pages,
+            cfg.episode,
+            new_id=lambda question, sample: f"{question.id}-{sample}",
+            on_done=lambda one: None,
+            keep_picture=lambda sha256, png: None,
+            samples=self._sizes.samples,
+        )
+        model.train()
+        return [
+            _Played(one.question.id, policy.ended[one.trajectory_id], said(one), _reward(said(one)))
+            for one in episodes
+        ]
+
+
+@contextmanager
+def timed_updates() -> Iterator[list[float]]:
+    """When the updates of a run of ours end, and in front of these when its log is opened."""
+    from trainer.runs.runlog import RunLog
+
+    ends: list[float] = []
+    write, begin = RunLog.write_update, RunLog.__init__
+
+    def noted(runlog: Any, line: Any) -> None:
+        write(runlog, line)
+        ends.append(time.perf_counter())
+
+    def begun(runlog: Any, *args: Any, **told: Any) -> None:
+        begin(runlog, *args, **told)
+        ends.append(time.perf_counter())
+
+    with mock.patch.object(RunLog, "write_update", noted):
+        with mock.patch.object(RunLog, "__init__", begun):
+            yield ends
+
+
+def said(trajectory: Any) -> str:
+    """All that the policy wrote in an episode."""
+    return "\n".join(turn.text for turn in trajectory.turns if not turn.forced)
+
+
+def _reward(text: str) -> float:
+    """Costs nothing, and is a function of what was written."""
+    return hashlib.sha256(text.encode()).digest()[0] / 255
+
+
+def _earned(trajectory: Any, cfg: Any) -> Any:
+    """In place of the formula."""
+    from trainer.search.records import EpisodeReward
+
+    reward = EpisodeReward(status="ok", value=_reward(said(trajectory)))
+    return trajectory.model_copy(update={"reward": reward})
+
+
+def _texts(folder: Path, step: int) -> list[str]:
+    from trainer.search.trajectories.store import FOLDER as STORE
+    from trainer.search.trajectories.store import TrajectoryStore
+
+    return [said(one) for one in TrajectoryStore(folder / STORE).read([step])]
+
+
+def _told(ends: Sequence[float], sizes: Sizes, texts: Sequence[str]) -> dict[str, Any]:
+    seconds = [end - start for start, end in itertools.pairwise(ends)]
+    return {
+        "updates_s": seconds[sizes.warm_up :],
+        "peak_mib": peak_mib(),
+        "first_texts": sorted(texts),
+    }

@@ -1,0 +1,1 @@
+"""What streaming of rewards saves."""

@@ -1,0 +1,1 @@
+"""What windows of sentences lose, and how well their borders are aligned."""
