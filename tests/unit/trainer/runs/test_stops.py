@@ -153,6 +153,7 @@ def test_the_end_is_told_with_figures_and_what_to_do() -> None:
 GAPS = [
     Evaluated(1.5, None, None, coverage=0.0),  # it was down
     Evaluated(1.5, None, coverage=0.0),  # it failed on every sample
+    Evaluated(1.5, None),
     Evaluated(1.5, 0.0, coverage=0.94),
     Evaluated(1.5, 99.0, coverage=0.94),
     Evaluated(1.5, 0.0, coverage=None),  # of a file that lacks it
