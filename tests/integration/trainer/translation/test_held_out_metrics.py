@@ -176,13 +176,13 @@ def asked_first(place: tuple[list[str], str], **metrics: str) -> list[str]:
 class Copied(OtherMetric):
     """A folder's copy under another name: its revision is the digest of the same files."""
 
-    def __init__(self, service: str, model: str) -> None:
+    def __init__(self, service: str, model: str, digest: str = "0123456789abcdef" * 2) -> None:
         super().__init__(model=model, higher=service != "metricx")
-        self.service = service
+        self.service, self.digest = service, digest
 
     def load(self) -> ScoreDescription:
         description = super().load()
-        description.revision = "0123456789abcdef" * 2
+        description.revision = self.digest
         return description
 
 
@@ -192,7 +192,8 @@ def test_a_reward_is_no_held_out_metric(place, tmp_path) -> None:
     assert message.startswith("eval.metrics.m: ") and "is a reward's" in message
     with running_service(FakeBackend("metricx")) as replica, running_service(OtherMetric()) as free:
         for urls, told in (
-            (f"{place[1]}/", "is a reward's"),
+            (f"{place[1]}/", "is a reward's: a held-out"),
+            (f"{free},{place[1]}", "is a reward's: a held-out"),
             (replica, "which is a reward's model"),
             (f"{free},{replica}", "scores of one run must be of one model"),
             (f"{replica},{free}", "scores of one run must be of one model"),
@@ -205,9 +206,15 @@ def test_a_reward_is_no_held_out_metric(place, tmp_path) -> None:
         assert asked_first(place, n=free, m=f"{free}/") == [
             f"{name}: other, higher is better" for name in "nm"
         ]
-    with running_service(Copied("metricx", "a")) as a, running_service(Copied("xcomet", "b")) as b:
+    with (
+        running_service(Copied("metricx", "a")) as reward,
+        running_service(Copied("xcomet", "b")) as copy,
+        running_service(Copied("xcomet", "a", "f" * 32)) as later,
+    ):
+        with_it = ([*place[0], f"reward.metricx_urls={reward}"], reward)
         with pytest.raises(UserError, match=r"runs b .* which is a reward's model"):
-            asked_first(([*place[0], f"reward.metricx_urls={a}"], a), m=b)
+            asked_first(with_it, m=copy)
+        assert asked_first(with_it, m=later) == ["m: a, higher is better"]  # another revision
 
 
 def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> None:
