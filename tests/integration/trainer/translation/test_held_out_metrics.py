@@ -17,7 +17,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 from scorekit.server.scoring import ScoreDescription
 from tests.kits.embedder import ToyEmbedder
-from tests.kits.trainer.rewards import OtherMetric, switched_service
+from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.check import check_run
@@ -220,8 +220,13 @@ def test_a_reward_is_no_held_out_metric(place, tmp_path) -> None:
 def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> None:
     """Another service, a wrong path, a missing key, no URL at all: none of them mends itself."""
     locked = Secrets(api_keys=SecretStr("right"))
-    with running_service(OtherMetric(), locked) as closed, running_service(ToyEmbedder()) as embeds:
+    with (
+        running_service(OtherMetric(), locked) as closed,
+        running_service(ToyEmbedder()) as embeds,
+        running_service(FakeJudge()) as judge,
+    ):
         for url, told in (
+            (judge, "a judge scores no translations"),
             (embeds, "not a scoring service"),
             (f"{place[1]}/page", "not_found"),
             (closed, "no key was sent"),
