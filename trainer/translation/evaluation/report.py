@@ -51,14 +51,13 @@ def write_report(
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
         sets.setdefault(line.get("set", THE_SET), []).append(line)
+    lasts = (*updates[-1:], *(lines[-1] for lines in sets.values()))
     return _write(
         folder / "report.html",
         "report",
         title=title,
         notes=notes,
-        stopped=next(
-            (line["stopped"] for line in (*updates[-1:], *evals[-1:]) if line.get("stopped")), None
-        ),
+        stopped=next((line["stopped"] for line in lasts if line.get("stopped")), None),
         sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
         curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
         config=_read_text(folder / "config.yaml"),
