@@ -222,9 +222,13 @@ def _add(found: MetricScores, row: Mapping[str, Any], length: int, where: str) -
     except (TypeError, ValueError):
         raise UserError(f"{where}: score {score!r} is no number") from None
     spans = row.get("error_spans")
+    if spans is not None and not (
+        isinstance(spans, list) and all(isinstance(span, Mapping) for span in spans)
+    ):
+        raise UserError(f"{where}: field 'error_spans' is no list of objects")
     try:
         marked = None if spans is None else [checked_span(span, length) for span in spans]
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     found.scores.append(number)
     found.spans.append(None if marked is None else [s for s in marked if s.end > s.start])

@@ -77,7 +77,7 @@ def meta_eval(
     """
     with clean_exit("the same command"):
         _check_extra()
-        from scorekit.metaeval.evaluate import evaluate
+        from scorekit.metaeval.evaluate import check_people, evaluate
         from scorekit.metaeval.judgements import read_judgements
         from scorekit.metaeval.metrics import file_scores, parse_metric, service_scores
         from scorekit.metaeval.page import write_page
@@ -90,6 +90,7 @@ def meta_eval(
             raise UserError(f"--lower-is-better {wrong[0]}: its service says itself what is better")
         judged = read_judgements(judgements, lower_is_better=human_lower)
         translations = _chosen(judged, exclude or [], ref_system, segments, seed)
+        check_people(translations)  # before a service is asked
         out.mkdir(parents=True, exist_ok=True)
         files = [
             file_scores(source, translations, source.name not in (lower_is_better or ()))

@@ -154,6 +154,7 @@ def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_p
         ("../x={url}", (), "a name is part of a file's name"),
         ("x={other}", (), "none of its 1 rows is one of the translations"),
         ("x={broken}", (), "line 1: span 0 to 999 is not in a translation"),
+        ("x={odd}", (), "line 1: field 'error_spans' is no list of objects"),
     ],
 )
 def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, message):
@@ -162,7 +163,8 @@ def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, mess
     first = next(_rows())
     row = {"src": first["src"], "mt": first["mt"], "score": 1, "error_spans": [span]}
     broken = _write(tmp_path / "broken.jsonl", [row])
-    metric = metric.format(url=url, other=other, broken=broken)
+    odd = _write(tmp_path / "odd.jsonl", [row | {"error_spans": 5}])
+    metric = metric.format(url=url, other=other, broken=broken, odd=odd)
     done = _run(judged, tmp_path / "out", metric, more=more)
     assert done.exit_code == 2, done.output
     assert message in done.stderr.splitlines()[-1].replace(str(broken), "")
@@ -244,6 +246,7 @@ def test_people_who_make_no_difference_are_told(url, tmp_path):
     judged = _write(tmp_path / "same.jsonl", [row | {"spans": []} for row in _rows()])
     done = _run(judged, tmp_path / "out", f"x={url}")
     assert done.exit_code == 2 and "the same score: nothing to agree with" in done.stderr
+    assert not (tmp_path / "out").exists()  # no service was asked
 
 
 def test_a_service_that_is_down_is_told_at_once(judged, tmp_path):

@@ -233,6 +233,11 @@ def test_faults_of_a_published_file(tmp_path):
         read_judgements(_tsv(tmp_path))
 
 
+def test_a_csv_is_refused_by_its_name(tmp_path):
+    with pytest.raises(UserError, match=r"in\.csv: judgements are \.jsonl or \.tsv"):
+        read_judgements(tmp_path / "in.csv")
+
+
 @given(st.lists(st.tuples(st.text("a집😀 ", max_size=4), st.text("b中", min_size=1, max_size=4))))
 def test_marks_come_off_and_say_where_they_stood(pieces):
     text, places = unmarked("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in pieces))
