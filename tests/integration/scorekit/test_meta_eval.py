@@ -95,6 +95,23 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     assert _figures(out)[0] == figures
 
 
+def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_direction(judged, tmp_path):
+    """Else a browser shows -1.00 behind Arabic as 1.00-, and long names run out of a picture."""
+    long = "a-system-of-a-very-long-name"
+    rows = [{**row, "mt": "لم يأتِ " + row["mt"]} for row in _rows(systems=("<i>", long))]
+    scores = [
+        {"src": r["src"], "mt": r["mt"], "score": -k, "error_spans": []} for k, r in enumerate(rows)
+    ]
+    judged, scores = _write(judged, rows), _write(tmp_path / "scores.jsonl", scores)
+    done = _run(judged, tmp_path / "out", f"x={scores}")
+    assert done.exit_code == 0, done.stderr
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    pairs = page.partition("differ most")[2]
+    assert pairs.count('dir="ltr"') == 3 * pairs.count("<dl") > 0
+    assert "<bdi>&lt;i&gt;</bdi>" in pairs and f"<bdi>{long}</bdi>" in pairs
+    assert "a-system-of-a-ver…" in page and "<i>" not in page
+
+
 def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pictures):
     """The same scores out of a file, said to be turned, agree as the service does."""
     done = _run(judged, tmp_path / "one", f"m={metricx}")
