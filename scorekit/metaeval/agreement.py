@@ -74,7 +74,7 @@ class Agreement:
     def _kendall(self, weights: DrawWeights) -> Array:
         """tau-b over all pairs of translations. Kendall 1945."""
         s, a, b = self._pooled.sums(weights.values, self._at[weights.by])
-        return _ratio(s, np.sqrt(a) * np.sqrt(b))
+        return _ratio(s, np.sqrt(a * b))
 
     def _pearson(self, weights: DrawWeights) -> Array:
         axis = 1 if weights.by == "segments" else 0
