@@ -26,7 +26,9 @@ from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run
 from trainer.translation.evaluation.figures import (
+    A_REWARD,
     CHRF,
+    NO_REWARD,
     ranking,
     read_evaluations,
     severity_counts,
@@ -172,7 +174,7 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         for figure in table(before, after)
         if figure.by_group and not {of.get(figure.key) for of in every} <= {*figure.hidden_at}
     ]
-    titles = [figure.title.removesuffix(" (never a reward)") for figure in shown]
+    titles = [f.title.removesuffix(NO_REWARD).removesuffix(A_REWARD) for f in shown]
     rows = []
     for name, figures in old.items():
         cells = []

@@ -222,8 +222,24 @@ def test_rules_cannot_find_errors():
 
 @pytest.mark.parametrize(
     "said",
-    ["no JSON", "[]", {"errors": [error("집") | {"severity": "Fatal"}]}, {"errors": [{}]}, {}],
-    ids=["prose", "a list", "a severity of its own", "an error of nothing", "nothing"],
+    [
+        "no JSON",
+        "[]",
+        {"errors": [error("집") | {"severity": "Fatal"}]},
+        {"errors": [{}]},
+        {},
+        '{"errors": [{"quote": "집"}], "errors": []}',
+        {"errors": [error("집" * 300_000)]},
+    ],
+    ids=[
+        "prose",
+        "a list",
+        "a severity of its own",
+        "an error of nothing",
+        "nothing",
+        "errors twice",
+        "more than its tokens",
+    ],
 )
 def test_an_answer_of_another_shape_is_asked_for_once_more_and_fails(said):
     fake = saying(said)
