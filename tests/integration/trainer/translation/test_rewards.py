@@ -226,7 +226,11 @@ def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None
         rewards_of(services.config(overlong=overlong, max_input_length=16), text, "열 bad")
         for overlong in ("truncate", "windows")
     )
-    assert (cut[0].overlong, whole[0].overlong) == ("truncated", None)
+    assert (cut[0].overlong, whole[0].overlong, whole[1].overlong) == (
+        "truncated",
+        "windowed",
+        None,
+    )
     assert cut[1].r_seq == whole[1].r_seq  # it fits
     (answer,) = _in_windows(services.urls["metricx_urls"], f"source of {text}", text)
     assert len(answer.windows) > 4
@@ -238,7 +242,8 @@ def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None
     cfg = services.config(overlong="windows", max_input_length=16)
     figures = reward_figures(whole, cfg)
     assert figures["reward_coverage"] == figures["metricx_coverage"] == 1.0
-    assert not any(figures[f"overlong_{fate}"] for fate in ("truncated", "skipped", "penalised"))
+    fates = {fate: figures[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
+    assert fates == {"truncated": 0, "windowed": 1, "skipped": 0}
 
 
 def _in_windows(url: str, src: str, mt: str) -> list[Any]:
