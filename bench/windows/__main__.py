@@ -2,12 +2,14 @@
 
     python -m bench.windows
 
-Runs of neighbouring TED segments (tests/data/prose, whose translations no annotator marked) are
-joined to documents that fit the demo's xCOMET (512 tokens). Each is scored whole; in windows of at
-most 256 tokens; cut at 256; and, for the model's own noise of context, whole with the next segment
-added, and without its last. Spans are compared by characters of `mt`: F1 of those that both have
-(of severity nothing), and the errors within 20 characters of a window's border by themselves. In
-half of the documents words of another segment are put next to a border, so that there is an error.
+Runs of neighbouring segments of tests/data/prose, whose translations no annotator marked, are
+joined to documents that fit the demo's xCOMET (512 tokens) with a segment more on each side. Each
+is scored whole; in windows of at most 256 and of at most 384 tokens; cut at 256; and, for the
+model's own noise of context, whole with a segment added or taken, at each end: a window has lost
+what stands before it, behind it, or both. Half of the documents have errors at a border of windows
+of 256, words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of
+those that both have (of severity nothing), the same within 20 characters of a border of those
+windows, and how many characters of the planted words are marked.
 Then, without a model: the share of borders of an alignment that lie in one pair of segments, of
 documents that lack some translations or in which some are joined to the next.
 """
@@ -17,8 +19,9 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +38,23 @@ CORPORA = (
     ("ted_zh_en", "zh", "en", ""),
     ("ko_en", "en", "ko", " "),
 )
-DOCUMENTS = 12
-LIMIT, WINDOW = 512, 256
+DOCUMENTS = 24
+LIMIT, WINDOW, WIDER = 512, 256, 384
 NEAR = 20
+#: Room for the words that are planted.
+PLANTED_TOKENS = 48
+#: Of documents of 40 segments: shares of translations that are lacking anywhere, and joined to the
+#: next; the first and the one past the last segment of a passage that lacks its translation; and
+#: of one whose source is lacking.
+PLANTED = (
+    (0, 0, (0, 0), (0, 0)),
+    (0.05, 0.1, (0, 0), (0, 0)),
+    (0.1, 0.2, (0, 0), (0, 0)),
+    (0, 0, (28, 40), (0, 0)),
+    (0, 0, (15, 23), (0, 0)),
+    (0, 0, (0, 0), (15, 23)),
+    (0.05, 0.1, (15, 23), (0, 0)),
+)
 Pair = tuple[str, str]
 
 
@@ -54,9 +71,14 @@ def joined(run: Sequence[Pair], joint: str) -> SampleForScoring:
     return SampleForScoring(joint.join(src), " ".join(mt))
 
 
-def marked(result: Scored, end: int) -> set[int]:
-    """Characters of `mt` before `end` that lie in a span."""
-    return {at for s in result.error_spans or () for at in range(s.start, min(s.end, end))}
+def starts(run: Sequence[Pair]) -> list[int]:
+    """Where the translations of a document begin, and one past where its next would."""
+    return list(accumulate((len(mt) + 1 for _, mt in run), initial=0))
+
+
+def marked(result: Scored) -> set[int]:
+    """Characters of `mt` that lie in a span."""
+    return {at for span in result.error_spans or () for at in range(span.start, span.end)}
 
 
 def f1(ours: set[int], theirs: set[int]) -> float:
@@ -65,91 +87,172 @@ def f1(ours: set[int], theirs: set[int]) -> float:
     return 2 * len(ours & theirs) / both if both else 1.0
 
 
-def documents(found: list[Pair], joint: str, scorer: Any) -> Iterable[tuple[list[Pair], Pair]]:
-    """Runs that just fit the model with a segment more, and that segment."""
+class Document:
+    """A run of segments that fits the model with a neighbour more, its neighbours, and the
+    characters of `mt` that were planted."""
+
+    def __init__(self, run: list[Pair], before: Pair, following: Pair, joint: str) -> None:
+        self.run, self.before, self.following, self.joint = run, before, following, joint
+        self.planted: set[int] = set()
+
+    @property
+    def sample(self) -> SampleForScoring:
+        """As it is scored."""
+        return joined(self.run, self.joint)
+
+    def plant(self, words: list[str], scorer: Any) -> None:
+        """Put words on both sides of a border of windows: before the last word in front of it, and
+        behind it. Raises ValueError where they move every border."""
+        text = " ".join(words) + " "
+        whole = self.sample.mt
+        todo = borders(score(scorer, self.sample, WINDOW, "windows"))
+        tried: set[int] = set()
+        while todo:
+            edge = todo.pop(0)
+            if edge in tried:
+                continue
+            tried.add(edge)
+            last = whole.rindex(" ", 0, edge - 1) + 1
+            run = inserted(inserted(self.run, edge, text), last, text)
+            found = borders(score(scorer, joined(run, self.joint), WINDOW, "windows"))
+            behind = edge + len(text)
+            if behind in found:
+                self.run = run
+                self.planted = {k + at for at in (last, behind) for k in range(len(text) - 1)}
+                return
+            # Where the words have moved the borders to, before they were planted.
+            todo += [at if at < behind else at - 2 * len(text) for at in found]
+        raise ValueError(f"no border stays beside what is planted: {words}")
+
+
+def inserted(run: list[Pair], at: int, text: str) -> list[Pair]:
+    """The run, with a text at that character of its translations' document."""
+    begins = starts(run)
+    k = bisect_right(begins, at) - 1
+    src, mt = run[k]
+    cut = at - begins[k]
+    return [*run[:k], (src, mt[:cut] + text + mt[cut:]), *run[k + 1 :]]
+
+
+def borders(result: Scored) -> list[int]:
+    """Where windows meet in `mt`."""
+    return [window.mt_start for window in (result.windows or [])[1:]]
+
+
+def documents(found: list[Pair], joint: str, scorer: Any) -> Iterator[Document]:
+    """Runs that just fit the model with a segment more at either end, and not a window."""
     rng = random.Random(0)
-    strict = ScoringConfig(overlong="error", max_input_length=LIMIT)
-    for k in range(DOCUMENTS):
-        at = rng.randrange(len(found) - 30)
-        count = 3
-        while count < 28:
-            sample = joined(found[at : at + count + 2], joint)
-            if scorer.score_batch([sample], strict).sequence_scores[0] is None:
-                break
+    done = 0
+    while done < DOCUMENTS:
+        at, count = rng.randrange(1, len(found) - 30), 1
+        while count < 28 and all(
+            fits(found[first : at + count + 1 + more], joint, scorer)
+            for first, more in ((at - 1, 0), (at, 1))
+        ):
             count += 1
-        run = found[at : at + count]
-        if k % 2:  # an error at a border that windows may take: words of a far segment
-            middle = count // 2
-            src, mt = run[middle]
-            other = found[(at + 60) % len(found)][1].split()[:3]
-            run[middle] = (src, " ".join([*other, mt]))
-        yield run, found[at + count]
+        document = Document(found[at : at + count], found[at - 1], found[at + count], joint)
+        if not borders(score(scorer, document.sample, WINDOW, "windows")):
+            continue
+        if done % 2:
+            document.plant(found[(at + 60) % len(found)][1].split()[:3], scorer)
+        done += 1
+        yield document
 
 
-def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[str, Any]:
-    """Figures of a corpus: against the whole text, of windows, of context noise, of truncation."""
-    rows: dict[str, list[dict[str, float]]] = {}
-    counts: list[int] = []
-    for run, following in documents(pairs(name, left, right), joint, scorer):
-        sample = joined(run, joint)
-        whole = _one(scorer, sample, LIMIT, "truncate")
-        windows = _one(scorer, sample, WINDOW, "windows")
-        counts.append(len(windows.windows or [0]))
-        edges = [w.mt_start for w in (windows.windows or [])[1:]]
-        others = {
-            "windows": windows,
-            "truncated": _one(scorer, sample, WINDOW, "truncate"),
-            "one segment more": _one(scorer, joined([*run, following], joint), LIMIT, "truncate"),
-            "one segment fewer": _one(scorer, joined(run[:-1], joint), LIMIT, "truncate"),
-        }
-        for kind, other in others.items():
-            end = len(joined(run[:-1], joint).mt) if kind.endswith("fewer") else len(sample.mt)
-            ours, theirs = marked(other, end), marked(whole, end)
-            row = {"f1": f1(ours, theirs), "score": abs(other.score - whole.score)}
-            near = {at for edge in edges for at in range(edge - NEAR, edge + NEAR)}
-            row["f1_at_borders"] = f1(ours & near, theirs & near)
-            row["share_marked"] = len(ours) / end
-            rows.setdefault(kind, []).append(row)
-    means = {
-        kind: {key: round(statistics.fmean(r[key] for r in found), 4) for key in found[0]}
-        for kind, found in rows.items()
-    }
-    return {"documents": len(counts), "windows_a_document": statistics.fmean(counts), **means}
+def fits(run: Sequence[Pair], joint: str, scorer: Any) -> bool:
+    """Whether the model reads all of it, and what is planted."""
+    strict = ScoringConfig(overlong="error", max_input_length=LIMIT - PLANTED_TOKENS)
+    return scorer.score_batch([joined(run, joint)], strict).sequence_scores[0] is not None
 
 
-def _one(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> Scored:
+def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> Scored:
+    """One sample, cut or in windows of so many tokens."""
     cfg = ScoringConfig(overlong=overlong, max_input_length=limit)
     (result,) = scorer.score_batch([sample], cfg).metadata
     assert isinstance(result, Scored), result
     return result
 
 
+def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[str, Any]:
+    """Figures of a corpus: against the whole text, of windows, of truncation, of context noise."""
+    rows: dict[str, list[dict[str, float]]] = {}
+    counts: dict[str, list[int]] = {}
+    for document in documents(pairs(name, left, right), joint, scorer):
+        sample, run = document.sample, document.run
+        at = starts(run)
+        whole = score(scorer, sample, LIMIT, "error")
+        edges: list[int] = []
+        # What is scored, where its `mt` begins in the document's, and which part both have.
+        others: list[tuple[str, Scored, int, tuple[int, int]]] = []
+        for kind, limit in (("windows", WINDOW), ("wider windows", WIDER)):
+            found = score(scorer, sample, limit, "windows")
+            edges = edges or borders(found)
+            counts.setdefault(kind, []).append(len(found.windows or [0]))
+            others.append((kind, found, 0, (0, at[-1])))
+        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, (0, at[-1])))
+        for kind, neighbour, begin, part in (
+            ("one added before", [document.before, *run], -len(document.before[1]) - 1, None),
+            ("first taken", run[1:], at[1], (at[1], at[-1])),
+            ("one added behind", [*run, document.following], 0, None),
+            ("last taken", run[:-1], 0, (0, at[-2])),
+        ):
+            found = score(scorer, joined(neighbour, joint), LIMIT, "error")
+            others.append((kind, found, begin, part or (0, at[-1])))
+        near = {c for edge in edges for c in range(edge - NEAR, edge + NEAR)}
+        for kind, other, begin, part in others:
+            held = set(range(*part))
+            ours, theirs = {c + begin for c in marked(other)} & held, marked(whole) & held
+            row = {"f1": f1(ours, theirs), "f1_at_borders": f1(ours & near, theirs & near)}
+            row["score"] = abs(other.score - whole.score)
+            row["share_marked"] = len(ours) / len(held)
+            if document.planted:
+                row["planted_marked"] = len(ours & document.planted) / len(document.planted)
+                row["planted_marked_whole"] = len(theirs & document.planted) / len(document.planted)
+            rows.setdefault(kind, []).append(row)
+    told = {"documents": DOCUMENTS}
+    return told | {
+        kind: {"windows": statistics.fmean(counts.get(kind, [1]))} | mean(found)
+        for kind, found in rows.items()
+    }
+
+
+def mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of each figure, over the rows that have it."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return {key: round(statistics.fmean(r[key] for r in rows if key in r), 4) for key in keys}
+
+
 def aligned(
-    found: list[Pair], joint: str, lacks: float, merged: float, tail: float
+    found: list[Pair],
+    joint: str,
+    lacks: float,
+    merged: float,
+    untranslated: tuple[int, int],
+    added: tuple[int, int],
 ) -> dict[str, float]:
     """Of documents of 40 segments: the share of borders in one pair of segments on both sides, and
     the share of true borders that were found."""
     rng = random.Random(0)
-    right_ones = borders = hit = true_ones = 0
+    right_ones = got_ones = hit = true_ones = 0
     for _ in range(60):
         at = rng.randrange(len(found) - 40)
         left = right = ""
         true = [(0, 0)]
         for k, (src, mt) in enumerate(found[at : at + 40]):
-            left += src + joint
+            left += "" if k in range(*added) else src + joint
             chance = rng.random()
-            if k < 40 * (1 - tail) and chance >= lacks:
+            if k not in range(*untranslated) and chance >= lacks:
                 right += mt.rstrip(".。!?！？") + ", " if chance < lacks + merged else mt + " "
             true.append((len(left), len(right)))
         got = align(left, right)[1:-1]
-        borders += len(got)
+        got_ones += len(got)
         right_ones += sum(
             any(a <= x <= b and c <= y <= d for (a, c), (b, d) in pairwise(true)) for x, y in got
         )
         inner = {pair for pair in true if pair[0] < len(left) and pair[1] < len(right)} - {(0, 0)}
         hit += len(inner & set(got))
         true_ones += len(inner)
-    return {"precision": round(right_ones / borders, 4), "recall": round(hit / true_ones, 4)}
+    return {"precision": round(right_ones / got_ones, 4), "recall": round(hit / true_ones, 4)}
 
 
 def main() -> None:
@@ -160,10 +263,10 @@ def main() -> None:
     for name, left, right, joint in CORPORA:
         found = pairs(name, left, right)
         told["alignment"][name] = {
-            f"lacking {lacks}, joined {merged}, tail {tail}": aligned(
-                found, joint, lacks, merged, tail
+            f"lacking {lacks}, joined {merged}, untranslated {gap}, added {added}": aligned(
+                found, joint, lacks, merged, gap, added
             )
-            for lacks, merged, tail in ((0, 0, 0), (0.05, 0.1, 0), (0.1, 0.2, 0), (0, 0, 0.3))
+            for lacks, merged, gap, added in PLANTED
         }
     scorer = XCometXLScorer(str(ROOT / "demo/models/xcomet"), device="cpu")
     for corpus in CORPORA:

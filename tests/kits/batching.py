@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bench.kit.servers import PATIENCE_S
-from scorekit.schemas import MetricXOptions, Priority, TranslationSample
+from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
@@ -72,14 +72,21 @@ def _run(
             gate.texts.clear()
         batcher.start()
 
-        def submit(*mts: str, priority: Priority = "interactive", cache: bool = True) -> Caller:
+        def submit(
+            *mts: str,
+            priority: Priority = "interactive",
+            cache: bool = True,
+            size: int = 4,
+            overlong: Overlong = "truncate",
+        ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
             wanted = [
-                Wanted(i, k, s, 4) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
+                Wanted(i, k, s, size) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
             job = Job(len(mts), time.monotonic(), PATIENCE_S)
-            asked = Asked(samples, MetricXOptions(), {}, cache=cache, priority=priority)
+            options = MetricXOptions(overlong=overlong)
+            asked = Asked(samples, options, {}, cache=cache, priority=priority)
             batcher.submit(job, wanted, asked)
             return Caller(batcher, job, keys)
 

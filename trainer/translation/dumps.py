@@ -16,7 +16,8 @@ max_new_tokens cut). `stopped`: why the run ended with this update, by a rule of
 else null.
 `text_errors` counts the samples that cannot be scored by their own fault, `source_errors` those of
 a source that no translation helps (no reward, no part in the update); `overlong_truncated`,
-`overlong_skipped` and `overlong_penalised` those over a model's limit, by what became of them.
+`overlong_windowed`, `overlong_skipped` and `overlong_penalised` those over a model's limit, by what
+became of them.
 `uncovered_tokens` counts the tokens behind what the span model read (`reward.uncovered`); `kl_ref`
 and `kl_ref_k3` are over them, too. `reward_mean`: sequence reward and mean token reward together.
 `guard_*_mean` is the mean fault that a guard found, over all samples; null of a guard that is off.

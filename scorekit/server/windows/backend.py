@@ -140,7 +140,7 @@ class _Cutter:
         index = {border: k for k, border in enumerate(borders)}
         done: dict[Part, Encoded] = {}
         while todo := [part for part in pairwise(kept) if part not in done]:
-            for part, one in zip(todo, self._encode(todo, self._strict), strict=True):
+            for part, one in zip(todo, self._encode(todo, self._strict, None), strict=True):
                 if isinstance(one, Encoded):
                     done[part] = one
                     continue
@@ -148,27 +148,33 @@ class _Cutter:
                 if last - first > 1:
                     kept.insert(kept.index(part[1]), borders[(first + last) // 2])
                 else:
-                    (cut,) = self._encode([part], self._options.model_copy(update=_TRUNCATE))
+                    cutting = self._options.model_copy(update=_TRUNCATE)
+                    (cut,) = self._encode([part], cutting, None)
                     assert isinstance(cut, Encoded)
                     done[part] = cut
         windows = [done[part] for part in pairwise(kept)]
         return encoded_whole(windows, [self._place(part) for part in pairwise(kept)])
 
     def _sizes(self, parts: list[Part]) -> list[int | None]:
-        found = self._encode(parts, self._strict)
+        # A part without a reference is measured as with an empty one: its window may have more.
+        found = self._encode(parts, self._strict, "")
         return [one.length if isinstance(one, Encoded) else None for one in found]
 
-    def _encode(self, parts: list[Part], options: Any) -> list[Encoded | SampleError]:
+    def _encode(
+        self, parts: list[Part], options: Any, no_ref: str | None
+    ) -> list[Encoded | SampleError]:
+        """no_ref: what the model is given where a part of the reference is empty."""
         samples = []
         for part in parts:
             texts = [text.strip() for text in self._cut(part)]
-            ref = texts[2] or None if len(texts) > 2 else None
+            ref = texts[2] or no_ref if len(texts) > 2 else None
             new = {"src": texts[0], "mt": texts[1], "ref": ref}
             samples.append(self._sample.model_copy(update=new))
         found = self._backend.encode(samples, options)
-        for one in found:
+        for part, one in zip(parts, found, strict=True):
             if isinstance(one, SampleError) and one.type != "overlong":
-                raise one
+                where = f"window src[{part[0][0]}:{part[1][0]}], mt[{part[0][1]}:{part[1][1]}]"
+                raise SampleError(one.type, f"{where}: {one}", retryable=one.retryable)
         return found
 
     def _cut(self, part: Part) -> list[str]:

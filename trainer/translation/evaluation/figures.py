@@ -199,7 +199,7 @@ def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
         figures |= term.figures(rewards, cfg)
     figures["text_errors"] = sum(r.text_error is not None for r in rewards)
     figures["source_errors"] = sum(r.source_error is not None for r in rewards)
-    for fate in ("truncated", "skipped", "penalised"):
+    for fate in ("truncated", "windowed", "skipped", "penalised"):
         figures[f"overlong_{fate}"] = sum(r.overlong == fate for r in rewards)
     return figures
 

@@ -50,7 +50,7 @@ class SampleReward:
     service_error: str | None = None
     shown_error: str | None = None
     may_pass: bool = False
-    overlong: Literal["truncated", "skipped", "penalised"] | None = None
+    overlong: Literal["truncated", "windowed", "skipped", "penalised"] | None = None
 
     def score(self, service: ServiceName) -> float | None:
         """A model's own score; None where it was not asked or failed."""

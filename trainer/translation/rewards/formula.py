@@ -74,6 +74,8 @@ def _note_results(
             reward.answers[name] = result
             if is_truncated(result):
                 reward.overlong = "truncated"
+            elif result.windows and reward.overlong is None:
+                reward.overlong = "windowed"
         elif name not in counts:
             reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type == BAD_SOURCE:

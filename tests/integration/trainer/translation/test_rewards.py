@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.kit.servers import free_port, running_service
+from scorekit.client import SyncScoringClient
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ErrorSpan, Scored, TranslationSample, Truncated
 from scorekit.scorers import RewardOutput
@@ -217,6 +218,38 @@ def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
     assert figures["metricx_coverage"] == (1.0 if overlong == "truncate" else 0.5)
     if overlong == "skip":  # no part of the mean
         assert figures["r_seq_mean"] == pytest.approx(fine.r_seq)
+
+
+def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None:
+    text = "열기는 뜨겁다. bad 물은 차갑다. " * 6
+    cut, whole = (
+        rewards_of(services.config(overlong=overlong, max_input_length=16), text, "열 bad")
+        for overlong in ("truncate", "windows")
+    )
+    assert (cut[0].overlong, whole[0].overlong, whole[1].overlong) == (
+        "truncated",
+        "windowed",
+        None,
+    )
+    assert cut[1].r_seq == whole[1].r_seq  # it fits
+    (answer,) = _in_windows(services.urls["metricx_urls"], f"source of {text}", text)
+    assert len(answer.windows) > 4
+    assert whole[0].r_seq == pytest.approx(5 - answer.score) != cut[0].r_seq
+    assert whole[0].score("metricx") == pytest.approx(answer.score)
+    assert whole[0].valid == [True] * (len(text) + 1)
+    charged = [at for at, earned in enumerate(whole[0].token_rewards) if earned < 0]
+    assert charged == [at for at, letter in enumerate(text) if letter in "bad"]
+    cfg = services.config(overlong="windows", max_input_length=16)
+    figures = reward_figures(whole, cfg)
+    assert figures["reward_coverage"] == figures["metricx_coverage"] == 1.0
+    fates = {fate: figures[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
+    assert fates == {"truncated": 0, "windowed": 1, "skipped": 0}
+
+
+def _in_windows(url: str, src: str, mt: str) -> list[Any]:
+    with SyncScoringClient(url) as client:
+        options = {"overlong": "windows", "max_input_length": 16}
+        return list(client.score([{"src": src, "mt": mt}], options))
 
 
 def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(

@@ -145,6 +145,25 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
     _run(test, backend, max_queue_tokens=4)
 
 
+def test_a_document_in_windows_takes_all_its_tokens_of_the_room():
+    """One that is cut takes what the model reads: 512 tokens of the fake's."""
+
+    async def test(batcher, submit):
+        cut = submit("cut", size=40_000)
+        assert batcher.admission.room == 512
+        await cut.job.done
+        whole = submit("whole", size=40_000, overlong="windows")
+        assert batcher.admission.room == 10_001
+        await whole.job.done
+        assert batcher.admission.room == 0
+        with pytest.raises(RequestError) as hopeless:
+            submit("longer", size=80_000, overlong="windows")
+        assert hopeless.value.type == "too_large"
+        await submit("longer", size=80_000).job.done
+
+    _run(test, max_queue_tokens=20_000)
+
+
 def test_only_good_results_are_handed_to_the_cache():
     async def test(batcher, submit):
         for caller in (submit("good", "nan"), submit("unwanted", cache=False)):

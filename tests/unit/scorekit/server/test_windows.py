@@ -146,6 +146,33 @@ def test_a_window_that_the_model_refuses_fails_its_sample():
     backend.encode = refusing
     (got,) = _score([LONG], backend=backend, overlong="windows")
     assert isinstance(got, SampleError) and got.type == "invalid_input"
+    assert got.message.startswith("window src[0:") and got.message.endswith("no reference")
+
+
+class Referenced(FakeBackend):
+    """It scores against a reference, or not at all."""
+
+    def encode(self, samples, options):
+        return [
+            SampleError("invalid_input", "no reference") if sample.ref is None else one
+            for sample, one in zip(samples, super().encode(samples, options), strict=True)
+        ]
+
+
+def test_a_sentence_that_the_reference_leaves_out_goes_with_its_neighbours():
+    """A model that requires a reference is asked for windows, which have some of it."""
+    ref = "빨갛다. " * 9
+    (got,) = _score(
+        [LONG.model_copy(update={"ref": ref})], backend=Referenced("xcomet"), overlong="windows"
+    )
+    assert isinstance(got, dict) and len(got["windows"]) > 3
+
+
+def test_a_window_without_a_reference_fails_where_the_model_requires_one():
+    src, mt = ("The house is red. " + "It is old and small. " * 30), "집은 red 빨갛다. 네. " * 20
+    (got,) = _score([_sample(src, mt, "빨갛다.")], backend=Referenced("xcomet"), overlong="windows")
+    assert isinstance(got, SampleError) and got.type == "invalid_input"
+    assert got.message.endswith("no reference")
 
 
 def test_what_cannot_be_cut_is_flagged():
