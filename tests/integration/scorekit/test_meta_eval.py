@@ -157,6 +157,25 @@ def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_p
     assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
 
 
+def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_pictures):
+    rows = list(_rows())
+    scores = [{"src": r["src"], "mt": r["mt"], "score": k} for k, r in enumerate(rows)]
+    path = _write(tmp_path / "scores.jsonl", scores)
+
+    def figures(seed):
+        out = tmp_path / str(seed)
+        done = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
+        assert done.exit_code == 0, done.stderr
+        return _figures(out)[0]
+
+    one, other = figures(0), figures(1)
+    assert (one["segments"], one["rows"], one["judged"]) == (4, 12, 12)
+    some = random.Random(0).sample([str(k) for k in range(12)], 4)
+    means = [-5 * len(r["spans"]) for r in rows if r["system"] == "A" and str(r["seg_id"]) in some]
+    assert one["human"]["A"] == pytest.approx(sum(means) / 4)
+    assert one == figures(0) and one["human"] != other["human"]
+
+
 @pytest.mark.parametrize(
     ("metric", "more", "message"),
     [
