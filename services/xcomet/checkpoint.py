@@ -54,8 +54,8 @@ CLASSES = {
         "layer_transformation": "sparsemax",
     },
 }
-#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults; the softmax is that of
-#: the unbabel-comet that it was made with (2.2.2: see `decide_layer_transformation`).
+#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults; the softmax is that
+#: of the unbabel-comet that it was made with (2.2.2: see `decide_layer_transformation`).
 _LITE = {
     "encoder_model": "DeBERTa",
     "pretrained_model": LITE_ENCODER,

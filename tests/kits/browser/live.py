@@ -25,8 +25,8 @@ _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 #: may wait, or throw as a network that is gone. `answered`: of how many something came.
 GATE = """(() => { const real = globalThis.fetch; let n = 0; globalThis.gate = () => {};
 globalThis.fetch = async (url, request) => { if (!url.endsWith("/v1/info")) await gate(url, ++n);
-try { return await real(url, request); } finally { globalThis.answered = (globalThis.answered ?? 0) + 1; }
-}; })()"""
+try { return await real(url, request); }
+finally { globalThis.answered = (globalThis.answered ?? 0) + 1; } }; })()"""
 
 
 class Tab:

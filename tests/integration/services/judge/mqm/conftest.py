@@ -1,0 +1,29 @@
+"""A judge whose LLM finds the errors of tests/kits/mqm.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kit.judge import running_judge
+from bench.kit.openai_server import FakeOpenAI
+from tests.kits.mqm import answers
+
+
+@pytest.fixture(scope="module")
+def upstream():
+    fake = FakeOpenAI(respond=answers)
+    with fake.running() as base:
+        fake.base = base
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def url(upstream):
+    with running_judge(upstream=upstream.base) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _well(upstream):
+    upstream.well()
+    upstream.forget()
