@@ -1,4 +1,4 @@
-"""A judge whose LLM finds the errors of tests/kits/mqm.py."""
+"""A judge whose LLM finds the errors of careless.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
-from tests.kits.mqm import answers
+from tests.integration.services.judge.mqm.careless import answers
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.fake import FakeBackend
-from tests.kits.mqm import MT, PAIR
+from tests.integration.services.judge.mqm.careless import MT, PAIR
 
 
 def test_a_remote_scorer_gets_spans(url):

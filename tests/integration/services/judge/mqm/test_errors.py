@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from bench.kit.judge import ATTACKS, GOOD, judge, running_judge, saying
-from tests.kits.mqm import MT, PAIR, answers, error
+from tests.integration.services.judge.mqm.careless import MT, PAIR, answers, error
 
 
 def test_errors_have_places_or_say_that_they_have_none(url):
