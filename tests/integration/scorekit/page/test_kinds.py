@@ -99,7 +99,7 @@ def test_only_what_was_asked_for_last_is_shown(tab):
         tab.wait("answered === 2")
         tab.js(
             "fetch('/v1/info').then((answer) => answer.json())"
-        )  # by now the first was read, too
+        )  # the first is read by now
         assert tab.js("[...document.querySelectorAll('.score')].map((s) => s.textContent)") == ["1"]
         assert "Waiting" not in tab.js("document.querySelector('.try').innerText")
 
