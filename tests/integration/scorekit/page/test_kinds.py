@@ -97,9 +97,7 @@ def test_only_what_was_asked_for_last_is_shown(tab):
         tab.wait("document.querySelector('.card')")
         tab.js("waits[0]()")
         tab.wait("answered === 2")
-        tab.js(
-            "fetch('/v1/info').then((answer) => answer.json())"
-        )  # the first is read by now
+        tab.js("fetch('/v1/info').then((answer) => answer.json())")  # the first is read by now
         assert tab.js("[...document.querySelectorAll('.score')].map((s) => s.textContent)") == ["1"]
         assert "Waiting" not in tab.js("document.querySelector('.try').innerText")
 
