@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -173,6 +174,36 @@ def test_a_window_without_a_reference_fails_where_the_model_requires_one():
     (got,) = _score([_sample(src, mt, "빨갛다.")], backend=Referenced("xcomet"), overlong="windows")
     assert isinstance(got, SampleError) and got.type == "invalid_input"
     assert got.message.endswith("no reference")
+
+
+def test_errors_on_both_sides_of_a_border_stand_where_they_stand_in_the_whole():
+    """Also in white space and line ends of any kind, which no window shows the model."""
+    for space in (" ", "  ", "\r\n", "\n\n\t", "\u3000"):
+        lines = "The house is big.", "Red 집은 크다 red."
+        sample = _sample(*(space.join([space, *[line] * 9, space]) for line in lines))
+        (whole,) = _score([sample], limit=500)
+        (got,) = _score([sample], overlong="windows")
+        borders = [window["mt_start"] for window in got["windows"][1:]]
+        edges = {edge for s in got["error_spans"] for edge in (s["start"], s["end"])}
+        assert borders and edges >= set(borders)
+        assert got["error_spans"] == whole["error_spans"]
+
+
+def test_omissions_stand_in_their_place_of_the_source():
+    class Leaving(FakeBackend):
+        """Says that every `red` of the source is left out."""
+
+        def forward(self, batch):
+            found = super().forward(batch)
+            for one, outcome in zip(batch, found, strict=True):
+                spans = re.finditer("red", one.payload.src)
+                outcome["omissions"] = [{"start": m.start(), "end": m.end()} for m in spans]
+            return found
+
+    sample = _sample("  The house is red.  " * 9, LONG.mt)
+    (got,) = _score([sample], backend=Leaving("xcomet"), overlong="windows")
+    found = [(span["start"], span["end"]) for span in got["omissions"]]
+    assert found == [m.span() for m in re.finditer("red", sample.src)]
 
 
 def test_what_cannot_be_cut_is_flagged():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -154,10 +155,33 @@ def test_sentences_of_joined_pairs_find_each_other():
         assert _agree(align(left, right), true) > 0.9, name
 
 
-def test_a_translation_that_stops_half_way_is_not_stretched():
+def test_a_passage_that_one_text_lacks_moves_no_other_border():
     pairs = _pairs("ted_en_de.jsonl", "en", "de")[:40]
-    left, right, true = _document(pairs, " ", range(28, 40), ())
-    assert _agree(align(left, right), true) > 0.75
+    for lacks in (range(28, 40), range(15, 23)):
+        left, right, true = _document(pairs, " ", lacks, ())
+        borders, mirrored = align(left, right), align(right, left)
+        assert _agree(borders, true) > 0.9, lacks
+        assert _agree([(b, a) for a, b in mirrored], true) > 0.9, lacks
+        ends = {left for left, _ in borders}  # also a passage may be cut between its sentences
+        assert sum(true[k][0] in ends for k in lacks) >= len(lacks) - 2, lacks
+
+
+def test_a_translation_without_marked_ends_of_sentences_is_cut_into_as_many():
+    """As Thai, or lower case: no sentence of the source stands alone."""
+    pairs = _pairs("ted_en_de.jsonl", "en", "de")[:40]
+    bare = [(src, re.sub(r"[.!?:]", "", mt).lower()) for src, mt in pairs]
+    left, right, true = _document(bare, " ", (), ())
+    for a, b, known in (
+        (left, right, true),
+        (right, left, [(y, x) for x, y in true]),
+    ):
+        borders = align(a, b)
+        assert len(borders) > 30
+        alone = [1 for x, y in pairwise(borders) if x[0] == y[0] or x[1] == y[1]]
+        assert len(alone) <= 2
+        wide = [known[0], *known[2::3], known[-1]]  # about where it belongs
+        assert _agree(borders, wide) > 0.8
+        assert all(b[at - 1] == " " for _, at in borders[1:-1])
 
 
 def test_long_documents_take_no_more_than_their_length():
