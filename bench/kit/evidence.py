@@ -51,14 +51,14 @@ def run_logged(
     return time.monotonic() - started
 
 
-def write_between(begin: str, end: str, body: str) -> None:
-    """Put text between two marks of docs/evidence.md; the prose around them stays."""
-    text = PAGE.read_text(encoding="utf-8")
+def write_between(begin: str, end: str, body: str, page: Path = PAGE) -> None:
+    """Put text between two marks of a document; the prose around them stays."""
+    text = page.read_text(encoding="utf-8")
     head, found, rest = text.partition(begin)
     _, ended, tail = rest.partition(end)
     if not (found and ended):
-        raise UserError(f"{PAGE}: the marks {begin!r} and {end!r} are missing")
-    PAGE.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}", encoding="utf-8")
+        raise UserError(f"{page}: the marks {begin!r} and {end!r} are missing")
+    page.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}", encoding="utf-8")
 
 
 def cell(value: float | None, digits: int) -> str:

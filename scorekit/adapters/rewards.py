@@ -177,13 +177,21 @@ def reward_of(result: Scored | JudgeScored, info: Info, settings: RewardSettings
 
 def options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
     """Options of a request. A judge has none for what is too long: it fails. Raises UserError where
-    the task and the service do not fit."""
+    the service and what is asked of it do not fit: else each sample would fail for itself, which a
+    trainer may take for bad luck."""
     if info.service != "judge":
         if settings.task is not None:
             raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
         return {"overlong": settings.overlong}
     if settings.task is None:
         raise UserError("the service is a judge: name a task that scores translations (task: mqm)")
+    if info.tasks is not None and settings.task not in info.tasks:
+        raise UserError(f"task {settings.task!r}: this judge has {', '.join(info.tasks)}")
+    if settings.overlong == "windows":
+        raise UserError("overlong: windows: a judge reads whole texts")
+    for name in ("src_lang", "tgt_lang") if settings.task == "mqm" else ():
+        if getattr(settings, name) is None and getattr(settings, f"{name}_key") is None:
+            raise UserError(f"task 'mqm' wants languages: give {name} or {name}_key")
     return {}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
-from scorekit.schemas import Scored
+from scorekit.schemas import Failed
 
 
 def reward_function(
@@ -40,7 +40,7 @@ def reward_function(
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
         results = source.score(samples)
-        return [source.reward(r) if isinstance(r, Scored) else None for r in results]
+        return [None if isinstance(r, Failed) else source.reward(r) for r in results]
 
     rewards.__name__ = rewards.__qualname__ = name
     return rewards

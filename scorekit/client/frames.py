@@ -48,10 +48,10 @@ def with_results(frame: DataFrame, results: Sequence[Result]) -> DataFrame:
     )
     new["ok"] = column(good, "bool")
     new["error"] = column([_error(result) for result in results], "object")
-    for name in ("error_spans", "omissions", "unplaced"):
+    for name in ("error_spans", "omissions", "unplaced", "windows"):
         told = [getattr(r, name) if isinstance(r, Scored) else None for r in results]
         if any(found is not None for found in told):
-            plain = [s if s is None else [error.model_dump() for error in s] for s in told]
+            plain = [s if s is None else [one.model_dump() for one in s] for s in told]
             new[name] = column(plain, "object")
     return new
 

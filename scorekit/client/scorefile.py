@@ -93,7 +93,8 @@ class _Item(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """A file to score, and how. out: None for stdout, which cannot be gone on with."""
+    """A file to score, and how. out: None for stdout, which cannot be gone on with. remedy: what to
+    do about an output of something else."""
 
     samples: SampleFile
     out: Path | None
@@ -102,6 +103,7 @@ class ScoreJob:
     batch_size: int = 256
     max_in_flight: int = 8
     overwrite: bool = False
+    remedy: str = "name another file, or say --overwrite"
 
     def check(self) -> Contents:
         """Read the whole input. Raises UserError for a fault in it, and for an ending of the output
@@ -181,14 +183,12 @@ class ScoreJob:
             before = json.loads(meta.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise UserError(
-                f"{path} is there, and no {meta.name} says what it was made from: "
-                "name another file, or say --overwrite"
+                f"{path} is there, and no {meta.name} says what it was made from: {self.remedy}"
             ) from None
         changed = [name for name in about if before.get(name) != about[name]]
         if changed:
             raise UserError(
-                f"{path} was made from something else ({', '.join(changed)}): "
-                "name another file, or say --overwrite"
+                f"{path} was made from something else ({', '.join(changed)}): {self.remedy}"
             )
         tally = Tally()
         for _, result in _results(out, path):

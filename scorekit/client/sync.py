@@ -54,8 +54,8 @@ class SyncScoringClient:
 
     def score_frame(self, frame: DataFrame, *, task: str | None = None, **kwargs: Any) -> DataFrame:
         """A copy of a pandas data frame with the columns `score` (NaN where it failed), `ok`,
-        `error` (None where it did not) and, from services that mark them, `error_spans`,
-        `omissions` and `unplaced`.
+        `error` (None where it did not) and, where a result has them, `error_spans`, `omissions`,
+        `unplaced` and `windows`.
 
         It has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no reference);
         other columns stay as they are. task: of a judge (mqm), which also wants the columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -198,7 +199,8 @@ def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
     model's thinking (`<think>...</think>`) and in a code fence; nothing else may stand beside it.
 
     Raises LLMError: `length` where max_tokens cut the text, `refused` where a content filter kept
-    it back, `malformed` where it is not JSON, no object, or not as the schema says.
+    it back, `malformed` where it is not JSON, no object, has a key twice, or is not as the schema
+    says.
     """
     from jsonschema import Draft202012Validator
 
@@ -228,8 +230,20 @@ def _json_in(text: str) -> Any:
     answer = without_thinking(text)
     for bare in (text, _unfenced(text), answer):
         with contextlib.suppress(ValueError):
-            return from_json(bare, allow_inf_nan=False)
-    return from_json(_unfenced(answer), allow_inf_nan=False)
+            return _loaded(bare)
+    return _loaded(_unfenced(answer))
+
+
+def _loaded(text: str) -> Any:
+    """Raises ValueError, too, where an object has a key twice: one of the values would be lost."""
+    value = from_json(text, allow_inf_nan=False)
+    json.loads(text, object_pairs_hook=_each_once)
+    return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice in an object")
 
 
 def _unfenced(text: str) -> str:

@@ -3,7 +3,7 @@
 A metric's and the people's scores are matrices `(segments, systems)`, higher is better, NaN where
 there is no common translation. Each figure is a function of weights of segments and of systems,
 `(draws, segments)` and `(draws, systems)`: all ones is the figure itself, the counts of a resample
-give one draw of the bootstrap. What does not depend on the weights is summed once.
+give one draw of the bootstrap. What does not depend on the weights is done once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from scorekit.metaeval.concordance import Concordance
 
 Array = Any
 
@@ -51,7 +53,8 @@ class Agreement:
     def __init__(self, human: Array, metric: Array) -> None:
         self.human, self.metric = human, metric
         self.there = ~np.isnan(human)
-        self._pooled = _pair_sums(human, metric)
+        self._at = dict(zip(("segments", "systems"), np.nonzero(self.there), strict=True))
+        self._pooled = Concordance(human[self.there], metric[self.there])
         self._pairs = _Pairs(human, metric)
 
     def figures(self, weights: DrawWeights) -> dict[str, Array]:
@@ -70,8 +73,7 @@ class Agreement:
 
     def _kendall(self, weights: DrawWeights) -> Array:
         """tau-b over all pairs of translations. Kendall 1945."""
-        w = weights.values
-        s, a, b = (((w @ one) * w).sum(1) for one in self._pooled[weights.by])
+        s, a, b = self._pooled.sums(weights.values, self._at[weights.by])
         return _ratio(s, np.sqrt(a * b))
 
     def _pearson(self, weights: DrawWeights) -> Array:
@@ -167,30 +169,6 @@ class _Pairs:
             best[draw] = (share * right).sum() + gains[place]
             at[draw] = thresholds[place]
         return best, at
-
-
-def _pair_sums(human: Array, metric: Array) -> dict[str, tuple[Array, Array, Array]]:
-    """Over ordered pairs of translations: sums of sign products, and of pairs that are no ties of
-    people's and of the metric's, as (n, n) matrices of segments and of systems."""
-    segments, systems = human.shape
-    by_segment = np.zeros((3, segments, segments))
-    by_system = np.zeros((3, systems, systems))
-    there = ~np.isnan(human)
-    ranks = [np.where(there, _ranks(x), 0).astype(np.int32) for x in (human, metric)]
-    for i in range(segments):
-        h, m = (np.sign(x[i][:, None, None] - x[None]).astype(np.int8) for x in ranks)
-        both = (there[i][:, None, None] & there[None]).astype(np.int8)
-        h *= both
-        m *= both
-        for k, one in enumerate((h * m, abs(h), abs(m))):
-            by_segment[k, i] = one.sum((0, 2), dtype=np.int64)
-            by_system[k] += one.sum(1, dtype=np.int64)
-    return {"segments": tuple(by_segment), "systems": tuple(by_system)}
-
-
-def _ranks(values: Array) -> Array:
-    """Numbers in the order of the values, the same for equal ones."""
-    return np.unique(values, return_inverse=True)[1].reshape(values.shape)
 
 
 def _sign(values: Array) -> Array:

@@ -134,9 +134,15 @@ def _check(
             raise UserError(f"{metric.name}: not one of {len(translations):,} has a score ({why})")
     if not kept:
         raise UserError("no translation has a score of every metric: leave one of them out")
-    if len({round(translations[number].score, 9) for number in kept}) == 1:
+    check_people([translations[number] for number in kept])
+
+
+def check_people(translations: Sequence[JudgedTranslation]) -> None:
+    """Raise UserError where people make no difference between any of them."""
+    if len({round(one.score, 9) for one in translations}) == 1:
         raise UserError(
-            f"people give all {len(kept):,} translations the same score: nothing to agree with"
+            f"people give all {len(translations):,} translations the same score: "
+            "nothing to agree with"
         )
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scorekit.errors import UserError
-from scorekit.metaeval.marks import errors_of_row
+from scorekit.metaeval.marks import errors_of_row, unquoted
 from scorekit.rowfile import RowFile
 
-#: DrawWeights of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478).
-#: CRITICAL is not among theirs; 10 is ours.
-WEIGHTS = {"MINOR": 1.0, "MAJOR": 5.0, "CRITICAL": 10.0, "NEUTRAL": 0.0}
+#: Weights of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478). TRIVIAL
+#: is of Marot, the viewer of the published files. CRITICAL is not among theirs (Marot: 5); 10 is
+#: xCOMET's (arXiv 2310.10482).
+WEIGHTS = {"MINOR": 1.0, "MAJOR": 5.0, "CRITICAL": 10.0, "NEUTRAL": 0.0, "TRIVIAL": 0.1}
 NON_TRANSLATION = 25.0
 MINOR_PUNCTUATION = 0.1
 #: Names of a segment's columns; those that are there make its name together.
-_DOCUMENT = ("doc", "document")
-_SEGMENT = ("globalSegId", "seg_id", "segment", "seg", "segment_id")
+_DOCUMENT = ("doc", "document", "doc_id")
+_SEGMENT = ("globalSegId", "docSegId", "seg_id", "segment", "seg", "segment_id")
 _LONGEST_NAME = 80
 
 
@@ -77,15 +79,24 @@ class Judgements:
 
 def weight(severity: str, category: str) -> float:
     """Penalty of an error. Raises ValueError for a severity that has none."""
-    kind = category.lower()
+    kind = category.lower().replace("_", "-").replace(" ", "-")
+    if is_no_fault(category):
+        return 0.0
     if "non-translation" in kind:
         return NON_TRANSLATION
-    if severity == "MINOR" and kind.startswith("fluency/punctuation"):
-        return MINOR_PUNCTUATION
     if severity not in WEIGHTS:
         known = ", ".join(WEIGHTS)
         raise ValueError(f"severity {severity[:40]!r} is none of {known}")
+    if severity == "MINOR" and "punctuation" in kind:
+        return MINOR_PUNCTUATION
     return WEIGHTS[severity]
+
+
+def is_no_fault(category: str) -> bool:
+    """Whether it says nothing against the translation: an error of the source, or a creative
+    reinterpretation. Both weigh nothing in Marot either."""
+    kind = category.strip().lower()
+    return kind.startswith("source") or "reinterpretation" in kind
 
 
 def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
@@ -99,6 +110,8 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     Raises UserError that names the line.
     """
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
+    if file.format == "csv":  # spans are no text
+        raise UserError(f"{path}: judgements are .jsonl or .tsv")
     judgements = _published(file) if file.format == "tsv" else _json(file, lower_is_better)
     if not judgements.translations:
         raise UserError(f"{path}: no judgement in it")
@@ -107,16 +120,21 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
 
 def _json(file: RowFile, lower_is_better: bool) -> Judgements:
     found: dict[tuple[str, str, str], JudgedTranslation] = {}
-    empty = 0
+    empty = blameless = 0
     for number, row in file.rows((), None):
         try:
             one = _translation(row, "src", "mt")
-            rating, dropped = _rating(row, one.mt, lower_is_better)
+            rating, no_faults = _rating(row, one.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
-        empty += dropped
+        blameless += no_faults
+        if rating.spans is not None:
+            listed = len(rating.spans)
+            rating.spans = [span for span in rating.spans if span.end > span.start]
+            empty += listed - len(rating.spans)
         _put(found, one, row).ratings.append(rating)
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
+    notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
     return Judgements(_checked(found, file.path), notes)
 
 
@@ -133,8 +151,13 @@ def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation
     for name, value in optional.items():
         if value is not None and not isinstance(value, str):
             raise ValueError(f"field {name!r} is no text")
-    parts = [str(row[name]) for names in (_DOCUMENT, _SEGMENT) for name in names if name in row]
-    is_named = any(name in row for name in _SEGMENT)
+    parts = [
+        str(row[name])
+        for names in (_DOCUMENT, _SEGMENT)
+        for name in names
+        if row.get(name) is not None
+    ]
+    is_named = any(row.get(name) is not None for name in _SEGMENT)
     segment = "/".join(parts) if is_named else ""
     return JudgedTranslation(
         str(texts["system"]), segment, str(texts[src]), str(texts[mt]), **optional
@@ -154,9 +177,11 @@ def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rat
     if listed is None and score is None:
         raise ValueError("neither 'spans' nor 'score'")
     if score is not None:
-        if isinstance(score, bool) or not isinstance(score, int | float) or score != score:
+        if isinstance(score, bool) or not isinstance(score, int | float):
             raise ValueError("field 'score' is no number")
-        score = -float(score) if lower_is_better else float(score)
+        if not math.isfinite(score := _as_float(score)):
+            raise ValueError("field 'score' is not finite")
+        score = -score if lower_is_better else score
     if listed is None:
         assert score is not None
         return Rating(score, None), 0
@@ -165,11 +190,17 @@ def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rat
     penalty = 0.0
     spans = []
     for given in listed:
-        span = checked_span(given, len(mt))
-        penalty += weight(span.severity, str(given.get("category") or ""))
-        spans.append(span)
-    whole = [span for span in spans if span.end > span.start]
-    return Rating(-penalty if score is None else score, whole), len(spans) - len(whole)
+        span, category = checked_span(given, len(mt)), str(given.get("category") or "")
+        penalty += weight(span.severity, category)
+        spans += [] if is_no_fault(category) else [span]
+    return Rating(-penalty if score is None else score, spans), len(listed) - len(spans)
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
 
 
 def checked_span(given: Mapping[str, Any], length: int) -> Span:
@@ -186,32 +217,50 @@ def _published(file: RowFile) -> Judgements:
     """One row an error; a rater's rows of a translation are together or not."""
     found: dict[tuple[str, str, str], JudgedTranslation] = {}
     raters: dict[tuple[int, str], Rating] = {}
-    tests = unplaced = 0
+    counts = dict.fromkeys(_NOTES, 0)
     wanted = ("system", "rater", "source", "target", "category", "severity")
     for number, row in file.rows(wanted, None):
-        if "hotw" in row["severity"].lower():  # WMT 2023's checks of the raters' attention
-            tests += 1
+        if left_out := _no_judgement(row):
+            counts[left_out] += 1
             continue
         try:
-            src, mt, errors = errors_of_row(row)
+            src, mt, error = errors_of_row(row)
             one = _put(found, _translation(row | {"src": src, "mt": mt}, "src", "mt"), row)
-            rating = raters.setdefault((id(one), row["rater"]), Rating(0.0, []))
-            if errors is not None:
-                rating.score -= weight(errors.severity, row["category"])
-        except ValueError as error:
-            raise UserError(f"{file.path}, line {number}: {error}") from None
-        if errors is not None:
-            assert rating.spans is not None
-            rating.spans += [Span(a, b, errors.severity) for a, b in errors.places]
-            unplaced += not errors.places
-        if not any(rating is known for known in one.ratings):
+            penalty = weight(error.severity, row["category"]) if error else 0.0
+        except ValueError as fault:
+            raise UserError(f"{file.path}, line {number}: {fault}") from None
+        counts["quoted"] += any(unquoted(row[name]) != row[name] for name in ("source", "target"))
+        rating = raters.get((id(one), row["rater"]))
+        if rating is None:
+            rating = raters[id(one), row["rater"]] = Rating(0.0, [])
             one.ratings.append(rating)
-    notes = []
-    if tests:
-        notes.append(f"{tests:,} rows that test the raters' attention (HOTW) are left out")
-    if unplaced:
-        notes.append(f"{unplaced:,} errors have no mark in the translation: in the score alone")
+        if error is None:
+            continue
+        if is_no_fault(row["category"]):
+            counts["source"] += 1
+            continue
+        rating.score -= penalty
+        assert rating.spans is not None
+        rating.spans += [Span(a, b, error.severity) for a, b in error.places]
+        counts["unplaced"] += not error.places
+    notes = [f"{counts[name]:,} {text}" for name, text in _NOTES.items() if counts[name]]
     return Judgements(_checked(found, file.path), notes)
+
+
+#: What is told of a published file: the rows of each kind.
+_NOTES = {
+    "tests": "rows that test the raters' attention (HOTW) are left out",
+    "bare": "rows without a rater (metadata) are left out",
+    "source": "errors of the source, or reinterpretations, count for nothing",
+    "unplaced": "errors have no mark in the translation: in the score alone",
+    "quoted": "rows have a text in a CSV's quotes: they are taken off",
+}
+
+
+def _no_judgement(row: Mapping[str, Any]) -> str | None:
+    if "hotw" in row["severity"].lower():  # WMT 2022's and later checks of the raters' attention
+        return "tests"
+    return None if row["rater"].strip() else "bare"
 
 
 def _checked(

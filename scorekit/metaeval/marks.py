@@ -42,11 +42,27 @@ def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join((*parts, text[last:])), places
 
 
+def unquoted(cell: str) -> str:
+    """A cell without the quotes of a CSV, which some of the files have (newstest2020) and others
+    have not: around the cell, with those in it doubled. A text that is itself in quotes has single
+    ones in it, or none, and stays."""
+    inner = cell[1:-1]
+    is_csv = len(cell) > 1 and cell[0] == cell[-1] == '"' and '""' in inner
+    if is_csv and '"' not in inner.replace('""', ""):
+        return inner.replace('""', '"')
+    return cell
+
+
 def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
     """(source, translation, error) of a row; no error where the rater found none."""
-    src, _ = unmarked(row["source"])
-    mt, places = unmarked(row["target"])
+    src, _ = unmarked(unquoted(row["source"]))
+    mt, places = unmarked(unquoted(row["target"]))
     severity = row["severity"].strip().upper()
-    if "NO-ERROR" in (severity, row["category"].strip().upper()):
+    # names come from the annotators' tools: `No-error`, `no_error`
+    if "NO-ERROR" in (_dashed(severity), _dashed(row["category"].strip().upper())):
         return src, mt, None
     return src, mt, Marked(severity, places)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-").replace(" ", "-")

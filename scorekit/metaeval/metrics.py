@@ -19,7 +19,7 @@ from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
 from scorekit.report.progress import progress_bar
 from scorekit.rowfile import RowFile
-from scorekit.schemas import Info
+from scorekit.schemas import Info, Overlong
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,13 @@ def service_scores(
     translations: Sequence[JudgedTranslation],
     folder: Path,
     say: Callable[[str], None],
+    overlong: Overlong | None = None,
     **settings: Any,
 ) -> list[MetricScores]:
     """Ask the services, one after another. What is scored stands in `folder` (NAME.jsonl): the
     same call goes on from there, and asks again for what failed for the moment. All of them are
-    asked for their /v1/info before the first scores anything.
+    asked for their /v1/info before the first scores anything. overlong: None for the services'
+    own; a judge reads whole texts.
 
     Raises UserError for a service that wants what the rows do not have, and what the client raises.
     """
@@ -94,7 +96,8 @@ def service_scores(
     for source, info in zip(sources, infos, strict=True):
         say(f"{source.name}: {info.service}, {info.model}")
         out = folder / f"{source.name}.jsonl"
-        job = _job(source, info, translations, folder, out)
+        options = {"overlong": overlong} if overlong and source.task is None else {}
+        job = _job(source, info, translations, out, options)
         tally = asyncio.run(_score(source, job, settings))
         if tally.retryable:
             say(f"{source.name}: {tally.retryable:,} failed for the moment: run it again")
@@ -133,8 +136,8 @@ def _job(
     source: MetricSource,
     info: Info,
     translations: Sequence[JudgedTranslation],
-    folder: Path,
     out: Path,
+    options: dict[str, Any],
 ) -> ScoreJob:
     wants_ref = (info.inputs or {"ref": "optional"}).get("ref") != "ignored"
     names = ("src", "mt", "src_lang", "tgt_lang") if source.task else ("src", "mt")
@@ -144,10 +147,12 @@ def _job(
         if wants_ref and one.ref:
             sample["ref"] = one.ref
         lines.append(json.dumps(sample, ensure_ascii=False) + "\n")
-    path = folder / f"{source.name}.samples.jsonl"
+    path = out.with_name(f"{source.name}.samples.jsonl")
     write_atomic(path, "".join(lines))
     fields = Fields() if source.task is None else JudgeFields(source.task, {}, {})
-    return ScoreJob(samples=SampleFile(path, None, fields), out=out, options={})
+    samples = SampleFile(path, None, fields)
+    remedy = "name another OUT, or delete that file"
+    return ScoreJob(samples=samples, out=out, options=options, remedy=remedy)
 
 
 async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> Tally:
@@ -217,9 +222,13 @@ def _add(found: MetricScores, row: Mapping[str, Any], length: int, where: str) -
     except (TypeError, ValueError):
         raise UserError(f"{where}: score {score!r} is no number") from None
     spans = row.get("error_spans")
+    if spans is not None and not (
+        isinstance(spans, list) and all(isinstance(span, Mapping) for span in spans)
+    ):
+        raise UserError(f"{where}: field 'error_spans' is no list of objects")
     try:
         marked = None if spans is None else [checked_span(span, length) for span in spans]
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     found.scores.append(number)
     found.spans.append(None if marked is None else [s for s in marked if s.end > s.start])

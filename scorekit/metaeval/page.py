@@ -25,6 +25,8 @@ from scorekit.schemas import ErrorSpan
 
 #: Translations of each kind that are shown of a metric.
 _EXAMPLES = 4
+#: Characters of a name in a picture: more run out of it.
+_NAME = 18
 
 
 def write_page(
@@ -87,7 +89,7 @@ def _bars(metrics: Sequence[MetricFigures], name: str, axes: Any) -> int:
         low, high = one.intervals[name]["segments"] or (value, value)
         axes.barh(place, value, color="#b8b8c0" if one.is_baseline else "#4a76b8", height=0.6)
         axes.plot((low, high), (place, place), color="#1c1c1e", linewidth=1.2)
-    axes.set_yticks(range(len(known)), [visible(one.name) for one in known])
+    axes.set_yticks(range(len(known)), [_short(one.name) for one in known])
     axes.locator_params(axis="x", nbins=5)
     axes.axvline(0, color="#1c1c1e", linewidth=0.8)
     return 1 if known else 0
@@ -98,12 +100,17 @@ def _systems(result: MetaEvaluation, one: MetricFigures, axes: Any) -> int:
     for system, human in result.human.items():
         axes.plot(human, one.system_scores[system], "o", color="#4a76b8", markersize=4)
         axes.annotate(
-            visible(system), (human, one.system_scores[system]), fontsize=5.5, xytext=(3, 2),
+            _short(system), (human, one.system_scores[system]), fontsize=5.5, xytext=(3, 2),
             textcoords="offset points",
         )  # fmt: skip
     axes.margins(0.14)
     axes.set_ylabel("its mean score")
     return 1
+
+
+def _short(name: str) -> str:
+    name = visible(name)
+    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
 def _grouped(metrics: Sequence[MetricFigures], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:

@@ -11,6 +11,7 @@ import typer
 
 from scorekit.command import clean_exit, say
 from scorekit.errors import UserError
+from scorekit.schemas import Overlong
 
 if TYPE_CHECKING:
     from scorekit.metaeval.evaluate import MetaEvaluation
@@ -47,6 +48,10 @@ _RefSystem = Annotated[
 _Segments = Annotated[int | None, typer.Option(min=2, help="Only so many segments, by the seed.")]
 _Draws = Annotated[int, typer.Option(min=20, max=10_000, help="Resamples of the bootstrap.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Of resamples and of --segments.")]
+_Overlong = Annotated[
+    Overlong | None,
+    typer.Option(help="Texts over a service's limit: cut and told, failed, or in windows."),
+]
 _CacheDb = Annotated[Path | None, typer.Option(help="File of a cache of scores on this side.")]
 
 
@@ -61,6 +66,7 @@ def meta_eval(
     segments: _Segments = None,
     draws: _Draws = 500,
     seed: _Seed = 0,
+    overlong: _Overlong = None,
     cache_db: _CacheDb = None,
 ) -> None:
     """Tell how well metrics agree with people on translations that people have judged.
@@ -69,9 +75,9 @@ def meta_eval(
     after an interruption, it goes on where it stopped. A service's key is read from
     SCOREKIT_API_KEY.
     """
-    with clean_exit(stopped="stopped; the same command goes on from there"):
+    with clean_exit("the same command"):
         _check_extra()
-        from scorekit.metaeval.evaluate import evaluate
+        from scorekit.metaeval.evaluate import check_people, evaluate
         from scorekit.metaeval.judgements import read_judgements
         from scorekit.metaeval.metrics import file_scores, parse_metric, service_scores
         from scorekit.metaeval.page import write_page
@@ -84,6 +90,7 @@ def meta_eval(
             raise UserError(f"--lower-is-better {wrong[0]}: its service says itself what is better")
         judged = read_judgements(judgements, lower_is_better=human_lower)
         translations = _chosen(judged, exclude or [], ref_system, segments, seed)
+        check_people(translations)  # before a service is asked
         out.mkdir(parents=True, exist_ok=True)
         files = [
             file_scores(source, translations, source.name not in (lower_is_better or ()))
@@ -91,7 +98,7 @@ def meta_eval(
             if not source.is_service
         ]
         asked = [source for source in sources if source.is_service]
-        found = service_scores(asked, translations, out, say, cache_db=cache_db)
+        found = service_scores(asked, translations, out, say, overlong, cache_db=cache_db)
         by_name = {scores.name: scores for scores in (*files, *found)}
         scores = [by_name[source.name] for source in sources]
         result = evaluate(translations, scores, draws=draws, seed=seed)

@@ -12,6 +12,9 @@ from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
 from scorekit.schemas import TaskInfo
 
 T = TypeVar("T")
+#: Characters of an answer for each token that it may have. Tokens of white space are the longest;
+#: a server that sends more knows no limit, and to read all of it would hold up the others.
+_CHARS_A_TOKEN = 128
 #: Added for the second try after an answer that was not the JSON asked for.
 _AGAIN = (
     "\n\nAn earlier answer was not the JSON asked for. Answer with one JSON object, nothing "
@@ -136,6 +139,9 @@ async def _once(
         prompt_tokens=choice.prompt_tokens or 0, completion_tokens=choice.completion_tokens or 0
     )
     try:
+        if len(choice.text) > (most := _CHARS_A_TOKEN * sampling.max_tokens):
+            said = f"{len(choice.text)} characters, {most} at most for {sampling.max_tokens} tokens"
+            raise LLMError("malformed", said)
         return question.task.read(parse_json(choice, schema), question.texts), usage
     except LLMError as error:
         raise _Unfit(error, sampling.max_tokens, usage) from None

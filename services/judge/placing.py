@@ -2,8 +2,9 @@
 
 First the quote as it is. Where it stands in several places, the longer quote that the model gave as
 its context decides, and nothing else. Where it stands nowhere, both are compared without case,
-white space, composition of letters, forms of quotation marks and dashes, and width. A place must be
-the only one: a quote that fits several places, or another one than its context does, has none.
+white space, what nobody sees, composition of letters, forms of quotation marks and dashes, and
+width. A place must be the only one: a quote that fits several places, or another one than its
+context does, has none.
 
 Offsets are code points. A place neither begins nor ends within a letter and its marks.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -20,9 +21,13 @@ from scorekit.text.markup import normalised
 
 Reason = Literal["absent", "ambiguous"]
 
-#: What is written in several ways and means one. The fence makes ⟦ and ⟧ plain.
+#: What is written in several ways and means one. The fence makes ⟦ and ⟧ plain. Models leave out
+#: what nobody sees: soft hyphens, zero-width characters, marks of direction, variation selectors.
 _SAME = str.maketrans(
     {
+        **dict.fromkeys(map(ord, "\u00ad\ufeff")),
+        **dict.fromkeys([*range(0x200B, 0x2010), *range(0x202A, 0x202F)]),
+        **dict.fromkeys([*range(0x2060, 0x206A), *range(0xFE00, 0xFE10)]),
         **dict.fromkeys("“”„‟«»″「」『』〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›′`´", "'"),
         **dict.fromkeys("‐‑‒–—―−", "-"),
@@ -36,6 +41,9 @@ _SAME = str.maketrans(
 _JAMO = range(0x1160, 0x1200)
 #: So many marks on one letter say nothing: to sort them costs their number squared.
 _MOST_MARKS = 30
+#: Finds after which a quote is sought letter by letter: a search for a long one costs its length
+#: each time, and a text of one letter holds it everywhere.
+_MANY = 16
 
 
 class Place(NamedTuple):
@@ -83,23 +91,22 @@ class QuotedText:
     def exact(self, quote: str) -> Iterator[Place]:
         """Where it stands letter by letter."""
         for at in _finds(self.text, quote, self._is_border):
-            if self._is_border[at + len(quote)]:
-                yield Place(at, at + len(quote))
+            yield Place(at, at + len(quote))
 
     def tolerant(self, quote: str) -> Iterator[Place]:
         """Where it stands but for what `folded` takes away."""
         text, first, starts, ends = self._folded
         sought = folded(quote)
         for at in _finds(text, sought, first):
-            if first[at + len(sought)]:
-                yield Place(starts[at], ends[at + len(sought) - 1])
+            yield Place(starts[at], ends[at + len(sought) - 1])
 
 
 def place(text: QuotedText, quote: str, context: str) -> Place | Reason:
     """The one place of a quote in its text; `absent` where it stands nowhere, `ambiguous` where
     nothing says which of several is meant.
 
-    context: a longer quote that holds the quote; one that is not in the text says nothing.
+    context: a longer quote that holds the quote; one that is not in the text, or no longer than the
+    quote, says nothing.
     """
     found, is_exact = _two(text.exact(quote)), True
     if not found:
@@ -107,15 +114,17 @@ def place(text: QuotedText, quote: str, context: str) -> Place | Reason:
     if not found:
         return "absent"
     by_context = {p for p in _by_context(text, quote, context) if _fits(text, p, quote, is_exact)}
-    if len(found) == 1 and (by_context == found or not _two(text.tolerant(context))):
+    is_mute = len(context) <= len(quote)
+    if len(found) == 1 and (by_context == found or is_mute or not _two(text.tolerant(context))):
         return found.pop()
     # Several places, or a context that says another one.
     return by_context.pop() if len(by_context) == 1 and len(found) > 1 else "ambiguous"
 
 
 def folded(quote: str) -> str:
-    """What of a quote is compared where it stands nowhere as it is: no white space, no case,
-    letters and marks decomposed, one form of quotation marks, dashes and width."""
+    """What of a quote is compared where it stands nowhere as it is: no white space, nothing that
+    nobody sees, no case, letters and marks decomposed, one form of quotation marks, dashes and
+    width."""
     return "".join(_fold(quote[start:end]) for start, end in pairwise(_borders_of(quote)))
 
 
@@ -144,14 +153,20 @@ def _two(places: Iterator[Place]) -> set[Place]:
 
 
 def _finds(text: str, sought: str, borders: bytearray) -> Iterator[int]:
-    """Where it stands, from a border on."""
+    """Where it stands from a border to a border."""
     at = text.find(sought) if sought else -1
+    found = 0
     while at >= 0:
-        if borders[at]:
+        if borders[at] and borders[at + len(sought)]:
             yield at
+        found += 1
         # Never from the next character: one letter may have ever so many marks.
-        border = borders.find(1, at + 1)
-        at = text.find(sought, border) if border >= 0 else -1
+        at = borders.find(1, at + 1)
+        if found < _MANY:
+            at = text.find(sought, at) if at >= 0 else -1
+            continue
+        while at >= 0 and not text.startswith(sought, at):
+            at = borders.find(1, at + 1)
 
 
 def _borders_of(text: str) -> list[int]:
@@ -167,6 +182,7 @@ def _continues(char: str) -> bool:
     )
 
 
+@lru_cache(maxsize=16_384)
 def _fold(letter: str) -> str:
     """A letter with its marks, as it is compared (canonical caseless matching of Unicode 3.13)."""
     if len(letter) > _MOST_MARKS:

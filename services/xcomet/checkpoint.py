@@ -10,6 +10,7 @@ import json
 import logging
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ CLASSES = {
         "layer_transformation": "sparsemax",
     },
 }
-#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults.
+#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults; the softmax is that of
+#: the unbabel-comet that it was made with (2.2.2: see `decide_layer_transformation`).
 _LITE = {
     "encoder_model": "DeBERTa",
     "pretrained_model": LITE_ENCODER,
@@ -129,8 +131,8 @@ def inspect(
     if not any(key.startswith("estimator.") for key in weights):
         raise UserError(f"{file}: no weights of a COMET model (it has no estimator)")
     # As upstream: the class comes from hparams.yaml, all else from the checkpoint itself.
-    arguments = {**CLASSES[hparams["class_identifier"]], **stored.get("hyper_parameters", {})}
-    encoder_model = arguments["encoder_model"]
+    arguments = {**CLASSES[hparams["class_identifier"]], **stored["hyper_parameters"]}
+    encoder_model = str(arguments["encoder_model"])
     if encoder_model not in ENCODERS:
         raise UserError(
             f"{file}: encoder_model {encoder_model!r} is not served, only {', '.join(ENCODERS)}"
@@ -189,6 +191,11 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
         return _read_lite(file)
     import torch
 
+    if not zipfile.is_zipfile(file):
+        raise UserError(
+            f"{file}: not a checkpoint that torch can load: cut short, a pointer of Git LFS, or in "
+            "the format from before torch 1.6 (load it and save it again)"
+        )
     try:
         with safe_unpickling():
             stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -200,12 +207,16 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
             f"{file}: refused, for reading it could run code ({what}); save it again with weights "
             "and plain hyper-parameters only"
         ) from None
-    except Exception as error:  # not a zip archive, cut short, ...
+    except Exception as error:  # damaged, another archive, ...
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"{file}: not a checkpoint that torch can load: {reason}") from None
-    if not isinstance(stored, dict) or not isinstance(stored.get("state_dict"), dict):
-        raise UserError(f"{file}: not a Lightning checkpoint (it has no state_dict)")
-    return stored
+    for part in ("state_dict", "hyper_parameters"):
+        if not isinstance(stored, dict) or not isinstance(stored.get(part), dict):
+            raise UserError(f"{file}: not a Lightning checkpoint (it has no {part})")
+    weights = stored["state_dict"].items()
+    if not all(isinstance(k, str) and isinstance(w, torch.Tensor) for k, w in weights):
+        raise UserError(f"{file}: not a Lightning checkpoint (its state_dict holds no weights)")
+    return dict(stored)
 
 
 @contextmanager
@@ -259,7 +270,7 @@ def _read_hparams(path: Path) -> dict[str, Any]:
         hparams = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.FullLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; it must lie in the folder above the .ckpt's") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"{path}: cannot be read: {reason}") from None
     if isinstance(hparams, dict) and path.name == "config.json":
@@ -270,7 +281,7 @@ def _read_hparams(path: Path) -> dict[str, Any]:
             f"{path}: class_identifier is 'ranking_metric', which unbabel-comet itself gives no "
             f"scores for; served are {', '.join(CLASSES)}"
         )
-    if found not in CLASSES:
+    if not isinstance(found, str) or found not in CLASSES:
         raise UserError(f"{path}: class_identifier is {found!r}; served are {', '.join(CLASSES)}")
     return dict(hparams)
 
@@ -288,6 +299,8 @@ def _check_encoder(folder: Path, model_type: str, weights: dict[str, Any], file:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{config_file}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{config_file}: not the config of a model")
     if config.get("model_type") != model_type:
         raise UserError(
             f"{config_file}: model_type is {config.get('model_type')!r}, "

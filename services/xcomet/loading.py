@@ -21,14 +21,13 @@ def load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     """
     import torch
     from comet.models import str2model
-    from transformers.modeling_utils import no_init_weights
 
     from services.xcomet.deberta import register
 
     register()
     stored = read_checkpoint(checkpoint.file)
     known = signature(str2model[checkpoint.kind].__init__).parameters
-    arguments = {name: v for name, v in stored.get("hyper_parameters", {}).items() if name in known}
+    arguments = {name: v for name, v in stored["hyper_parameters"].items() if name in known}
     arguments |= {
         "load_pretrained_weights": False,
         "local_files_only": checkpoint.encoder_is_local,
@@ -36,30 +35,45 @@ def load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
         "encoder_model": checkpoint.encoder_model,
         "layer_transformation": checkpoint.layer_transformation,
     }
+    metric = _build(checkpoint, arguments)
+    wanted = metric.state_dict().keys()
+    weights = {
+        name: tensor.to(  # a copy: the file may be replaced while the service runs
+            device, dtype if name.startswith("encoder.") else torch.float32, copy=True
+        )
+        for name, tensor in stored["state_dict"].items()
+        if name in wanted  # older checkpoints also hold position ids
+    }
     try:
-        # Without numbers, the memory of billions of weights is never touched.
-        with no_init_weights():
-            metric = str2model[checkpoint.kind](**arguments)
-        wanted = metric.state_dict().keys()
-        weights = {
-            name: tensor.to(  # a copy: the file may be replaced while the service runs
-                device, dtype if name.startswith("encoder.") else torch.float32, copy=True
-            )
-            for name, tensor in stored["state_dict"].items()
-            if name in wanted  # older checkpoints also hold position ids
-        }
         metric.load_state_dict(weights, strict=False, assign=True)
-        metric.to(device)  # what is no weight, such as positions
+    except RuntimeError as error:  # sizes differ
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{checkpoint.file}: does not fit its encoder's config: {reason}") from None
+    metric.to(device)  # what is no weight, such as positions
+    _check(checkpoint, metric)
+    return metric.eval()
+
+
+def _build(checkpoint: Checkpoint, arguments: dict[str, Any]) -> Any:
+    """The class of unbabel-comet, without numbers in its weights: the memory of billions of them
+    is never touched."""
+    from comet.models import str2model
+    from transformers.modeling_utils import no_init_weights
+
+    try:
+        with no_init_weights():
+            return str2model[checkpoint.kind](**arguments)
     except OSError:  # of transformers: offline, or no such repository
         raise UserError(
             f"encoder {checkpoint.encoder}: its config and tokenizer are neither here nor can they "
             "be fetched from the hub; give --encoder a local folder"
         ) from None
-    except RuntimeError as error:  # load_state_dict: sizes differ
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{checkpoint.file}: does not fit its encoder's config: {reason}") from None
-    _check(checkpoint, metric)
-    return metric.eval()
+    except Exception as error:  # whatever upstream and transformers make of wrong settings
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UserError(
+            f"{checkpoint.file}: its hyper-parameters, or config and tokenizer of encoder "
+            f"{checkpoint.encoder}, are none that a {checkpoint.kind} can be built from: {reason}"
+        ) from error
 
 
 def _check(checkpoint: Checkpoint, metric: Any) -> None:
@@ -70,6 +84,12 @@ def _check(checkpoint: Checkpoint, metric: Any) -> None:
     if missing:
         raise UserError(
             f"{checkpoint.file}: {len(missing)} weights are missing, the first is {missing[0]}"
+        )
+    rows = metric.encoder.model.get_input_embeddings().num_embeddings
+    if len(metric.encoder.tokenizer) > rows:  # on a GPU such an id ends the process
+        raise UserError(
+            f"encoder {checkpoint.encoder}: its tokenizer has {len(metric.encoder.tokenizer)} ids, "
+            f"the weights know {rows}: it is another model's; give --encoder the right folder"
         )
     layers = metric.encoder.num_layers
     read = {"sent_layer" if "sent_layer" in metric.hparams else "layer": sentence_layer(metric)}

@@ -54,6 +54,18 @@ def test_a_benchmark_runs_in_small(module):
 
 
 @pytest.mark.slow
+def test_the_meta_evaluation_runs_in_small():
+    command = [sys.executable, "-m", "bench.meta_eval", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((ROOT / "runs/bench/meta_eval.json").read_text(encoding="utf-8"))
+    assert set(found["sets"]) == {"ende", "zhen"} and found["quick"]
+    for one in found["sets"].values():
+        assert [m["name"] for m in one["metrics"]][:3] == ["constant", "length only", "all marked"]
+        assert len(one["metrics"]) == 8 and all(not m["failed"] for m in one["metrics"])
+
+
+@pytest.mark.slow
 def test_the_search_evidence_runs_in_small():
     module = "bench.search_evidence"
     folder = ROOT / "runs/bench/search_evidence"

@@ -70,6 +70,11 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
             "error_labels": ["minor", "major", "critical"],
         },
     },
+    "all three": {
+        "kind": "unified_metric",
+        "encoder_model": "XLM-RoBERTa",
+        "hparams": {"input_segments": ["mt", "src", "ref"], "sent_layer": 2},
+    },
     "against a reference alone": {
         "kind": "unified_metric",
         "hparams": {"input_segments": ["mt", "ref"]},
@@ -85,6 +90,7 @@ INPUTS = {
     "CometKiwi": ("required", "ignored"),
     "CometKiwi with tags": ("required", "ignored"),
     "all three, with tags": ("required", "optional"),
+    "all three": ("required", "optional"),
     "against a reference alone": ("ignored", "required"),
 }
 

@@ -50,18 +50,20 @@ LEARNING_CURVES = (
 
 
 def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
-    """Lengths in tokens, EOS included; `entropy_est` is the mean of -log pi of sampled tokens."""
+    """Lengths in tokens that the policy sampled, EOS included, what it was shown between them not;
+    `entropy_est` is the mean of -log pi of sampled tokens."""
     logprobs = [
         value
         for rollout in rollouts
-        for value, sampled in zip(rollout.old_logprobs or (), rollout.actions, strict=False)
-        if sampled
+        for value, own in zip(rollout.old_logprobs or (), rollout.actions, strict=False)
+        if own
     ]
     entropy = mean_of(logprobs)
+    sampled = [sum(rollout.actions) for rollout in rollouts]
     return {
         "samples": len(rollouts),
-        "tokens": sum(len(rollout.completion_token_ids) for rollout in rollouts),
-        "completion_length_mean": mean_of([len(r.completion_token_ids) for r in rollouts]),
+        "tokens": sum(sampled),
+        "completion_length_mean": mean_of(sampled),
         "truncated_frac": mean_of([r.finish_reason == "length" for r in rollouts]),
         "entropy_est": None if entropy is None else -entropy,
     }

@@ -7,12 +7,26 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.runs.config import HeldOutStopConfig, StopConfig
 
 #: Share of the samples that a metric has to have scored for its mean to be held against others.
 _COVERED_FROM = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """An evaluation as `held_out_falls` sees it. name: of the metric, whose mean is `mean`; good:
+    that mean, higher is better. of: what has to be the same for two to be held against each other:
+    metric, its model, samples."""
+
+    name: str
+    reward: float
+    mean: float
+    good: float
+    of: tuple[Any, ...]
 
 
 class StopRules:
@@ -30,14 +44,19 @@ class StopRules:
         self._rewards: deque[float] = deque(maxlen=cfg.patience)
         self._best: float | None = None
         self._skipped = 0
-        #: Why the run should end after the last line, in one line; None: it should not.
-        self.reason: str | None = None
-        self._held_out: tuple[float, float] | None = None
+        self._of_updates: str | None = None
+        self._of_evaluations: str | None = None
+        self._watched: _Watched | None = None
         self._falls = 0
         for line in lines:
             self.add(line)
         for update, report in evaluations:
             self.evaluated(update, report)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run should end after what was last seen, in one line; None: it should not."""
+        return self._of_updates or self._of_evaluations
 
     def add(self, line: Mapping[str, Any]) -> str | None:
         """Why the run should end after this update; None: it should not.
@@ -51,39 +70,54 @@ class StopRules:
             self._reward_drop(line.get("reward_mean")),
             self._skipped_updates(),
         )
-        self.reason = next((f"update {line['update']}: {why}" for why in checks if why), None)
-        return self.reason
+        why = next((why for why in checks if why), None)
+        self._of_updates = f"update {line['update']}: {why}" if why else None
+        return self._of_updates
 
     def evaluated(self, update: int, report: Any) -> str | None:
         """Why the run should end after this evaluation; None: it should not.
 
         report: an `Evaluation` (trainer/runs/loop.py) with the figures `metric_NAME_mean`,
-        `_coverage` and `_better`. One that lacks them, or most of its rewards, counts for nothing.
+        `_coverage`, `_better` and `_model`. One that lacks them, or most of its rewards, counts for
+        nothing. Behind another model, or on other samples, falls are counted anew.
         """
-        cfg = self.cfg
-        if not isinstance(cfg, HeldOutStopConfig) or cfg.held_out_falls is None:
+        limit = self.cfg.held_out_falls if isinstance(self.cfg, HeldOutStopConfig) else None
+        now = self._look_at(report) if limit else None
+        if limit is None or now is None:
             return None
-        figures, reward = report.figures(), report.rating
-        means = [k for k in figures if k.startswith("metric_") and k.endswith("_mean")]
-        of = f"metric_{cfg.held_out_metric}" if cfg.held_out_metric else None
-        of = of or next((key.removesuffix("_mean") for key in means), "")
-        mean, better = figures.get(f"{of}_mean"), figures.get(f"{of}_better")
-        covered = (figures.get(f"{of}_coverage") or 0.0) >= _COVERED_FROM
-        if reward is None or mean is None or better is None or not covered:
-            return None
-        now = reward, mean if better == "higher" else -mean
-        before, self._held_out = self._held_out, now
-        fell = before is not None and now[0] > before[0] and now[1] < before[1]
-        self._falls = self._falls + 1 if fell else 0
-        if self._falls < cfg.held_out_falls:
-            return None
-        self.reason = (
-            f"update {update}: in {self._falls} evaluations in a row the reward rose and the "
-            f"held-out metric {of.removeprefix('metric_')} got worse (now {mean:.4g}), "
-            f"stop.held_out_falls is {cfg.held_out_falls}: the policy pleases the reward alone; "
-            "take an earlier checkpoint, or change the reward"
+        before, self._watched = self._watched, now
+        fell = (
+            before is not None
+            and before.of == now.of
+            and now.reward > before.reward
+            and now.good < before.good
         )
-        return self.reason
+        self._falls = self._falls + 1 if fell else 0
+        self._of_evaluations = None
+        if self._falls >= limit:
+            self._of_evaluations = (
+                f"update {update}: in {self._falls} evaluations in a row the reward rose and the "
+                f"held-out metric {now.name} got worse (now {now.mean:.4g}), stop.held_out_falls "
+                f"is {limit}: the policy pleases the reward alone; take an earlier checkpoint, or "
+                "raise that number and go on with --resume"
+            )
+        return self._of_evaluations
+
+    def _look_at(self, report: Any) -> _Watched | None:
+        """What `held_out_falls` needs of an evaluation; None where it does not have it all."""
+        assert isinstance(self.cfg, HeldOutStopConfig)
+        figures = report.figures()
+        starts = [k for k in figures if k.startswith("metric_") and k.endswith("_mean")]
+        first = starts[0].removeprefix("metric_").removesuffix("_mean") if starts else None
+        name = self.cfg.held_out_metric or first
+        mean, better, covered, model = (
+            figures.get(f"metric_{name}_{key}") for key in ("mean", "better", "coverage", "model")
+        )
+        if None in (report.rating, mean, better) or (covered or 0.0) < _COVERED_FROM:
+            return None
+        good = mean if better == "higher" else -mean
+        of = name, model, figures.get("samples")
+        return _Watched(str(name), report.rating, mean, good, of)
 
     def _kl_ceiling(self, value: float | None) -> str | None:
         mean = _mean_of_window(self._kl, value)

@@ -39,6 +39,7 @@ from trainer.translation.rewards.terms import (
     weighted,
 )
 from trainer.translation.rewards.terms.chrf import check_references
+from trainer.translation.rewards.terms.xcomet_spans import check_spans
 from trainer.translation.train import check_trainable
 
 
@@ -166,6 +167,8 @@ def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
     with closing(alone) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"
+        if name == "xcomet":
+            check_spans(rewarder.ask, cfg.reward)
         better = "higher" if higher_is_better(name) else "lower"  # as each of them says, too
         told = [f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()]
         return True, "; ".join(told) or "scores in this process"

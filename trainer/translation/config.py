@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,7 +39,7 @@ class GenerationConfig(SamplingConfig):
 class EvalConfig(runs.EvalConfig):
     """When and how the policy is looked at."""
 
-    metrics: dict[SetName, Urls] = may_change(
+    metrics: dict[SetName, Annotated[Urls, Field(min_length=1)]] = may_change(
         default_factory=dict,
         description="Services that score evaluations by names of your own, as reward.metricx_urls; "
         "none may run a model of the reward. Those that read references get them.",

@@ -37,8 +37,8 @@ terms note, `metrics` (those of `eval.metrics` by name: `score`, null without on
 `error` (why it has no score, else null). The order is that of the examples in every dump of a run,
 so that line k before and line k after translate the same source.
 
-Where they are asked: `mqm_score`, `mqm_spans`, `mqm_unplaced`, `omissions` (stretches of `src`) and
-`judge_score`; null of a sample that failed.
+Where they are asked: `mqm_score`, `mqm_spans`, `mqm_unplaced`, `omissions` (stretches of `src`),
+`judge_score` and `judge_verdict` (`pass`, `reason_code`, `notes`); null of a sample that failed.
 
 **completions/train-*.jsonl.** The same fields without `ref` and, but for `w_chrf`, `chrf`; and
 `r_seq`, `token_char_offsets`, `token_rewards`, `advantages` (null for a sample that was left out).

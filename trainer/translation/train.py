@@ -44,6 +44,7 @@ from trainer.translation.rewards.screening import screen
 from trainer.translation.rewards.services import Rewarder
 from trainer.translation.rewards.terms import weighted
 from trainer.translation.rewards.terms.chrf import check_references
+from trainer.translation.rewards.terms.xcomet_spans import check_spans
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
@@ -101,6 +102,7 @@ def _run(
     rewarder = held.enter_context(
         closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
     )
+    world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
     if not isinstance(eval_examples, Mapping):
         eval_examples = {cfg.best_by: eval_examples}
     sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}

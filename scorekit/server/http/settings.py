@@ -140,20 +140,27 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
     except ValidationError as error:
         prefix = settings_type.model_config.get("env_prefix", "")
         faults = "; ".join(
-            f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')} "
-            f"({prefix}{'.'.join(map(str, fault['loc'])).upper()}): {fault['msg']}"
+            f"--{_flag(settings_type, name)} ({prefix}{name.upper()}): {fault['msg']}"
             for fault in error.errors(include_input=False, include_url=False)
+            for name in [".".join(map(str, fault["loc"]))]
         )
         raise UserError(faults) from None
 
 
 def _flag_meant(settings_type: type[ServiceSettings], fault: str) -> str:
-    flags = [name.replace("_", "-") for name in settings_type.model_fields]
+    flags = [_flag(settings_type, name) for name in settings_type.model_fields]
     unknown = [
         word.partition("=")[0].removeprefix("--") for word in fault.split() if word.startswith("--")
     ]
     found = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
     return f" (did you mean --{found}?)" if found and fault.startswith("unrecognized") else ""
+
+
+def _flag(settings_type: type[ServiceSettings], name: str) -> str:
+    """A setting's flag, without its dashes: of what is on by default, the one that turns it off."""
+    field = settings_type.model_fields.get(name)
+    off = "no-" if field is not None and field.default is True else ""
+    return off + name.replace("_", "-")
 
 
 def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:

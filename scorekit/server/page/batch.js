@@ -26,8 +26,9 @@ function batchView(info) {
   const count = el("span", { role: "status" });
   const stop = button("Stop", () => state.stop?.abort());
   const running = el("div", { class: "running", hidden: true }, progress, " ", stop);
+  const meaning = legend();
   const view = resultList(state, info);
-  const box = el("section", { class: "results", hidden: true, "aria-label": "Results" }, running, count, fault.line, view.box);
+  const box = el("section", { class: "results", hidden: true, "aria-label": "Results" }, running, count, fault.line, meaning, view.box);
 
   function tell() {
     const { items } = state;
@@ -37,7 +38,9 @@ function batchView(info) {
     progress.value = done.length / items.length;
     count.textContent =
       `${done.length} of ${items.length} answered, ${done.length - good.length} failed` +
-      (good.length > 1 ? `; mean score ${shown(mean)} over ${good.length}` : "");
+      (good.length > 1 ? `; mean score ${shown(mean)} over ${good.length}` : "") +
+      (good.length && info().score_range ? `; scores: ${scale(info())}` : "");
+    meaning.hidden = !good.some(({ result }) => result.error_spans);
   }
 
   async function run() {
@@ -47,9 +50,12 @@ function batchView(info) {
     box.hidden = running.hidden = false;
     tell();
     view.draw();
+    let piece = [];
     try {
+      // A service that was loading, or wanted a key, has not told yet what it takes and which score is good.
+      if (!info().service) await learn();
       const { max_samples: most = PIECE, max_body_bytes: bytes = 2 ** 20 } = info();
-      for (const piece of pieces(state.items, Math.min(PIECE, most), bytes * 0.9)) {
+      for (piece of pieces(state.items, Math.min(PIECE, most), bytes * 0.9)) {
         const samples = piece.map((k) => state.items[k].sample);
         const answer = await callJson("v1/score", state.request(samples), mine.signal);
         if (state.stop !== mine) return; // another request is shown by now
@@ -61,7 +67,7 @@ function batchView(info) {
     } catch (error) {
       if (state.stop !== mine) return;
       if (mine.signal.aborted) fault.show(new CallError(0, "Stopped. What is left can still be scored."), run);
-      else fault.show(error, run);
+      else fault.show(error, run, [413, 422].includes(error.status) && state.items.length > 1 ? `${rowsOf(piece)}: ` : "");
     }
     running.hidden = true;
   }
@@ -72,6 +78,12 @@ function batchView(info) {
     return run();
   };
   return { box, begin };
+}
+
+/** The rows of a piece, as they are numbered. */
+function rowsOf(piece) {
+  const [first, last] = [piece[0] + 1, piece.at(-1) + 1];
+  return first === last ? `Row ${first}` : `Rows ${first} to ${last} (samples.0 is row ${first})`;
 }
 
 /** Cards of the items, with what sorts, filters and saves them. */
@@ -99,9 +111,27 @@ function resultList(state, info) {
     }
     tools.hidden = state.items.length < 2;
     none.hidden = kept.length > 0;
-    tip.hidden = true;
-    list.replaceChildren(...kept.map(({ sample, result, k }) => resultCard(sample, result, state.items.length > 1 ? k + 1 : null)));
+    show(kept.map(({ k }) => cardOf(state.items[k], k)));
   }
+
+  /** What has a card keeps it while more is scored: an error that is looked at stays under the eye and the focus. */
+  function cardOf(item, k) {
+    if (item.drawn !== item.result || !item.card) {
+      const made = resultCard(item.sample, item.result, state.items.length > 1 ? k + 1 : null);
+      item.card?.replaceWith(made);
+      [item.card, item.drawn] = [made, item.result];
+    }
+    return item.card;
+  }
+
+  function show(cards) {
+    cards.forEach((card, n) => {
+      if (list.children[n] !== card) list.insertBefore(card, list.children[n] ?? null);
+    });
+    while (list.children.length > cards.length) list.lastChild.remove();
+    if (!pointed?.isConnected) hideTip();
+  }
+
   for (const control of [order, filter]) control.addEventListener("change", draw);
   return { box: el("div", {}, tools, none, list), draw };
 }

@@ -33,7 +33,7 @@ class CallError extends Error {
   }
 
   get again() {
-    return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
+    return [0, 401, 408, 429].includes(this.status) || this.status >= 500; // 401: with another key
   }
 }
 
@@ -100,16 +100,36 @@ function faultLine() {
     line.hidden = true;
     line.replaceChildren();
   };
-  const show = (error, again = null) => {
+  const show = (error, again = null, where = "") => {
     clear();
     line.hidden = false;
-    line.append(el("span", {}, error.message));
+    line.append(el("span", {}, where + error.message));
     if (!again || !(error instanceof CallError) || !error.again) return;
     const retry = button("Try again", () => (clear(), again()));
     line.append(" ", retry);
     if (error.retryAfter) timer = countDown(line, retry, error.retryAfter);
   };
   return { line, clear, show };
+}
+
+/** Requests of a form, one at a time: `start(work)` gives up what was begun before, and `line` says
+ * that `work(signal)` is waited for. */
+function oneAtATime(fault) {
+  const line = el("p", { class: "quiet", role: "status", hidden: true }, "Waiting for the service …");
+  let latest = null;
+  const start = async (work) => {
+    latest?.abort();
+    const mine = (latest = new AbortController());
+    fault.clear();
+    line.hidden = false;
+    try {
+      await work(mine.signal);
+    } catch (error) {
+      if (latest === mine) fault.show(error, () => start(work));
+    }
+    if (latest === mine) line.hidden = true;
+  };
+  return { line, start };
 }
 
 function countDown(line, retry, seconds) {

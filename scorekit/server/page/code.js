@@ -24,7 +24,10 @@ function asCurl(path, body) {
   if (key.value) parts.push(`-H "Authorization: Bearer $SCOREKIT_API_KEY"`);
   if (body !== null) {
     parts.push(`-H 'Content-Type: application/json'`);
-    parts.push(`--data-raw ${shellQuoted(JSON.stringify(body))}`);
+    const json = JSON.stringify(body);
+    // A word of a command has 128 KiB at most; JSON is one line, which no mark at the end is in.
+    const fits = json.length < 30_000; // of up to four bytes each, when it is quoted
+    parts.push(fits ? `--data-raw ${shellQuoted(json)}` : `--data-binary @- <<'JSON'\n${json}\nJSON`);
   } else if (path.includes("/image")) {
     parts.push("-o page.png");
   }

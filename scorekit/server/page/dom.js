@@ -60,6 +60,14 @@ function shown(number) {
   return typeof number === "number" ? String(Number(number.toFixed(4))) : "–";
 }
 
+/** What a score means: "0 to 25, lower is better". told: by `/v1/info`, of the service or of a task. */
+function scale(told) {
+  if (!told?.score_range) return "";
+  const { min, max } = told.score_range;
+  const range = min === null ? `up to ${max}` : max === null ? `from ${min}` : `${min} to ${max}`;
+  return `${min === max ? "" : `${range}, `}${told.higher_is_better ? "higher" : "lower"} is better`;
+}
+
 /** A number of things: "1 error", "2 errors". */
 function counted(number, thing) {
   return `${number} ${thing}${number === 1 ? "" : "s"}`;

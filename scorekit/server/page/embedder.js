@@ -6,23 +6,16 @@ function buildKind() {
   const prompt = choice("prompt_name", [["", "the model's default"]]);
   const truncate = el("input", { type: "checkbox", name: "truncate" });
   const result = el("section", { class: "results", "aria-label": "Similarity", "aria-live": "polite" });
-  const send = async () => {
-    fault.clear();
+  const turn = oneAtATime(fault);
+  const send = () => turn.start(async (signal) => {
     result.replaceChildren();
     const empty = areas.findIndex((area) => !area.value);
-    if (empty >= 0) {
-      fault.show(new Error(`The ${["first", "second"][empty]} text is empty: the service takes no empty one.`));
-      return;
-    }
+    if (empty >= 0) throw new Error(`The ${["first", "second"][empty]} text is empty: the service takes no empty one.`);
     const body = { input: areas.map((area) => area.value), truncate: truncate.checked };
     if (prompt.value) body.prompt_name = prompt.value;
     code.show("v1/embeddings", body, "The similarity is the sum of the products of both vectors' numbers.");
-    try {
-      result.append(likeness(await callJson("v1/embeddings", body)));
-    } catch (error) {
-      fault.show(error, send);
-    }
-  };
+    result.append(likeness(await callJson("v1/embeddings", body, signal)));
+  });
   MAIN.append(
     el(
       "form",
@@ -37,6 +30,7 @@ function buildKind() {
         el("button", { type: "submit", class: "go" }, "Compare"),
       ),
       fault.line,
+      turn.line,
     ),
     result,
     code.box,

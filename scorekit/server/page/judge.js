@@ -10,6 +10,7 @@ const TASKS = {
 const OPTIONAL = new Set(["ref"]);
 
 function buildKind() {
+  let info = {};
   const [code, fault] = [codePanel(), faultLine()];
   const names = el("datalist", { id: "tasks" }, Object.keys(TASKS).map((name) => el("option", { value: name })));
   const task = el("input", { type: "text", name: "task", list: "tasks", required: true, autocomplete: "off" });
@@ -19,19 +20,17 @@ function buildKind() {
   task.value = "translation_filter";
   task.addEventListener("change", () => texts.take(TASKS[task.value]));
   texts.take(TASKS[task.value]);
-  const send = async () => {
-    fault.clear();
+  const turn = oneAtATime(fault);
+  const send = () => turn.start(async (signal) => {
     result.replaceChildren();
-    try {
-      const images = await Promise.all([...pictures.files].map(inBase64));
-      const sample = { task: task.value.trim(), ...texts.values(), ...(images.length ? { images } : {}) };
-      const body = { samples: [sample] };
-      code.show("v1/score", body);
-      result.append(verdictCard(sample, (await callJson("v1/score", body)).results[0]));
-    } catch (error) {
-      fault.show(error, send);
-    }
-  };
+    const images = await Promise.all([...pictures.files].map(inBase64));
+    signal.throwIfAborted();
+    const sample = { task: task.value.trim(), ...texts.values(), ...(images.length ? { images } : {}) };
+    const body = { samples: [sample] };
+    code.show("v1/score", body);
+    const [answer] = (await callJson("v1/score", body, signal)).results;
+    result.append(verdictCard(sample, answer, scale(info.tasks?.[sample.task])));
+  });
   MAIN.append(
     el(
       "form",
@@ -42,11 +41,13 @@ function buildKind() {
       field("Pictures, where the rubric wants some", pictures),
       el("div", { class: "tools" }, el("button", { type: "submit", class: "go" }, "Judge")),
       fault.line,
+      turn.line,
     ),
     result,
     code.box,
   );
-  return (info) => {
+  return (told) => {
+    info = told;
     if (info.tasks) names.replaceChildren(...Object.keys(info.tasks).map((name) => el("option", { value: name })));
   };
 }
@@ -84,9 +85,14 @@ async function inBase64(file) {
   return btoa(text);
 }
 
-function verdictCard(sample, result) {
+/** meaning: of the score, in words. */
+function verdictCard(sample, result, meaning = "") {
   if (!result.ok || !result.verdict) {
     const card = resultCard({ src: sample.src ?? "", mt: sample.mt ?? "", ref: sample.ref }, result);
+    if (result.ok) {
+      card.querySelector(".head").append(el("span", { class: "quiet" }, meaning));
+      card.append(legend());
+    }
     if (sample.src === undefined) card.querySelectorAll(".row").forEach((one) => one.remove());
     return card;
   }
@@ -98,6 +104,7 @@ function verdictCard(sample, result) {
     el("strong", { class: "score" }, shown(result.score)),
     badge(verdict.reason_code),
     result.cached ? badge("cached", "quiet") : null,
+    el("span", { class: "quiet" }, meaning),
   );
   const card = el("article", { class: "card verdict" }, head);
   if (verdict.notes) card.append(el("p", { class: "text", dir: "auto" }, verdict.notes));

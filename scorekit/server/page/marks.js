@@ -4,10 +4,12 @@ const GRAVITY = ["MINOR", "MAJOR", "CRITICAL"];
 
 const tip = el("div", { id: "tip", role: "tooltip", hidden: true });
 document.body.append(tip);
+let pointed = null; // the mark that it tells of
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") tip.hidden = true;
+  if (event.key === "Escape") hideTip();
 });
-addEventListener("scroll", () => (tip.hidden = true), { passive: true });
+// To Tab to a mark further down scrolls: the tip goes with it.
+for (const event of ["scroll", "resize"]) addEventListener(event, placeTip, { passive: true });
 
 function gravity(span) {
   return GRAVITY.indexOf(span.severity); // another service's word is the least
@@ -22,9 +24,22 @@ function told(span, what) {
 }
 
 function showTip(mark) {
+  pointed = mark;
   tip.replaceChildren(...mark.told.map((line) => el("div", {}, line)));
-  tip.hidden = false;
-  const [at, own] = [mark.getClientRects()[0], tip.getBoundingClientRect()];
+  placeTip();
+}
+
+function hideTip() {
+  pointed = null;
+  tip.hidden = true;
+}
+
+/** Beside the first line of the mark that can be seen. */
+function placeTip() {
+  const at = pointed && [...pointed.getClientRects()].find(({ bottom }) => bottom > 0);
+  tip.hidden = !at || at.top > innerHeight;
+  if (tip.hidden) return;
+  const own = tip.getBoundingClientRect();
   const below = at.bottom + 6 + own.height < innerHeight;
   tip.style.left = `${Math.max(4, Math.min(at.left, innerWidth - own.width - 4))}px`;
   tip.style.top = `${below ? at.bottom + 6 : Math.max(4, at.top - own.height - 6)}px`;
@@ -35,9 +50,8 @@ function markOf(text, spans, what) {
   const kind = GRAVITY.includes(gravest.severity) ? gravest.severity.toLowerCase() : "other";
   const mark = el("mark", { class: kind, tabindex: "0", "aria-describedby": "tip" }, text);
   mark.told = spans.map((span) => told(span, what));
-  const hide = () => (tip.hidden = true);
   for (const event of ["mouseenter", "focus"]) mark.addEventListener(event, () => showTip(mark));
-  for (const event of ["mouseleave", "blur"]) mark.addEventListener(event, hide);
+  for (const event of ["mouseleave", "blur"]) mark.addEventListener(event, hideTip);
   return mark;
 }
 

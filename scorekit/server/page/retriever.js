@@ -8,24 +8,17 @@ function buildKind() {
   const top = el("input", { type: "number", name: "top_k", min: "1", max: "50", value: "8", required: true });
   const hits = el("section", { class: "results hits", "aria-label": "Pages found" });
   const page = el("section", { class: "results", "aria-label": "Page" });
-  const open = (hit) => openPage(page, hit, code, fault);
-  let round = 0;
-  const send = async () => {
-    const mine = ++round;
-    fault.clear();
+  const turn = oneAtATime(fault);
+  const open = (hit) => openPage(page, hit, code, turn);
+  const send = () => turn.start(async (signal) => {
     for (const old of [hits, page]) leave(old);
     const body = { queries: [{ query: query.value }], top_k: Number(top.value) };
     code.show("v1/search", body);
-    try {
-      const result = (await callJson("v1/search", body)).results[0];
-      if (mine !== round) return;
-      if (!result.ok) throw new Error(`The query failed (${result.error.type}): ${result.error.message}`);
-      hits.append(el("p", { role: "status" }, result.hits.length ? counted(result.hits.length, "page") : "Nothing found."));
-      hits.append(...result.hits.map((hit) => hitCard(hit, open)));
-    } catch (error) {
-      fault.show(error, send);
-    }
-  };
+    const [result] = (await callJson("v1/search", body, signal)).results;
+    if (!result.ok) throw new Error(`The query failed (${result.error.type}): ${result.error.message}`);
+    hits.append(el("p", { role: "status" }, result.hits.length ? counted(result.hits.length, "page") : "Nothing found."));
+    hits.append(...result.hits.map((hit) => hitCard(hit, open)));
+  });
   MAIN.append(
     el(
       "form",
@@ -33,6 +26,7 @@ function buildKind() {
       field("Query", query),
       el("div", { class: "tools" }, field("Most pages", top), el("button", { type: "submit", class: "go" }, "Search")),
       fault.line,
+      turn.line,
     ),
     hits,
     page,
@@ -53,11 +47,12 @@ function own(path) {
 }
 
 /** A picture: fetched with the key, which an address in `src` could not carry. */
-async function picture(path, alt) {
-  const blob = await (await call(path)).blob();
+async function picture(path, alt, signal = null) {
+  const blob = await (await call(path, null, signal)).blob();
   const img = el("img", { alt });
   img.src = URL.createObjectURL(blob);
   await img.decode();
+  signal?.throwIfAborted();
   return img;
 }
 
@@ -78,25 +73,21 @@ function hitCard(hit, open) {
   return card;
 }
 
-async function openPage(section, hit, code, fault) {
-  leave(section);
-  fault.clear();
+function openPage(section, hit, code, turn) {
   const name = `${hit.document}, page ${hit.page}`;
   const part = el("div", { class: "part", "aria-live": "polite" });
-  const cut = async (crop) => {
+  const cut = (crop) => turn.start(async (signal) => {
     const path = `${own(hit.image)}?crop=${crop.join(",")}`;
     code.show(path);
-    try {
-      const img = await picture(path, `part ${crop.join(", ")} of ${name}`);
-      leave(part);
-      part.append(el("p", { class: "quiet" }, `${crop.join(", ")}: ${crop[2] - crop[0]} × ${crop[3] - crop[1]} pixels`), img);
-    } catch (error) {
-      fault.show(error, () => cut(crop));
-    }
-  };
-  try {
-    const img = await picture(`${own(hit.image)}?max_pixels=${WHOLE}&format=webp`, name);
-    const text = (await callJson(own(hit.image).replace(/\/image$/, ""))).boxes.map((box) => box.text).join("\n");
+    const img = await picture(path, `part ${crop.join(", ")} of ${name}`, signal);
+    leave(part);
+    part.append(el("p", { class: "quiet" }, `${crop.join(", ")}: ${crop[2] - crop[0]} × ${crop[3] - crop[1]} pixels`), img);
+  });
+  turn.start(async (signal) => {
+    leave(section);
+    const img = await picture(`${own(hit.image)}?max_pixels=${WHOLE}&format=webp`, name, signal);
+    const told = await callJson(own(hit.image).replace(/\/image$/, ""), null, signal);
+    const text = told.boxes.map((box) => box.text).join("\n");
     section.append(
       el("h2", { dir: "auto", tabindex: "-1" }, `${name} · ${hit.width} × ${hit.height} pixels`),
       cropView(img, hit, cut),
@@ -104,7 +95,5 @@ async function openPage(section, hit, code, fault) {
       el("details", {}, el("summary", {}, "Its text"), el("pre", { dir: "auto" }, text || "(none)")),
     );
     section.querySelector("h2").focus();
-  } catch (error) {
-    fault.show(error, () => openPage(section, hit, code, fault));
-  }
+  });
 }

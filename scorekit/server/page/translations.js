@@ -39,7 +39,6 @@ function buildKind() {
       many.box,
       el("div", { class: "tools" }, field("A text that is too long", overlong), el("button", { type: "submit", class: "go" }, "Score")),
       fault.line,
-      legend(),
     ),
     results.box,
     code.box,
@@ -47,6 +46,7 @@ function buildKind() {
   return (told) => {
     info = told;
     one.know(told.inputs);
+    many.know(told.inputs);
   };
 }
 
@@ -102,7 +102,11 @@ function manyForm(fault) {
     }
     file.value = ""; // so that the same file can be taken again
   });
-  const hint = `A row is src, tab, mt, and maybe tab, ref; up to ${MOST_ROWS}. A field may stand in quotes.`;
-  const box = el("div", {}, field("Rows", area, hint), field("or a TSV file", file));
-  return { box, samples: () => parseRows(area.value) };
+  const box = el("div", {}, field("Rows", area, " "), field("or a TSV file", file));
+  const know = (wanted) => {
+    const ref = { required: "tab, ref", ignored: "(a third column, ref, is not read)" }[wanted?.ref] ?? "and maybe tab, ref";
+    box.querySelector("small").textContent = `A row is src, tab, mt, ${ref}; up to ${MOST_ROWS}. A field may stand in quotes.`;
+  };
+  know(null);
+  return { box, know, samples: () => parseRows(area.value) };
 }

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
-from bench.kit.servers import free_port, running_service
+from bench.kit.servers import PATIENCE_S, Held, free_port, running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
@@ -25,6 +30,12 @@ def url():
 def metricx():
     with running_service(FakeBackend("metricx")) as url:
         yield url
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Of a test that does not look at the page: they take most of its time."""
+    monkeypatch.setattr("scorekit.metaeval.page._pictures", lambda *_: [])
 
 
 @pytest.fixture
@@ -84,7 +95,24 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     assert _figures(out)[0] == figures
 
 
-def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path):
+def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_direction(judged, tmp_path):
+    """Else a browser shows -1.00 behind Arabic as 1.00-, and long names run out of a picture."""
+    long = "a-system-of-a-very-long-name"
+    rows = [{**row, "mt": "لم يأتِ " + row["mt"]} for row in _rows(systems=("<i>", long))]
+    scores = [
+        {"src": r["src"], "mt": r["mt"], "score": -k, "error_spans": []} for k, r in enumerate(rows)
+    ]
+    judged, scores = _write(judged, rows), _write(tmp_path / "scores.jsonl", scores)
+    done = _run(judged, tmp_path / "out", f"x={scores}")
+    assert done.exit_code == 0, done.stderr
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    pairs = page.partition("differ most")[2]
+    assert pairs.count('dir="ltr"') == 3 * pairs.count("<dl") > 0
+    assert "<bdi>&lt;i&gt;</bdi>" in pairs and f"<bdi>{long}</bdi>" in pairs
+    assert "a-system-of-a-ver…" in page and "<i>" not in page
+
+
+def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pictures):
     """The same scores out of a file, said to be turned, agree as the service does."""
     done = _run(judged, tmp_path / "one", f"m={metricx}")
     assert done.exit_code == 0, done.stderr
@@ -102,7 +130,7 @@ def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path):
     assert one == two and one["kendall"] == pytest.approx(expected)
 
 
-def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path):
+def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path, no_pictures):
     rows = list(_rows())
     rows[4]["mt"] = rows[4]["mt"] + " nan"
     judged = _write(tmp_path / "judged.jsonl", rows)
@@ -118,7 +146,7 @@ def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_p
     assert "non_finite 1" in done.stdout
 
 
-def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path):
+def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_pictures):
     more = ("--ref-system", "C", "--exclude", "B")
     done = _run(judged, tmp_path / "out", f"x={url}", more=more)
     assert done.exit_code == 0, done.stderr
@@ -127,6 +155,25 @@ def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path):
     sample = json.loads((tmp_path / "out" / "x.samples.jsonl").read_text("utf-8").splitlines()[0])
     first, _, third = list(_rows())[:3]
     assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
+
+
+def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_pictures):
+    rows = list(_rows())
+    scores = [{"src": r["src"], "mt": r["mt"], "score": k} for k, r in enumerate(rows)]
+    path = _write(tmp_path / "scores.jsonl", scores)
+
+    def figures(seed):
+        out = tmp_path / str(seed)
+        done = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
+        assert done.exit_code == 0, done.stderr
+        return _figures(out)[0]
+
+    one, other = figures(0), figures(1)
+    assert (one["segments"], one["rows"], one["judged"]) == (4, 12, 12)
+    some = random.Random(0).sample([str(k) for k in range(12)], 4)
+    means = [-5 * len(r["spans"]) for r in rows if r["system"] == "A" and str(r["seg_id"]) in some]
+    assert one["human"]["A"] == pytest.approx(sum(means) / 4)
+    assert one == figures(0) and one["human"] != other["human"]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +190,7 @@ def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path):
         ("../x={url}", (), "a name is part of a file's name"),
         ("x={other}", (), "none of its 1 rows is one of the translations"),
         ("x={broken}", (), "line 1: span 0 to 999 is not in a translation"),
+        ("x={odd}", (), "line 1: field 'error_spans' is no list of objects"),
     ],
 )
 def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, message):
@@ -151,16 +199,90 @@ def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, mess
     first = next(_rows())
     row = {"src": first["src"], "mt": first["mt"], "score": 1, "error_spans": [span]}
     broken = _write(tmp_path / "broken.jsonl", [row])
-    metric = metric.format(url=url, other=other, broken=broken)
+    odd = _write(tmp_path / "odd.jsonl", [row | {"error_spans": 5}])
+    metric = metric.format(url=url, other=other, broken=broken, odd=odd)
     done = _run(judged, tmp_path / "out", metric, more=more)
     assert done.exit_code == 2, done.output
     assert message in done.stderr.splitlines()[-1].replace(str(broken), "")
+
+
+def _requests(url, status):
+    """Calls of /v1/score that ended so."""
+    told = f'scorekit_requests_total{{route="/v1/score",status="{status}"}} '
+    return float(httpx.get(f"{url}/metrics").text.partition(told)[2].partition("\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+        (signal.SIGINT, 128 + signal.SIGINT, "stopped; go on with: the same command"),
+    ],
+)
+def test_what_was_scored_before_an_end_is_not_asked_again(
+    judged, tmp_path, no_pictures, end, code, said
+):
+    """The first metric has scored all when the command ends, the second is at it."""
+    first, second = FakeBackend("metricx"), Held("xcomet")
+    with running_service(first) as m, running_service(second) as x:
+        metrics = (f"m={m}", f"x={x}")
+        command = [
+            sys.executable,
+            "-m",
+            "scorekit",
+            "meta-eval",
+            str(judged),
+            str(tmp_path / "out"),
+        ]
+        command += [part for metric in metrics for part in ("--metric", metric)]
+        second.hold()
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert second.entered.wait(PATIENCE_S)
+        process.send_signal(end)
+        _, stderr = process.communicate()
+        assert process.returncode == code and said in stderr and "Traceback" not in stderr
+        assert _requests(m, 200) == 1
+        second.go.set()
+        done = _run(judged, tmp_path / "out", *metrics)
+        assert done.exit_code == 0, done.stderr
+        assert _requests(m, 200) == 1 and _requests(x, 200) > 0
+    assert [one["scored"] for one in _figures(tmp_path / "out")[0]["metrics"][-2:]] == [36, 36]
+
+
+def test_a_service_that_is_full_is_asked_again(tmp_path, no_pictures):
+    """429 where more than 256 wait: no translation fails by it."""
+    judged = _write(tmp_path / "judged.jsonl", list(_rows(segments=200)))
+    backend = Held("xcomet")
+    with running_service(backend, max_queue_items=256) as url, ThreadPoolExecutor() as pool:
+        backend.hold()
+        running = pool.submit(_run, judged, tmp_path / "out", f"x={url}")
+        wait_until(lambda: _requests(url, 429))
+        backend.go.set()
+        assert running.result().exit_code == 0, running.result().stderr
+    assert _figures(tmp_path / "out")[1]["x"]["scored"] == 600
+
+
+def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictures):
+    """The fake reads 512 words and knows no windows: a text of more fails, or is cut."""
+    rows = list(_rows())
+    rows[5]["src"] = "word " * 600
+    judged = _write(tmp_path / "judged.jsonl", rows)
+    done = _run(judged, tmp_path / "cut", f"x={url}")
+    assert "x: 1 texts were not read to their end" in done.stdout
+    done = _run(judged, tmp_path / "failed", f"x={url}", more=("--overlong", "error"))
+    assert done.exit_code == 0 and "x: no score of 1 (overlong 1)" in done.stdout
+    changed = _run(judged, tmp_path / "cut", f"x={url}", more=("--overlong", "error"))
+    assert changed.exit_code == 2
+    assert "from something else (options): name another OUT" in changed.stderr
 
 
 def test_people_who_make_no_difference_are_told(url, tmp_path):
     judged = _write(tmp_path / "same.jsonl", [row | {"spans": []} for row in _rows()])
     done = _run(judged, tmp_path / "out", f"x={url}")
     assert done.exit_code == 2 and "the same score: nothing to agree with" in done.stderr
+    assert not (tmp_path / "out").exists()  # no service was asked
 
 
 def test_a_service_that_is_down_is_told_at_once(judged, tmp_path):

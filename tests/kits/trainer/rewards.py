@@ -56,6 +56,21 @@ class Recorder(FakeBackend):
         return encoded
 
 
+class OtherMetric(Recorder):
+    """No reward's model; reads references as `ref` says. Its score is a function of what it reads,
+    0 to 1, and turned round where lower is better."""
+
+    def __init__(self, ref: Any = "optional", *, model: str = "other", higher: bool = True) -> None:
+        super().__init__("xcomet", higher=higher)
+        self.ref, self.model = ref, model
+
+    def load(self) -> ScoreDescription:
+        description = super().load()
+        description.model = self.model
+        description.inputs = {"src": "required", "mt": "required", "ref": self.ref}
+        return description
+
+
 class Services:
     """Both services and how to reach them."""
 

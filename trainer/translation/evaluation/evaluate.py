@@ -108,7 +108,7 @@ def evaluate_on_dataset(
     The same policy gives the same translations, also at a temperature above 0: sampling has a seed
     of its own, and the caller's random numbers go on as if nothing had been drawn. The model is in
     eval mode meanwhile.
-    sampler: default: this process. Requests carry no reference.
+    sampler: default: this process. Only `metrics` are sent references.
     world: the processes that share the examples, each of which gets the whole report. Where they
     share the weights instead, each translates everything, since all have to go side by side.
     prompts: of these examples, where they have been made. metrics: shown, and no reward's.

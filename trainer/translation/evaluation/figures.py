@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,18 +29,13 @@ _FRONT = (
         narrow=True,
     ),
 )
+#: Behind the titles of figures that no reward is made of, and of one that may be.
+NO_REWARD, A_REWARD = " (never a reward)", " (a reward)"
+_CHRF = Figure(key="chrf", title="chrF", digits=2, better="higher", said=True, by_group=True)
 _BACK = (
     Figure(
-        key="chrf",
-        title="chrF (never a reward)",
-        digits=2,
-        better="higher",
-        said=True,
-        by_group=True,
-    ),
-    Figure(
         key="bleu",
-        title="BLEU (never a reward)",
+        title=f"BLEU{NO_REWARD}",
         digits=2,
         better="higher",
         said=True,
@@ -68,9 +64,11 @@ _LAST_CURVES = (
 def table(*known: Mapping[str, Any]) -> tuple[Figure, ...]:
     """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
     comparisons read this one. known: figures of evaluations, or lines of their dumps, whose
-    held-out metrics (`eval.metrics`) it is to have."""
+    held-out metrics (`eval.metrics`) it is to have, and which say whether chrF was a reward."""
     of_terms = (figure for term in shown_terms() for figure in term.table)
-    return (*_FRONT, *of_terms, *held_out_table(*known), *_BACK)
+    is_paid = any(figures.get("chrf_reward_mean") is not None for figures in known)
+    chrf = replace(_CHRF, title=f"{_CHRF.title}{A_REWARD if is_paid else NO_REWARD}")
+    return (*_FRONT, *of_terms, *held_out_table(*known), chrf, *_BACK)
 
 
 def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
@@ -82,7 +80,7 @@ def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             key=f"metric_{name}_mean",
-            title=f"{name} (never a reward)",
+            title=f"{name}{NO_REWARD}",
             better=direction,
             said=True,
             by_group=True,

@@ -19,13 +19,15 @@ from scorekit.scorers import SampleForScoring, ScoringConfig
 from trainer.runs.config import set_key
 from trainer.runs.figures import mean_of
 from trainer.translation.data import Example
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import Rewarder, check_agreement
 
 log = logging.getLogger(__name__)
 #: Seconds in which a metric says that it is there; it may be down, and no run waits for it long.
 _PROBE_S = 10.0
 #: Samples that are put to a metric at once: what is lost where that fails.
 _PIECE = 64
+#: Characters of a revision that is a digest of files or a commit: two models never share one.
+_DIGEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class HeldOutMetrics:
         needs references that a set does not have."""
         said = []
         for name, urls in self._urls.items():
-            info = self._info(name)
+            info = self._info(name, at_start=True)
             if info is None:
                 said.append(f"{name}: {urls[0]} does not answer; its figures will be missing")
                 continue
@@ -82,7 +84,7 @@ class HeldOutMetrics:
         samples = [SampleForScoring(src, mt, ref if reads else None) for src, mt, ref in texts]
         scores: list[float | None] = []
         try:
-            with closing(self._open(name, self._timeout_s)) as scorer:
+            with closing(_open(self._urls[name], self._timeout_s)) as scorer:
                 for at in range(0, len(samples), _PIECE):
                     piece = samples[at : at + _PIECE]
                     scores += scorer.score_batch(piece, self._scoring).sequence_scores
@@ -92,31 +94,40 @@ class HeldOutMetrics:
         better = "higher" if info.higher_is_better else "lower"
         return scores, MetricModel(better, f"{info.model}@{info.revision}")
 
-    def _open(self, name: str, most: float) -> RemoteScorer:
-        return RemoteScorer(self._urls[name], timeout_s=most, deadline_s=most)
-
-    def _info(self, name: str) -> Info | None:
+    def _info(self, name: str, *, at_start: bool = False) -> Info | None:
         """What it says of itself; None where it does not answer. Raises UserError where it may not
-        be asked."""
-        key = f"eval.metrics.{name}"
+        be asked; at the start also where what is behind a URL is no metric that can be asked."""
+        key, infos = f"eval.metrics.{name}", dict[str, Info]()
         mine = {url.rstrip("/") for url in self._urls[name]}
         if same := mine & self._rewarder.needed_urls:
             raise UserError(f"{key}: {min(same)} is a reward's: a held-out metric must not be one")
-        try:
-            with closing(self._open(name, min(_PROBE_S, self._timeout_s))) as scorer:
-                info = scorer.info()
-        except ScorekitError as error:
-            log.warning("%s does not answer: %s", key, error)
+        for url in self._urls[name]:
+            try:
+                with closing(_open([url], min(_PROBE_S, self._timeout_s))) as scorer:
+                    infos[url] = scorer.info()
+            except ScorekitError as error:
+                if at_start and error.exit_code == 2:  # a wrong URL, key or service
+                    raise UserError(f"{key}: {error}") from None
+                log.warning("%s does not answer: %s", key, error)
+        if not infos:
             return None
-        if info.service == "judge":
-            raise UserError(f"{key}: a judge scores no translations; name another service")
-        if (info.model, info.revision) in self._rewarder.needed_models:
-            raise UserError(
-                f"{key}: it runs {info.model} ({info.revision[:12]}), which is a reward's model: a "
-                "held-out metric must be another"
-            )
+        check_agreement(key, infos)
+        info = next(iter(infos.values()))
+        self._check_model(key, info)
         self.models[key] = f"{info.model}@{info.revision}"
         return info
+
+    def _check_model(self, key: str, info: Info) -> None:
+        if info.service == "judge":
+            raise UserError(f"{key}: a judge scores no translations; name another service")
+        for model, revision in self._rewarder.needed_models:
+            # A copy of a folder has another name, and the same digest.
+            named_alike = model == info.model or len(info.revision) >= _DIGEST
+            if revision == info.revision and named_alike:
+                raise UserError(
+                    f"{key}: it runs {info.model} ({info.revision[:12]}), which is a reward's "
+                    "model: a held-out metric must be another"
+                )
 
     def _check_references(
         self, name: str, info: Info, of_set: str, examples: Sequence[Example]
@@ -128,6 +139,10 @@ class HeldOutMetrics:
                 f"{len(examples)} rows of {set_key(of_set)} have none (the first is row "
                 f"{without[0]}): leave that metric out, or give them references"
             )
+
+
+def _open(urls: Sequence[str], most: float) -> RemoteScorer:
+    return RemoteScorer(urls, timeout_s=most, deadline_s=most)
 
 
 def metric_figures(scores: Scores, places: Iterable[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""chrF and BLEU against references, as sacrebleu computes them: what is shown, never a reward."""
+"""chrF and BLEU against references, as sacrebleu computes them: what evaluations show."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run
 from trainer.translation.evaluation.figures import (
+    A_REWARD,
     CHRF,
+    NO_REWARD,
     ranking,
     read_evaluations,
     severity_counts,
@@ -51,14 +53,13 @@ def write_report(
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
         sets.setdefault(line.get("set", THE_SET), []).append(line)
+    lasts = (*updates[-1:], *(lines[-1] for lines in sets.values()))
     return _write(
         folder / "report.html",
         "report",
         title=title,
         notes=notes,
-        stopped=next(
-            (line["stopped"] for line in (*updates[-1:], *evals[-1:]) if line.get("stopped")), None
-        ),
+        stopped=next((line["stopped"] for line in lasts if line.get("stopped")), None),
         sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
         curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
         config=_read_text(folder / "config.yaml"),
@@ -173,7 +174,7 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         for figure in table(before, after)
         if figure.by_group and not {of.get(figure.key) for of in every} <= {*figure.hidden_at}
     ]
-    titles = [figure.title.removesuffix(" (never a reward)") for figure in shown]
+    titles = [f.title.removesuffix(NO_REWARD).removesuffix(A_REWARD) for f in shown]
     rows = []
     for name, figures in old.items():
         cells = []

@@ -289,8 +289,10 @@ def _check_scorers(earlier: EvaluatedSet, now: Mapping[str, str]) -> None:
 
 
 def _compared(folder: Path, outcome: Outcome, earlier: EvaluatedSet) -> Outcome:
-    """The comparison of one set, and its files."""
+    """The comparison of one set, and its files. Raises UserError where a service came back with
+    another model meanwhile."""
     name, now = outcome.name, outcome.evaluation
+    _check_scorers(earlier, now.figures["scored_by"])
     groups = compare_policies(earlier.lines, now.lines)
     counted = {"set": name, "sources": len(earlier.lines)}
     values = comparison_values((earlier.policy, now.policy), counted, groups)

@@ -9,7 +9,7 @@ from typing import Any
 
 from scorekit.client import RemoteScorer, ScoringClient
 from scorekit.errors import UserError
-from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored, Truncated
+from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored, Truncated, Verdict
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.score_batch import MQM, ServiceName
@@ -34,6 +34,12 @@ def body_of(name: ServiceName, cfg: RewardConfig) -> Body:
         "task": cfg.judge_rubric,
         **{variable: getattr(sample, of) or "" for variable, of in variables.items()},
     }
+
+
+class Judged(Scored):
+    """A verdict as the score of a translation that was read whole."""
+
+    verdict: Verdict
 
 
 class JudgeScorer(RemoteScorer):
@@ -66,10 +72,9 @@ class JudgeScorer(RemoteScorer):
 
 
 def _scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
-    """A verdict as the score of a translation that was read whole."""
     if not isinstance(result, JudgeScored):
         return result
-    return Scored(
+    return Judged(
         id=result.id,
         ok=True,
         score=result.score,
@@ -78,6 +83,7 @@ def _scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
         mt_covered=len(sample.mt),
         cached=result.cached,
         usage=result.usage,
+        verdict=result.verdict,
     )
 
 

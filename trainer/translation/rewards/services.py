@@ -225,7 +225,7 @@ class Rewarder:
                 raise UserError(f"{self._key(name)}: {local[0]!r} cannot stand beside another")
             return self._in_process(name, local[0])
         infos = {url: self._check(name, url) for url in urls}
-        _check_agreement(self._key(name), infos)
+        check_agreement(self._key(name), infos)
         self.infos |= infos
         scorer = self._remote(name, urls)
         scorer.info()  # which it remembers: else each of the first groups asks
@@ -320,7 +320,7 @@ def _is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
 
 
-def _check_agreement(key: str, infos: dict[str, Info]) -> None:
+def check_agreement(key: str, infos: dict[str, Info]) -> None:
     """Raise UserError where two URLs of one service would not give the same scores."""
     (first, one), *others = infos.items()
     for url, other in others:

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import SecretStr
 
 from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_app
+from bench.kit.servers import PATIENCE_S, free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
 from scorekit.llm.pacing import read_timeout_s
@@ -74,6 +74,27 @@ def test_a_server_that_hangs_is_a_time_out(url, fake):
     fake.hang = True
     llm, error = ask(url, fake, Sampling(max_tokens=1), request_timeout_s=0.2, max_attempts=2)
     assert (error.type, llm.counts.requests) == ("timeout", 2)
+
+
+def test_an_answer_that_drips_without_end_is_a_time_out():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while True:
+                await send({"type": "http.response.body", "body": b" ", "more_body": True})
+                await asyncio.sleep(0.01)
+
+    brief = {"request_timeout_s": 0.5, "connect_timeout_s": 0.5, "max_attempts": 1}
+
+    async def work(url):
+        async with LLMClient(url, "m", **brief) as llm:
+            async with asyncio.timeout(PATIENCE_S):
+                await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r")
+
+    with running_app(app) as url, pytest.raises(LLMError) as caught:
+        asyncio.run(work(url))
+    assert (caught.value.type, caught.value.retryable) == ("timeout", True)
 
 
 def test_the_time_out_grows_with_the_work_from_a_floor(url, fake):
@@ -294,6 +315,7 @@ def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
         '{"pass": "yes", "reason_code": "ok", "notes": ""}',
         '{"pass": true, "reason_code": "other", "notes": ""}',
         '{"pass": true, "reason_code": "ok"}',
+        '{"pass": false, "pass": true, "reason_code": "ok", "notes": ""}',
     ],
 )
 def test_what_does_not_fit_the_schema_is_malformed(text):

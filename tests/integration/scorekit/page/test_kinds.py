@@ -19,6 +19,7 @@ from services.judge.rubrics import load_rubrics
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
+from tests.kits.browser.live import GATE
 
 CARD = "(document.querySelector('.card')?.textContent ?? '')"
 FAULT = "document.querySelector('.fault:not([hidden])')?.innerText"
@@ -77,6 +78,30 @@ def test_errors_that_a_judge_finds_stand_in_both_texts(tab, script):
     assert card == ["-5", "two"]
 
 
+def test_only_what_was_asked_for_last_is_shown(tab):
+    with running_service(FakeEmbedder(8, 16)) as url:
+        tab.open(url)
+        tab.js(GATE)
+        tab.js("gate = () => new Promise((go) => (globalThis.waits ??= []).push(go))")
+        tab.fill("textarea[name=first]", "red house")
+        tab.fill("textarea[name=second]", "red roof")
+        tab.click("button.go")
+        tab.wait("globalThis.waits?.length === 1")
+        assert tab.js("document.querySelector('.try').innerText").endswith(
+            "Waiting for the service …"
+        )
+        tab.fill("textarea[name=second]", "red house")
+        tab.click("button.go")
+        tab.wait("waits.length === 2")
+        tab.js("waits[1]()")
+        tab.wait("document.querySelector('.card')")
+        tab.js("waits[0]()")
+        tab.wait("answered === 2")
+        tab.js("fetch('v1/info').then((answer) => answer.json())")  # by now the first was read, too
+        assert tab.js("[...document.querySelectorAll('.score')].map((s) => s.textContent)") == ["1"]
+        assert "Waiting" not in tab.js("document.querySelector('.try').innerText")
+
+
 def test_the_similarity_of_two_texts(tab):
     with running_service(FakeEmbedder(8, 16)) as url:
         tab.open(url)
@@ -120,8 +145,9 @@ def test_pages_are_found_shown_and_cut(tab, index):
         tab.click("button.go")
         tab.wait("document.querySelector('.hit img')")  # with the key, which <img src> has not
         assert "trade & 인구, page 1" in tab.js("document.querySelector('.hit').textContent")
-        tab.click(".hit")
+        tab.js("for (let n = 0; n < 2; n++) document.querySelector('.hit').click()")
         tab.wait("document.querySelector('.stage img')")
+        assert tab.js("document.querySelectorAll('.stage').length") == 1
         x, y, w, h = tab.js(
             "(() => { const s = document.querySelector('.stage img'); s.scrollIntoView();"
             "const r = s.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; })()"

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.kits.browser.live import GATE
+
 #: One tab for many examples.
 many = settings(
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
@@ -183,6 +185,51 @@ def test_it_can_be_stopped_and_gone_on_with(page, backend):
     backend.go.set()
     page.click(".results .fault button", "Try again")
     page.wait("document.querySelectorAll('.card .score').length === 3")
+
+
+#: What is saved, by the name of its file.
+SAVED = """(() => { globalThis.saved = {}; let made;
+URL.createObjectURL = (blob) => { made = blob; return "data:,"; };
+HTMLAnchorElement.prototype.click = function () { saved[this.download] = made; }; })()"""
+
+
+def test_a_service_that_goes_in_the_middle_costs_nothing_that_is_done(page):
+    page.js(GATE)
+    page.js(SAVED)
+    page.js("gate = (url, n) => { if (n > 4) throw new TypeError('gone'); }")
+    paste(page, [(f"s{k}", "nan" if k == 7 else f"글 {k}") for k in range(1000)])
+    page.wait("document.querySelector('.results .fault').innerText.startsWith('No answer from ')")
+    told = page.js("document.querySelector('.results').innerText")
+    assert "400 of 1000 answered, 1 failed" in told and "over 399" in told
+    assert page.js("document.querySelectorAll('.card .score').length") == 399
+    page.click("button", "Download CSV")
+    page.click("button", "Download JSONL")
+    lines = list(csv.DictReader(io.StringIO(page.js("saved['scores.csv'].text()"), newline="")))
+    kinds = [""] * 7 + ["non_finite"] + [""] * 392 + ["cancelled"] * 600
+    assert [line["error_type"] for line in lines] == kinds
+    assert [line["score"] == "" for line in lines] == [bool(kind) for kind in kinds]
+    told = [json.loads(one) for one in page.js("saved['scores.jsonl'].text()").splitlines()]
+    assert [one["ok"] for one in told] == [not kind for kind in kinds]
+    first = "saved['scores.csv'].arrayBuffer().then((b) => [...new Uint8Array(b).slice(0, 3)])"
+    assert bytes(page.js(first)) == b"\xef\xbb\xbf"  # by which Excel knows UTF-8
+    page.js("globalThis.sent = []; gate = (url, n) => { sent.push(n); }")
+    page.click(".results .fault button", "Try again")
+    page.wait("document.querySelectorAll('.card .score').length === 999")
+    assert page.js("sent") == [6, 7, 8, 9, 10, 11]  # the failed row is not asked for again
+
+
+def test_a_row_keeps_focus_and_place_while_others_are_scored(page):
+    page.js(GATE)
+    page.js("gate = (url, n) => n === 1 ? null : new Promise((go) => { globalThis.go = go; })")
+    paste(page, [(f"s{k}", "wenT wrong") for k in range(150)])
+    page.wait("globalThis.go && document.querySelectorAll('.card .score').length === 100")
+    page.js("globalThis.mark = document.querySelectorAll('.card mark')[3]; mark.focus()")
+    assert page.js("document.activeElement === mark")
+    page.js("go()")
+    page.wait("document.querySelectorAll('.card .score').length === 150")
+    assert page.js("document.activeElement === mark && !document.getElementById('tip').hidden")
+    numbers = "[...document.querySelectorAll('.head > :first-child')].map((e) => e.textContent)"
+    assert page.js(numbers) == [f"#{k}" for k in range(1, 151)]
 
 
 def test_a_file_is_read_whatever_its_letters(page, tmp_path):

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from bench.kit.servers import running_service
+from scorekit.server.fake import FakeBackend
+
 #: Text, and a part of it that is marked.
 TEXTS = {
     "korean": ("저는 어제 학교에 갔습니다.", "학교에"),
@@ -72,6 +75,27 @@ def test_an_error_tells_of_itself_on_hover_and_on_focus(page, backend):
     assert page.js(shown) == "error: CRITICAL · confidence not known · accuracy"
     page.press("Escape")
     assert page.js(shown) == ""
+
+
+def test_what_an_error_tells_goes_with_it_where_the_focus_scrolls_the_page(tab, url, backend):
+    tab.open(url, width=400, height=500)
+    tab.wait("document.getElementById('model').textContent")
+    text = "word " * 800
+    backend.plan[text] = {"error_spans": [span(text, "word") | {"start": 3990, "end": 3994}]}
+    score(tab, "s", text)
+    tab.js("scrollTo(0, 0)")
+    tab.js("document.querySelector('.card mark').focus()")
+    tab.wait("scrollY > 0")
+    between = (
+        "(() => { const [a, b] = ['.card mark', '#tip'].map((one) => document.querySelector(one)"
+        ".getBoundingClientRect()); return Math.max(a.top - b.bottom, b.top - a.bottom); })()"
+    )
+    # two frames: what scrolling causes has happened
+    tab.js("new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+    assert not tab.js("document.getElementById('tip').hidden")
+    assert tab.js(between) == pytest.approx(6, abs=1)
+    tab.js("scrollTo(0, 0)")
+    tab.wait("document.getElementById('tip').hidden")
 
 
 def test_omissions_lost_errors_windows_and_what_was_not_read_are_shown(page, backend):
@@ -155,6 +179,40 @@ def test_the_same_request_by_curl_and_python_has_the_same_answer(page, url):
     assert "'wenT'" in done.stdout and repr(result["score"]) in done.stdout
 
 
+def test_a_long_request_by_curl_has_the_same_answer(page):
+    score(page, "JSON\n집은 '😀' $HOME\n" * 5000, "번역")  # a word of a command has 128 KiB at most
+    shown = float(page.js("document.querySelector('.card .score').textContent"))
+    curl = page.js("document.querySelector('.curl').textContent")
+    done = subprocess.run(["bash"], input=curl.encode(), capture_output=True, check=True)
+    assert round(json.loads(done.stdout)["results"][0]["score"], 4) == shown
+
+
+def test_what_a_score_means_is_said_and_colours_where_there_are_errors(tab):
+    for service, told, coloured in (("xcomet", "higher", True), ("metricx", "lower", False)):
+        with running_service(FakeBackend(service)) as url:
+            tab.open(url)
+            tab.wait("document.getElementById('model').textContent")
+            score(tab, "s", "m")
+            status = tab.js("document.querySelector('.results [role=status]').textContent")
+            assert status.endswith(f"{told} is better"), status
+            assert tab.js("document.querySelector('.legend').checkVisibility()") == coloured
+
+
+@pytest.mark.parametrize(
+    ("how", "label", "row"),
+    [("required", "(ref)", "tab, ref;"), ("optional", "(ref), optional", "and maybe tab, ref;")],
+)
+def test_a_reference_is_asked_for_as_the_model_wants_it(tab, script, how, label, row):
+    wanted = json.dumps({"src": "required", "mt": "required", "ref": how})
+    source = script("dom", "call", "rows", "translations")
+    told = tab.js(
+        "(() => { document.body.innerHTML = '<main id=main></main>';"
+        f"{source}; const [one, many] = [oneForm(), manyForm()]; MAIN.append(one.box, many.box);"
+        f"one.know({wanted}); many.know({wanted}); return document.body.textContent; }})()"
+    )
+    assert f"Reference {label}Languages" in told and f"src, tab, mt, {row}" in told
+
+
 def test_it_is_used_without_a_mouse(page, backend):
     mt = "by keys"
     backend.plan[mt] = {"score": 0.25, "error_spans": [span(mt, "keys")]}
@@ -171,6 +229,58 @@ def test_it_is_used_without_a_mouse(page, backend):
     assert (
         page.js("document.activeElement.tagName + document.activeElement.textContent") == "MARKkeys"
     )
+
+
+#: Of each text that can be seen: [contrast with what is behind it, its element].
+CONTRASTS = """(() => {
+const rgb = (color) => color.match(/[\\d.]+/g).map(Number);
+const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+const bright = (color) => [0.2126, 0.7152, 0.0722].reduce(
+  (sum, share, k) => sum + share * linear(color[k] / 255), 0);
+const ground = (one) => {
+  const own = rgb(getComputedStyle(one).backgroundColor);
+  return own[3] === 0 ? ground(one.parentElement) : own;
+};
+const opacity = (one) => one ? getComputedStyle(one).opacity * opacity(one.parentElement) : 1;
+const found = [];
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const one = walk.currentNode.parentElement;
+  if (!walk.currentNode.data.trim() || !one.checkVisibility()) continue;
+  if (one.closest("script, style, option, button:disabled")) continue;
+  const [behind, seen] = [ground(one), opacity(one)];
+  const ink = rgb(getComputedStyle(one).color).map((v, k) => v * seen + behind[k] * (1 - seen));
+  const [most, least] = [bright(ink), bright(behind)].sort((a, b) => b - a);
+  found.push([(most + 0.05) / (least + 0.05), one.outerHTML.slice(0, 90)]);
+}
+return found; })()"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(tab, url, backend, scheme):
+    tab.ask(
+        "Emulation.setEmulatedMedia",
+        features=[{"name": "prefers-color-scheme", "value": scheme}],
+    )
+    tab.open(url)
+    tab.wait("document.getElementById('model').textContent")
+    mt = "minor major critical other unread"
+    words = mt.split()[:4]
+    backend.plan[mt] = {
+        "error_spans": [span(mt, word, word.upper()) for word in words],
+        "truncated": {"src": False, "mt": True, "ref": False},
+        "mt_covered": mt.index("unread"),
+    }
+    tab.click("input[value='1']")
+    tab.fill("textarea[name=rows]", f"s\t{mt}\ns\tnan")
+    tab.click("button.go")
+    tab.wait("document.querySelector('.card.failed')")
+    tab.js("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    tab.js("document.querySelector('.card mark').focus()")
+    found = tab.js(CONTRASTS)
+    assert len(found) > 30
+    # 4.5 to 1: WCAG 2.2, success criterion 1.4.3
+    assert [told for contrast, told in found if contrast < 4.5] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -60,6 +60,51 @@ def test_it_asks_for_a_key_and_keeps_it_to_itself(tab):
         tab.wait("document.getElementById('model').textContent === 'fake-xcomet'")
 
 
+def test_rows_go_on_with_another_key(tab):
+    secrets = Secrets(api_keys=SecretStr("first,second"))
+    with running_service(FakeBackend("xcomet"), secrets) as url:
+        tab.open(url)
+        tab.wait("!document.querySelector('form.key').hidden")
+        tab.ask("Input.insertText", text="first")
+        tab.press("Enter")
+        tab.wait("document.getElementById('model').textContent")
+        refusal = '{"error": {"message": "no more"}}'
+        tab.js(  # from the second request on, the first key is a key no more
+            "(() => { const real = fetch; let n = 0; fetch = (url, request) => /score$/.test(url)"
+            " && ++n > 1 && /first/.test(request.headers.Authorization)"
+            f" ? new Response('{refusal}', {{status: 401}}) : real(url, request); }})()"
+        )
+        tab.click("input[value='1']")
+        tab.fill("textarea[name=rows]", "\n".join(f"s\tm{k}" for k in range(150)))
+        tab.click("button.go")
+        tab.wait(f"({FAULTS}).includes('(401): no more')")
+        assert tab.js("document.querySelectorAll('.card .score').length") == 100
+        assert not tab.js("document.querySelector('form.key').hidden")
+        tab.ask("Input.insertText", text="second")
+        tab.press("Enter")
+        tab.click(".results .fault button", "Try again")
+        tab.wait("document.querySelectorAll('.card .score').length === 150")
+
+
+def test_what_the_service_is_is_learnt_before_the_first_score(tab):
+    with running_service(FakeBackend("metricx")) as url:
+        refused = "async () => new Response('{}', {status: 503})"
+        source = f"globalThis.kept = fetch; globalThis.fetch = {refused}"
+        tab.ask("Page.addScriptToEvaluateOnNewDocument", source=source)
+        tab.open(url)
+        tab.wait(f"({FAULTS}).includes('503')")
+        tab.js("globalThis.fetch = kept")  # the service runs by now; nobody presses Try again
+        tab.click("input[value='1']")
+        tab.fill("textarea[name=rows]", "a\tb\nc\td\ne\tf")
+        tab.click("button.go")
+        tab.wait("document.querySelectorAll('.card .score').length === 3")
+        assert tab.js("document.getElementById('model').textContent") == "fake-metricx"
+        assert tab.js(FAULTS) == ""
+        tab.fill("select[name=order]", "best")
+        shown = tab.js("[...document.querySelectorAll('.card .score')].map((s) => +s.textContent)")
+        assert shown == sorted(shown) and shown[0] < shown[-1]  # of MetricX the lower is better
+
+
 def test_what_the_service_does_not_take_is_said_in_a_line(page):
     send(page, "\ud800")
     page.wait(f"({FAULTS}).includes('The service does not take this (422): ')")
@@ -77,6 +122,10 @@ def test_too_much_is_said_to_be_too_much(tab):
         tab.fill("textarea[name=rows]", "\n".join(f"{k}\t{'y' * 300}" for k in range(7)))
         tab.click("button.go")
         tab.wait("document.querySelectorAll('.card .score').length === 7")
+        tab.fill("textarea[name=rows]", f"a\tb\nc\t{'y' * 600}\n\nd\t{'y' * 2000}")
+        tab.click("button.go")
+        tab.wait(f"({FAULTS}).includes('Row 3: Too large for this service (413): ')")
+        assert tab.js("document.querySelectorAll('.card .score').length") == 2
 
 
 def test_a_full_service_is_asked_again_when_it_says(tab):

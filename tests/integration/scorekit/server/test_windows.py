@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import pytest
 
 from bench.kit.servers import running_service, wait_ready
@@ -79,4 +80,9 @@ def test_our_client_reads_them(url):
     document = _document(12)
     with SyncScoringClient(url) as client:
         (result,) = client.score([document], {"overlong": "windows"})
+        frame = pd.DataFrame([document, {"src": "a", "mt": "b", "ref": ""}])
+        scored = client.score_frame(frame, options={"overlong": "windows"})
+        assert "windows" not in client.score_frame(frame[1:])
     assert result.ok and len(result.windows) > 1
+    told = [window.model_dump() for window in result.windows]
+    assert scored["windows"].tolist() == [told, None]

@@ -222,8 +222,24 @@ def test_rules_cannot_find_errors():
 
 @pytest.mark.parametrize(
     "said",
-    ["no JSON", "[]", {"errors": [error("집") | {"severity": "Fatal"}]}, {"errors": [{}]}, {}],
-    ids=["prose", "a list", "a severity of its own", "an error of nothing", "nothing"],
+    [
+        "no JSON",
+        "[]",
+        {"errors": [error("집") | {"severity": "Fatal"}]},
+        {"errors": [{}]},
+        {},
+        '{"errors": [{"quote": "집"}], "errors": []}',
+        {"errors": [error("집" * 300_000)]},
+    ],
+    ids=[
+        "prose",
+        "a list",
+        "a severity of its own",
+        "an error of nothing",
+        "nothing",
+        "errors twice",
+        "more than its tokens",
+    ],
 )
 def test_an_answer_of_another_shape_is_asked_for_once_more_and_fails(said):
     fake = saying(said)
@@ -327,6 +343,26 @@ def test_trainers_of_others_get_rewards_from_it(url):
     )
 
 
+LANGUAGES = {"task": "mqm", "src_lang": "en", "tgt_lang": "ko"}
+RUBRIC = """
+variables: {src: text, mt: text}
+system: You judge how fluent a translation is.
+user: |
+  {{ src }}
+  {{ mt }}
+schema:
+  type: object
+  properties:
+    score: {type: number, minimum: 0, maximum: 1}
+    reason_code: {enum: [so]}
+    notes: {type: string}
+  required: [score, reason_code, notes]
+score: {field: score, pass_from: 0.5}
+temperature: 0.0
+max_tokens: 64
+"""
+
+
 def test_adapters_refuse_what_does_not_fit_in_one_line(url):
     def reward(url, **settings):
         reward_function(url, **settings)(["p"], ["집"], src=["a"], lang=["ko"])
@@ -342,7 +378,38 @@ def test_adapters_refuse_what_does_not_fit_in_one_line(url):
         reward(metricx, task="mqm")
 
 
-def test_a_verdict_is_no_reward(url, upstream):
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"task": "mqmm"}, "task 'mqmm': this judge has .*, mqm"),
+        (
+            {"task": "mqm", "src_lang": "en"},
+            "task 'mqm' wants languages: give tgt_lang or tgt_lang",
+        ),
+        ({"task": "mqm", "tgt_lang_key": "l"}, "task 'mqm' wants languages: give src_lang or"),
+        ({**LANGUAGES, "overlong": "windows"}, "overlong: windows: a judge reads whole texts"),
+    ],
+)
+def test_adapters_ask_a_judge_nothing_that_could_only_fail(url, upstream, settings, told):
+    with pytest.raises(UserError, match=told):
+        reward_function(url, **settings)(["p"], ["집"], src=["a"], l=["en"])
+    assert not upstream.requests
+
+
+def test_rules_have_no_points_to_give():
+    with running_judge() as url, pytest.raises(UserError, match="task 'mqm': this judge has"):
+        compute_score("d", "집", "t", {"src": "a"}, url=url, **LANGUAGES)
+
+
+def test_every_adapter_takes_a_rubric_of_the_operator_for_a_reward(tmp_path):
+    (tmp_path / "fluent.yaml").write_text(RUBRIC, encoding="utf-8")
+    llm = saying({"score": 0.25, "reason_code": "so", "notes": ""})
+    with llm.running() as base, running_judge(upstream=base, rubrics=tmp_path) as url:
+        assert reward_function(url, task="fluent")(["p"], ["집"], src=["a"]) == [0.25]
+        assert compute_score("d", "집", "t", {"src": "a"}, url=url, task="fluent") == 0.25
+
+
+def test_texts_that_a_task_does_not_know_are_no_reward(url, upstream):
     """A judge's other tasks want other texts, and say so."""
     assert reward_function(url, task="translation_filter")(["p"], ["집"], src=["a"]) == [None]
 

@@ -17,10 +17,12 @@ import yaml
 from safetensors.torch import load_file
 
 from bench.kit.servers import running_service, wait_until
-from scorekit.server.fake import FakeBackend
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
 from tests.kits.float64 import CLOSE
 from tests.kits.trainer import warm
 from tests.kits.trainer.one_update import CASES, LENGTHS, config
+from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.trainer.warm import Command
 from trainer.rl.config import PolicyConfig
@@ -133,10 +135,16 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
-    """A whole run; then another that is refused, since the folder holds it."""
-    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+    """A whole run with a held-out metric; then another that is refused, since the folder holds
+    it."""
+    with (
+        running_service(FakeBackend("metricx")) as m,
+        running_service(FakeBackend("xcomet")) as x,
+        running_service(OtherMetric()) as other,
+    ):
         urls = {"METRICX_URL": m, "XCOMET_URL": x}
-        done = torchrun("trainer", "train", "--config", str(config_file), **urls)
+        metric = ("--set", f"eval.metrics.other={other}")
+        done = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
         assert done.returncode == 0, done.stderr
         refused = torchrun("trainer", "train", "--config", str(config_file), **urls)
     out = config_file.parent / "out"
@@ -152,6 +160,11 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     for line in evaluations:
         dump = [json.loads(row) for row in (out / line["completions"]).read_text().splitlines()]
         assert [row["src"] for row in dump] == [f"Save {n}." for n in range(3)]
+        texts = [TranslationSample(src=row["src"], mt=row["mt"], ref="저장") for row in dump]
+        scores = [fake_score(text, 1.0) for text in texts]
+        assert [row["metrics"]["other"]["score"] for row in dump] == scores
+        assert line["metric_other_mean"] == pytest.approx(sum(scores) / 3)
+        assert line["metric_other_coverage"] == 1.0
     samples = (out / "completions/train-000001.jsonl").read_text().splitlines()
     sources = [json.loads(row)["src"] for row in samples]
     assert len(set(sources)) == 3 and all(sources.count(src) == 4 for src in sources)

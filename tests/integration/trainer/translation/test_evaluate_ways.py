@@ -18,6 +18,7 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer import warm
+from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.runs.config import THE_SET
@@ -173,24 +174,20 @@ def test_several_processes_give_the_figures_of_one(
     config: Path, checkpoint: Path, tmp_path: Path, module: str
 ) -> None:
     """Seven sources, which two processes cannot share evenly, with weights that are whole or
-    shared; and one line of a mistake."""
+    shared; scored by a held-out metric, too; and one line of a mistake."""
     base = str(config.parent / "policy")
-    evaluated(config, tmp_path / "one", f"policy.path={checkpoint}", against=base)
-    arguments = [
-        "--config",
-        str(config),
-        "--set",
-        f"policy.path={checkpoint}",
-        "--against",
-        base,
-        "--set",
-        f"misc.run_dir={tmp_path / 'two'}",
-    ]
-    done = command(*arguments, world=2, module=module)
+    with running_service(OtherMetric()) as url:
+        metric = f"eval.metrics.other={url}"
+        evaluated(config, tmp_path / "one", f"policy.path={checkpoint}", metric, against=base)
+        told = (f"policy.path={checkpoint}", metric, f"misc.run_dir={tmp_path / 'two'}")
+        overrides = [part for value in told for part in ("--set", value)]
+        arguments = ["--config", str(config), *overrides, "--against", base]
+        done = command(*arguments, world=2, module=module)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == done.stdout.count("comparison: ") == 1
     for name in ("evaluation.json", "comparison.json", "against/evaluation.json"):
         assert without_seconds(tmp_path / "two" / name) == without_seconds(tmp_path / "one" / name)
+    assert without_seconds(tmp_path / "two/evaluation.json")["metric_other_coverage"] == 1.0
     one, two = (read_jsonl(tmp_path / name / "evaluation.jsonl") for name in ("one", "two"))
     assert one == two
     refused = command(*arguments, world=2)

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
+from scorekit.server.http.settings import Secrets
 from scorekit.server.scoring import ScoreDescription
-from tests.kits.trainer.rewards import Recorder
+from tests.kits.embedder import ToyEmbedder
+from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_held_out, load_train
+from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
+from trainer.translation.rewards.services import Rewarder
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import Artifacts, run_toy_rl
 
 
-class Metric(Recorder):
-    """Another model than the reward's, that reads references as `ref` says; its score falls with
-    every evaluation of two samples."""
+class Falling(OtherMetric):
+    """Its score falls with every sample."""
 
-    def __init__(self, ref: Any) -> None:
-        super().__init__("xcomet")
-        self.ref, self.scored = ref, 0
-
-    def load(self) -> ScoreDescription:
-        description = super().load()
-        description.model = "other"
-        description.inputs = {"src": "required", "mt": "required", "ref": self.ref}
-        return description
+    scored = 0
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -77,32 +73,44 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str],
         )
 
 
-def trained(place: tuple[list[str], str], folder: Path, *overrides: str) -> Artifacts:
-    cfg = load_config(TrainerConfig, None, [*place[0], f"misc.run_dir={folder}", *overrides])
-    return run_toy_rl(load_train(cfg), load_held_out(cfg), cfg)
+def config(place: tuple[list[str], str], folder: Path, *overrides: str) -> TrainerConfig:
+    return load_config(TrainerConfig, None, [*place[0], f"misc.run_dir={folder}", *overrides])
+
+
+def trained(
+    place: tuple[list[str], str], folder: Path, *overrides: str, resume: bool = False
+) -> Artifacts:
+    cfg = config(place, folder, *overrides)
+    return run_toy_rl(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
 
 
 def said(place: tuple[list[str], str], folder: Path, *overrides: str) -> str:
     """What `check` says of the metrics."""
-    cfg = load_config(TrainerConfig, None, [*place[0], f"misc.run_dir={folder}", *overrides])
+    cfg = config(place, folder, *overrides)
     (found,) = [c.found for c in check_run(cfg).checks if c.name == "eval.metrics"]
     return found
 
 
-def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(place, tmp_path) -> None:
-    """One with references, one without, one that is down: the run is the same one."""
+def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(
+    place, tmp_path, no_second_try
+) -> None:
+    """One with references, one without, one that is down, one that is away for an evaluation: the
+    run is the same one."""
     alone = trained(place, tmp_path / "alone")
-    reads, blind = Metric("required"), Metric("ignored")
-    with running_service(reads) as a, running_service(blind) as b:
-        metrics = [f"eval.metrics.{n}={u}" for n, u in (("reads", a), ("blind", b))]
-        metrics.append(f"eval.metrics.away=http://127.0.0.1:{free_port()}")
+    reads, blind = OtherMetric("required"), OtherMetric("ignored", model="blind", higher=False)
+    with (
+        running_service(reads) as a,
+        running_service(blind) as b,
+        switched_service("xcomet") as (switch, c),
+    ):
+        asked: list[str] = []
+        switch.down = lambda body: asked.append(body) or len(asked) == 2  # type: ignore[func-returns-value]
+        away = f"http://127.0.0.1:{free_port()}"
+        named = {"reads": a, "blind": b, "comes": c, "away": away}
+        metrics = [f"eval.metrics.{name}={url}" for name, url in named.items()]
         artifacts = trained(place, tmp_path / "run", *metrics, "misc.caching=false")
-        evaluated = run_evaluation(
-            load_config(
-                TrainerConfig, None, [*place[0], *metrics, f"misc.run_dir={tmp_path}/evaluated"]
-            ),
-            load_held_out(load_config(TrainerConfig, None, place[0])),
-        )
+        cfg = config(place, tmp_path / "evaluated", *metrics)
+        evaluated = run_evaluation(cfg, load_held_out(cfg))
     for name in ("reward_mean", "r_seq_mean", "loss"):
         assert [u.get(name) for u in artifacts.updates] == [u.get(name) for u in alone.updates]
     evals = read_jsonl(tmp_path / "run" / "eval.jsonl")
@@ -110,7 +118,10 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(place, tmp_path)
     for line in evals:
         assert line["metric_reads_coverage"] == line["metric_blind_coverage"] == 1.0
         assert 0 < line["metric_reads_mean"] < 1 and line["metric_reads_better"] == "higher"
+        assert line["metric_blind_better"] == "lower"
         assert line["metric_away_mean"] is None and line["metric_away_coverage"] == 0.0
+    assert [line["metric_comes_coverage"] for line in evals] == [1.0, 0.0, 1.0]
+    assert evals[1]["metric_comes_mean"] is None and evals[2]["metric_comes_mean"] is not None
     dumped = read_jsonl(tmp_path / "run" / evals[0]["completions"])
     scores = [line["metrics"]["reads"]["score"] for line in dumped]
     assert sum(scores) / len(scores) == pytest.approx(evals[0]["metric_reads_mean"])
@@ -120,43 +131,145 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(place, tmp_path)
     assert "metric_reads 0." in told and "metric_away - (of 0%)" in told
     page = write_report(tmp_path / "run").read_text()
     assert "reads (never a reward)" in page and "held-out blind" in page
+    assert "comes after update 1 (0%)" in page
     assert "other" in evaluated[0].evaluation.figures["metric_reads_model"]
     assert "reads (never a reward)" in evaluated[0].page.read_text()
 
 
 def test_a_rising_reward_and_a_falling_metric_end_the_run(place, tmp_path, monkeypatch) -> None:
-    """Told in the page and by the exit code; going on stops at once for the same reason."""
+    """Told in the page and by the exit code; going on stops at once for the same reason, and goes
+    on where the rule is another."""
     from trainer.translation.evaluation.evaluate import Report
 
     # The policy of a test learns nothing: what counts here is what the loop does with a rise.
-    ratings = iter(range(100))
+    ratings = iter(range(1000))
     monkeypatch.setattr(Report, "rating", property(lambda report: float(next(ratings))))
-    with running_service(Metric("optional")) as url:
-        options = (f"eval.metrics.m={url}", "rl.num_updates=9", "stop.held_out_falls=2")
-        artifacts = trained(place, tmp_path / "run", *options, "misc.caching=false")
-    assert artifacts.exit_code == 1 and artifacts.stopped.startswith("update 2: ")
-    assert artifacts.checkpoint is not None and len(artifacts.updates) == 2
-    assert "got worse" in read_jsonl(tmp_path / "run" / "eval.jsonl")[-1]["stopped"]
-    assert "got worse" in write_report(tmp_path / "run").read_text()
+    run = tmp_path / "run"
+    menus = write_examples(tmp_path / "menus.jsonl", ["Open."], ref="열기")
+    with running_service(Falling()) as url:
+        sets = (f"data.eval_sets.menus={menus}", "eval.best_by=eval")
+        options = (*sets, f"eval.metrics.m={url}", "rl.num_updates=4", "misc.caching=false")
+        artifacts = trained(place, run, *options, "stop.held_out_falls=2")
+        assert artifacts.exit_code == 1 and artifacts.stopped is not None
+        assert artifacts.stopped.startswith("update 2: ") and len(artifacts.updates) == 2
+        assert artifacts.checkpoint is not None
+        lines = read_jsonl(run / "eval.jsonl")
+        assert [line["set"] for line in lines if "got worse" in line.get("stopped", "")] == ["eval"]
+        assert "got worse" in write_report(run).read_text()
+
+        again = trained(place, run, *options, "stop.held_out_falls=2", resume=True)
+        assert (again.exit_code, again.stopped) == (1, artifacts.stopped)
+        assert len(read_jsonl(run / "eval.jsonl")) == len(lines)
+        further = trained(place, run, *options, "stop.held_out_falls=3", resume=True)
+        assert further.stopped is not None and further.stopped.startswith("update 3: in 3 ")
+        whole = trained(place, run, *options, resume=True)
+    assert (whole.exit_code, whole.stopped, len(whole.updates)) == (0, None, 4)
+
+
+def asked_first(place: tuple[list[str], str], **metrics: str) -> list[str]:
+    """What the metrics say at the start of a run."""
+    cfg = config(place, Path("run"), *(f"eval.metrics.{name}={u}" for name, u in metrics.items()))
+    with closing(Rewarder(cfg.reward)) as rewarder:
+        return HeldOutMetrics(cfg.eval.metrics, rewarder).check(load_held_out(cfg))
+
+
+class Copied(OtherMetric):
+    """A folder's copy under another name: its revision is the digest of the same files."""
+
+    def __init__(self, service: str, model: str, digest: str = "0123456789abcdef" * 2) -> None:
+        super().__init__(model=model, higher=service != "metricx")
+        self.service, self.digest = service, digest
+
+    def load(self) -> ScoreDescription:
+        description = super().load()
+        description.revision = self.digest
+        return description
 
 
 def test_a_reward_is_no_held_out_metric(place, tmp_path) -> None:
-    same_url = f"eval.metrics.m={place[1]}/"
-    assert "is a reward's" in said(place, tmp_path, same_url)
-    with running_service(FakeBackend("metricx")) as replica:
-        same_model = f"eval.metrics.m={replica}"
-        assert "which is a reward's model" in said(place, tmp_path, same_model)
-        for wrong in (same_url, same_model):
-            with pytest.raises(UserError, match=r"eval\.metrics\.m: ") as refused:
-                trained(place, tmp_path / "run", wrong)
+    """By its URL, by its model behind another one, and by the digest of a copy."""
+    message = said(place, tmp_path, f"eval.metrics.m={place[1]}/")
+    assert message.startswith("eval.metrics.m: ") and "is a reward's" in message
+    with running_service(FakeBackend("metricx")) as replica, running_service(OtherMetric()) as free:
+        for urls, told in (
+            (f"{place[1]}/", "is a reward's: a held-out"),
+            (f"{free},{place[1]}", "is a reward's: a held-out"),
+            (replica, "which is a reward's model"),
+            (f"{free},{replica}", "scores of one run must be of one model"),
+            (f"{replica},{free}", "scores of one run must be of one model"),
+        ):
+            with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{told}") as refused:
+                asked_first(place, n=free, m=urls)
             assert "\n" not in str(refused.value)
+        with pytest.raises(UserError, match="which is a reward's model"):
+            trained(place, tmp_path / "run", f"eval.metrics.m={replica}")
+        assert asked_first(place, n=free, m=f"{free}/") == [
+            f"{name}: other, higher is better" for name in "nm"
+        ]
+    with (
+        running_service(Copied("metricx", "a")) as reward,
+        running_service(Copied("xcomet", "b")) as copy,
+        running_service(Copied("xcomet", "a", "f" * 32)) as later,
+    ):
+        with_it = ([*place[0], f"reward.metricx_urls={reward}"], reward)
+        with pytest.raises(UserError, match=r"runs b .* which is a reward's model"):
+            asked_first(with_it, m=copy)
+        assert asked_first(with_it, m=later) == ["m: a, higher is better"]  # another revision
+
+
+def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> None:
+    """Another service, a wrong path, a missing key, no URL at all: none of them mends itself."""
+    locked = Secrets(api_keys=SecretStr("right"))
+    with (
+        running_service(OtherMetric(), locked) as closed,
+        running_service(ToyEmbedder()) as embeds,
+        running_service(FakeJudge()) as judge,
+    ):
+        for url, told in (
+            (judge, "a judge scores no translations"),
+            (embeds, "not a scoring service"),
+            (f"{place[1]}/page", "not_found"),
+            (closed, "no key was sent"),
+            ("services.xcomet.model:XCometXLScorer", "is no URL of a service"),
+        ):
+            with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{told}"):
+                asked_first(place, m=url)
+        cfg = config(place, Path("run"), f"eval.metrics.m={closed}")
+        with closing(Rewarder(cfg.reward)) as rewarder:
+            metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
+            assert metrics.score([("Save.", "저장", None)]) == {"m": ([None], None)}
+    with pytest.raises(UserError, match=r"eval\.metrics\.m"):
+        config(place, Path("run"), "eval.metrics.m=")
+
+
+def test_two_policies_are_compared_by_a_held_out_metric(place, tmp_path) -> None:
+    """With its direction and an interval; not where another model came in between."""
+    other = save_policy(tmp_path / "other", byte_level_tokenizer(), seed=3, initializer_range=0.5)
+    sources = write_examples(tmp_path / "e.jsonl", [f"Save {n}." for n in range(10)], ref="저장")
+    metric = OtherMetric(higher=False)
+    with running_service(metric) as url:
+        told = (f"data.eval={sources}", f"eval.metrics.m={url}", f"policy.path={other}")
+        cfg = config(place, tmp_path / "new", *told)
+        (first,) = run_evaluation(cfg, load_held_out(cfg), str(place[0][0].split("=")[1]))
+    assert first.groups is not None and first.comparison is not None
+    (row,) = [row for row in first.groups["all"] if row.key == "metric_m_mean"]
+    values = [[line["metrics"]["m"]["score"] for line in read_jsonl(tmp_path / "new" / folder)]
+              for folder in ("against/evaluation.jsonl", "evaluation.jsonl")]  # fmt: skip
+    assert row.first == pytest.approx(sum(values[0]) / 10) and row.sources == 10
+    assert row.second == pytest.approx(sum(values[1]) / 10) and row.first != row.second
+    assert row.higher_is_better is False and row.low is not None
+    assert "m (never a reward)" in first.comparison.read_text(encoding="utf-8")
+    with running_service(OtherMetric(model="new")) as url:
+        cfg = config(place, tmp_path / "again", *told, f"eval.metrics.m={url}")
+        with pytest.raises(UserError, match=r"eval\.metrics\.m .*cannot be compared"):
+            run_evaluation(cfg, load_held_out(cfg), str(tmp_path / "new"))
 
 
 def test_missing_references_and_unknown_metrics_are_told_before_anything_loads(
     place, tmp_path
 ) -> None:
     bare = write_examples(tmp_path / "bare.jsonl", ["Save.", "Go."])
-    with running_service(Metric("required")) as url:
+    with running_service(OtherMetric("required")) as url:
         metric = f"eval.metrics.m={url}"
         assert said(place, tmp_path, metric) == "m: other, higher is better"
         message = said(place, tmp_path, metric, f"data.eval={bare}")

@@ -12,7 +12,10 @@ import pytest
 import sacrebleu
 from typer.testing import CliRunner
 
+from bench.kit.servers import running_service
 from scorekit.errors import UserError
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import FakeJudge, Services, judge_service, reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy
 from trainer.__main__ import app
@@ -209,12 +212,15 @@ def test_the_terms_are_in_check_log_console_dump_and_report(
     assert line["omissions_mean"] == 1 and line["omission_penalty_mean"] == -5
     assert line["mqm_coverage"] == line["judge_coverage"] == 1
     assert all(x["token_rewards"][-1] <= -5 for x in dump)
+    assert dump[0]["judge_verdict"] == {"pass": True, "reason_code": "ok", "notes": ""}
     for column in ("omit", "mqm_sp", "judge", "chrf"):
         assert column in trained.stderr
     assert "omissions 1.000" in trained.stderr  # of the evaluation
     page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
     for title in ("omissions a segment", "MQM errors a segment", "judge&#39;s score"):
         assert title in page, title
+    assert "chrF (a reward)" in page and "chrF (never a reward)" not in page
+    assert "BLEU (never a reward)" in page
 
 
 def test_a_row_without_a_reference_is_told_before_training(
@@ -230,6 +236,35 @@ def test_a_row_without_a_reference_is_told_before_training(
     assert not list(tmp_path.glob("run/log.jsonl"))
 
 
+class WithoutSpans(FakeBackend):
+    """Scores translations and marks nothing in them, as COMET-22 and CometKiwi do."""
+
+    def _outcome(self, sample: TranslationSample) -> Any:
+        return {"score": super()._outcome(sample)["score"]}
+
+
+def test_a_model_that_marks_no_spans_is_told_before_training(
+    metrics: Services, tmp_path: Path
+) -> None:
+    with running_service(WithoutSpans("xcomet")) as url:
+        urls = metrics.urls | {"xcomet_urls": url}
+        config = config_file(tmp_path, urls)
+        for verb in ("check", "train"):
+            told = CliRunner().invoke(app, [verb, "--config", str(config)], env={"COLUMNS": "300"})
+            said = "reward.xcomet_urls: the model there marks no error spans: set reward.w_xcomet_s"
+            assert told.exit_code == 2 and said in told.output, (verb, told.output)
+        assert not list(tmp_path.glob("run/log.jsonl"))
+        for verb, weight in (("train", 0), ("evaluate", 1)):  # it can be looked at all the same
+            weighed = [
+                "--set",
+                f"reward.w_xcomet_span={weight}",
+                "--set",
+                f"misc.run_dir={tmp_path}/{verb}",
+            ]
+            done = CliRunner().invoke(app, [verb, "--config", str(config), *weighed])
+            assert done.exit_code == 0, (verb, done.output)
+
+
 def test_runs_without_these_terms_show_nothing_of_them(
     metrics: Services, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,3 +277,4 @@ def test_runs_without_these_terms_show_nothing_of_them(
     assert "omit" not in trained.stderr and "judge" not in trained.output
     page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
     assert "omissions" not in page.split("<pre")[0] and judge[0].asked == []
+    assert "chrF (never a reward)" in page

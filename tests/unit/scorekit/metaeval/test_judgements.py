@@ -44,7 +44,13 @@ def _error(target, category="Accuracy/Mistranslation", severity="Minor", rater="
         ("MINOR", "Fluency/Punctuation", 0.1),
         ("MAJOR", "Fluency/Punctuation", 5),
         ("MAJOR", "Non-translation!", 25),
+        ("MINOR", "punctuation", 0.1),  # en-es 2024 has no hierarchy
         ("NEUTRAL", "Other", 0),
+        ("MAJOR", "non_translation", 25),
+        ("TRIVIAL", "Style", 0.1),
+        ("MAJOR", "Source error/-", 0),
+        ("MINOR", "Source issue", 0),
+        ("MAJOR", "Style/Creative reinterpretation", 0),
     ],
 )
 def test_errors_weigh_as_in_freitag_2021(severity, category, penalty):
@@ -88,7 +94,9 @@ def test_a_published_file(tmp_path):
     path.write_text(text, encoding="utf-8")
     judged = read_judgements(path)
     one, two = judged.translations
-    assert (one.src, one.mt, one.segment, two.mt) == ("Das Haus", "the mouse.", "doc/1", '"quoted')
+    assert (one.src, one.mt, one.segment, two.mt) == (
+        *("Das Haus", "the mouse.", "doc/1/1", '"quoted'),
+    )
     assert one.score == pytest.approx(-(5 + 0.1 + 1) / 2)
     first, second = one.ratings
     assert [(s.start, s.end, s.severity) for s in first.spans] == [
@@ -109,6 +117,12 @@ def test_a_published_file(tmp_path):
         ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is no text"),
         ({"src": "s", "mt": "m", "system": "A"}, "line 1: neither 'spans' nor 'score'"),
         (_row(spans=None, score="3"), "line 1: field 'score' is no number"),
+        (_row(spans=None, score=True), "line 1: field 'score' is no number"),
+        (_row(spans=None, score=float("nan")), "line 1: field 'score' is not finite"),
+        (_row(spans=None, score=float("-inf")), "line 1: field 'score' is not finite"),
+        (_row(spans=None, score=10**400), "line 1: field 'score' is not finite"),
+        (_row(spans={"start": 0}), "line 1: field 'spans' is no list"),
+        (_row(ref=3), "line 1: field 'ref' is no text"),
         (_row(spans=[{"start": 0, "end": 8, "severity": "MINOR"}]), "span 0 to 8 is not in a"),
         (_row(spans=[{"start": 3, "end": 2, "severity": "MINOR"}]), "span 3 to 2 is not in a"),
         (_row(spans=[{"start": 0, "severity": "MINOR"}]), "line 1: a span needs whole numbers"),
@@ -121,17 +135,107 @@ def test_a_faulty_row_is_one_line(tmp_path, row, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_what_is_no_fault_of_the_translation_counts_neither_in_score_nor_in_spans(tmp_path):
+    rows = [
+        _error("the <v>mouse</v>", category="Source error/-", severity="Major"),
+        _error("<v>the</v> mouse", category="Style/Creative reinterpretation"),
+        _error("the <v>mouse</v>", rater="r2"),
+    ]
+    judged = read_judgements(_tsv(tmp_path, *rows))
+    (one,) = judged.translations
+    assert one.score == -0.5 and [len(rating.spans) for rating in one.ratings] == [0, 1]
+    assert judged.notes == ["2 errors of the source, or reinterpretations, count for nothing"]
+    span = {"start": 0, "end": 1, "severity": "MAJOR", "category": "Source error"}
+    again = read_judgements(_json(tmp_path, _row(spans=[span]), _row(mt="b", system="B")))
+    assert again.translations[0].score == 0 and again.translations[0].ratings[0].spans == []
+    assert again.notes == ["1 errors of the source, or reinterpretations, count for nothing"]
+
+
+def test_rows_without_a_rater_are_left_out_and_told(tmp_path):
+    """Marot's rows that carry metadata only."""
+    judged = read_judgements(_tsv(tmp_path, _error("a", "", "", rater=""), _error("<v>a</v>")))
+    assert judged.translations[0].score == -1
+    assert judged.notes == ["1 rows without a rater (metadata) are left out"]
+
+
+def test_a_windows_file_with_a_byte_order_mark_is_the_same(tmp_path):
+    rows = _error("the <v>mouse</v>", severity="Major"), _error("the mouse", rater="r2")
+    path = _tsv(tmp_path, *rows)
+    plain = read_judgements(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_judgements(path) == plain and plain.translations[0].mt == "the mouse"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text", "places"),
+    [
+        # as newstest2020 has them: a CSV's quotes, with the marks inside
+        ('"""<v>""</v>Die ""E"" Flüssigkeit."', '""Die "E" Flüssigkeit.', [(1, 2)]),
+        ('"Er sagte: ""<v>ja</v>"""', 'Er sagte: "ja"', [(11, 13)]),
+        # texts that are in quotes themselves
+        ('"Why <v>does</v> it," I hear.', '"Why does it," I hear.', [(5, 9)]),
+        ('"<v>Why</v>?"', '"Why?"', [(1, 4)]),
+        ('"a" and "<v>b</v>"', '"a" and "b"', [(9, 10)]),
+        ('""', '""', []),
+    ],
+)
+def test_the_quotes_of_a_csv_come_off_and_those_of_a_text_stay(tmp_path, cell, text, places):
+    judged = read_judgements(_tsv(tmp_path, _error(cell, source='"Das ""Haus"""')))
+    (one,) = judged.translations
+    assert (one.src, one.mt) == ('Das "Haus"', text)
+    assert [(span.start, span.end) for span in one.ratings[0].spans] == places
+    assert any("CSV's quotes" in note for note in judged.notes)
+
+
+def test_columns_of_every_year_name_the_segment(tmp_path):
+    """TED and newstest: doc, doc_id, seg_id; Marot's: docSegId beside a globalSegId that may be 0
+    everywhere, and metadata."""
+    marot = HEAD.replace("doc_id", "docSegId").replace("seg_id", "globalSegId")
+    marot = marot.replace("severity\n", "severity\tmetadata\n")
+    rows = [
+        ("A", "doc", number, "0", "r", src, mt, "No-error", severity, '{"note": "x"}')
+        for number, src, mt, severity in (("1", "s", "a", "no_error"), ("2", "t", "b", "No-error"))
+    ]
+    one, two = read_judgements(_tsv(tmp_path, *rows, head=marot)).translations
+    assert (one.segment, two.segment) == ("doc/0/1", "doc/0/2") and one.score == two.score == 0
+
+
+def test_published_scores_of_a_segment(tmp_path):
+    """Rows as ted/ende has them; mqm_ted_ende.avg_seg_scores.tsv says -1, -5 and -0 of them."""
+    places = [
+        ("Facebook-AI", "<v>in Betracht</v>", "Terminology/Inappropriate for context", "Minor")
+    ]
+    places += [("HuaweiTSC", "<v>euch</v>", "Fluency/Register", "Major")]
+    places += [("VolcTrans-GLAT", "alle", "No-error", "No-error")]
+    head = HEAD.replace("severity\n", "severity\tcomment\n")
+    rows = [(name, "talk.1", "1", "1", "rater1", "I", mt, *kind, "") for name, mt, *kind in places]
+    found = read_judgements(_tsv(tmp_path, *rows, head=head)).translations
+    assert [one.score for one in found] == [-1, -5, 0]
+    assert {one.segment for one in found} == {"talk.1/1/1"}
+
+
 def test_faults_of_a_published_file(tmp_path):
     with pytest.raises(UserError, match="0 columns 'severity'"):
         read_judgements(_tsv(tmp_path, head=HEAD.replace("\tseverity", "")))
+    with pytest.raises(UserError, match="line 1: the header has 0 columns 'system'"):
+        read_judgements(_tsv(tmp_path, _error("a"), head=""))
+    with pytest.raises(UserError, match="line 2: 10 columns, the header has 9"):
+        read_judgements(_tsv(tmp_path, _error("a\tb")))
+    with pytest.raises(UserError, match="line 2: a <v> or </v> without its other"):
+        read_judgements(_tsv(tmp_path, _error("</v>a<v>")))
     with pytest.raises(UserError, match="line 2: a <v> without its </v>"):
         read_judgements(_tsv(tmp_path, _error("the <v>mouse")))
     with pytest.raises(UserError, match="line 2: severity 'WORSE' is none of"):
         read_judgements(_tsv(tmp_path, _error("a", severity="worse")))
-    with pytest.raises(UserError, match="two translations of segment 'doc/1'"):
+    with pytest.raises(UserError, match="two translations of segment 'doc/1/1'"):
         read_judgements(_tsv(tmp_path, _error("a"), _error("b")))
     with pytest.raises(UserError, match="no judgement in it"):
         read_judgements(_tsv(tmp_path))
+
+
+def test_a_csv_is_refused_by_its_name(tmp_path):
+    with pytest.raises(UserError, match=r"in\.csv: judgements are \.jsonl or \.tsv"):
+        read_judgements(tmp_path / "in.csv")
 
 
 @given(st.lists(st.tuples(st.text("a집😀 ", max_size=4), st.text("b中", min_size=1, max_size=4))))

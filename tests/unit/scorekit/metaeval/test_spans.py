@@ -55,6 +55,16 @@ def test_raters_are_compared_apart_with_a_part_each():
     assert figures["chars_precision"] == 0.5 and figures["chars_recall"] == 1
 
 
+def test_a_translation_of_two_raters_weighs_as_one_of_one():
+    """The first has one of four characters, by each rater; the second all four, by its only one."""
+    twice, once = ([Rating(0.0, [_span(0, 4)])] * n for n in (2, 1))
+    rows = [
+        JudgedTranslation("A", str(k), "s", "m" * 9, ratings=r) for k, r in enumerate((twice, once))
+    ]
+    figures = figures_of(span_sums(rows, [[_span(0, 1)], [_span(0, 4)]]).sums.sum(0))
+    assert figures["chars_recall"] == 5 / 8 and figures["mpp_recall"] == (1 / 4 + 1) / 2
+
+
 def test_nothing_marked_is_no_precision_and_nothing_to_find_no_recall():
     silent = _figures([], [_span(0, 4)])
     assert np.isnan(silent["mpp_precision"]) and silent["mpp_recall"] == silent["mpp_f1"] == 0

@@ -105,10 +105,27 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         ("한국", "하", "", "absent"),
         ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as the fence shows it
         ("一个,两个", "一个,两", "", (0, 4)),
+        ("zwei Zeilen\r\nText", "Zeilen\nText", "", (5, 17)),
+        ("Donau\u00addampf, می\u200cخواهم", "Donaudampf", "", (0, 11)),  # what nobody sees
+        ("Donau\u00addampf, می\u200cخواهم", "میخواهم", "", (13, 21)),
+        ("\ufeff빨간색 ❤", "빨간\u200b색 ❤\ufe0f", "", (1, 6)),
+        ("a b c", " ", "b c", (3, 4)),
+        ("a  b", " ", "a  b", "ambiguous"),
+        ("the old red house", "old red house", "red", (4, 17)),  # too short to be a context
+        ("The old house.", "old", ".", (4, 7)),
     ],
 )
 def test_places(text, quote, context, found):
     assert place(QuotedText(text), quote, context) == found
+
+
+def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
+    """`ß` is compared as `ss`: an odd number of `s` is found everywhere, and ends within one."""
+    odd = "s" * 4001
+    assert place(QuotedText("ß" * 50_000), odd, "") == "absent"
+    text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")
+    assert place(text, odd, "") == (30_001, 32_002)
+    assert place(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd, "") == "ambiguous"
 
 
 def test_hostile_texts_are_searched_to_an_end():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -104,9 +105,38 @@ def test_checkpoint_of_another_class(folder, kind):
     assert f"'{kind}'" in message and "served are regression_metric, " in message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class_identifier: [xcomet_metric]",
+        "class_identifier: {a: 1}",
+        "- 1",
+        "[" * 9000,
+        "class_identifier: !!python/object/apply:os.mkdir [made]",
+    ],
+)
+def test_odd_hparams(folder, text, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "hparams.yaml").write_text(text, encoding="utf-8")
+    assert refusal(folder).startswith(f"{folder}/hparams.yaml: ")
+    assert not (folder / "made").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_checkpoint_that_is_cut_short(folder, share):
+    file = folder / "checkpoints" / "model.ckpt"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    assert "not a checkpoint that torch can load: cut short" in refusal(folder)
+
+
 def test_not_a_checkpoint(folder):
-    (folder / "checkpoints" / "model.ckpt").write_bytes(b"git lfs pointer")
+    file = folder / "checkpoints" / "model.ckpt"
+    file.write_bytes(b"git lfs pointer")
     assert "not a checkpoint that torch can load" in refusal(folder)
+    file.write_bytes(pickle.dumps(Evil(folder / "made")))
+    assert "not a checkpoint that torch can load" in refusal(folder)
+    assert not (folder / "made").exists()
 
 
 def test_pickle_that_runs_code_is_refused(folder):
@@ -136,9 +166,39 @@ def test_no_state_dict(folder):
     assert "state_dict" in refusal(folder)
 
 
+@pytest.mark.parametrize("odd", [None, [1]])
+def test_no_hyper_parameters(folder, odd):
+    edit(folder, lambda stored: stored.update(hyper_parameters=odd))
+    assert "it has no hyper_parameters" in refusal(folder)
+
+
+@pytest.mark.parametrize("odd", [{1: torch.zeros(1)}, {"estimator.ff.0.weight": "x"}])
+def test_what_is_no_weight(folder, odd):
+    edit(folder, lambda stored: stored["state_dict"].update(odd))
+    assert "its state_dict holds no weights" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"activations": "nope"},
+        {"final_activation": 7},
+        {"hidden_sizes": []},
+        {"dropout": 7},
+        {"error_labels": ["minor"]},
+    ],
+)
+def test_hyper_parameters_that_build_nothing(folder, odd):
+    """Whatever upstream's classes make of them, it is one line that names the file."""
+    edit(folder, lambda stored: stored["hyper_parameters"].update(odd))
+    message = refusal(folder, load=True)
+    assert message.startswith(f"{folder}/checkpoints/model.ckpt: its hyper-parameters")
+
+
 def test_unserved_encoder(folder):
-    edit(folder, lambda stored: stored["hyper_parameters"].update(encoder_model="BERT"))
-    assert "'BERT'" in refusal(folder)
+    for name in ("BERT", ["XLM-RoBERTa-XL"]):
+        edit(folder, lambda s, name=name: s["hyper_parameters"].update(encoder_model=name))
+        assert str(name) in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -164,9 +224,24 @@ def test_encoder_that_does_not_fit(folder, change, part):
     assert part in refusal(folder)
 
 
-def test_broken_encoder_config(folder):
-    (folder / "encoder" / "config.json").write_text("{", encoding="utf-8")
-    assert "not JSON" in refusal(folder)
+def test_broken_encoder_files(folder):
+    config = folder / "encoder" / "config.json"
+    for text, told in (("{", "not JSON"), ("[]", "not the config of a model")):
+        whole = config.read_text(encoding="utf-8")
+        config.write_text(text, encoding="utf-8")
+        assert told in refusal(folder)
+        config.write_text(whole, encoding="utf-8")
+    (folder / "encoder" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert f"tokenizer of encoder {folder}/encoder" in refusal(folder, load=True)
+
+
+def test_a_tokenizer_with_more_ids_than_the_weights_know(folder):
+    """An id beyond the table fails a batch, and ends a process that computes on a GPU."""
+    file = folder / "encoder" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"] += [[f"more{n}", -9.0] for n in range(5)]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert "it is another model's" in refusal(folder, load=True)
 
 
 def test_missing_encoder_folder(folder):

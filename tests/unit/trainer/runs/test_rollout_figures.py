@@ -41,7 +41,9 @@ def test_gspos_weights_are_one_a_sequence_and_what_the_policy_did_not_write_coun
     assert figures["sampler_gap_max"] == pytest.approx(1.0)
     assert figures["importance_weight_mean"] == pytest.approx(math.exp(0.5))
     assert figures["importance_capped_frac"] == 0
-    assert rollout_figures(rollouts)["entropy_est"] == pytest.approx(1.5)
+    told = rollout_figures(rollouts)
+    assert told["entropy_est"] == pytest.approx(1.5)
+    assert (told["tokens"], told["completion_length_mean"]) == (3, 1.5)
 
 
 def test_without_a_correction_there_are_none() -> None:

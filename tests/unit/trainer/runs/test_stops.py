@@ -91,14 +91,26 @@ class Evaluated:
     """An evaluation with a reward and a metric."""
 
     def __init__(
-        self, rating: float | None, mean: float | None, better: str = "higher", coverage: float = 1
+        self,
+        rating: float | None,
+        mean: float | None,
+        better: str | None = "higher",
+        name: str = "kiwi",
+        **others: Any,
     ) -> None:
         self.rating = rating
-        self.values = {"metric_kiwi_better": better, "metric_kiwi_coverage": coverage}
-        self.values |= {"metric_kiwi_mean": mean}
+        told = {"mean": mean, "coverage": 1.0, "better": better, "model": f"{name}@1"} | others
+        samples = {"samples": told.pop("samples", 8)}
+        self.values = samples | {f"metric_{name}_{key}": value for key, value in told.items()}
 
     def figures(self) -> dict[str, Any]:
         return self.values
+
+
+def seen(*pairs: tuple[float, float], better: str = "higher") -> list[Evaluated]:
+    """(reward, metric) of evaluations; a metric of which lower is better has the sign changed."""
+    sign = 1 if better == "higher" else -1
+    return [Evaluated(reward, sign * metric, better) for reward, metric in pairs]
 
 
 def ends_at(cfg: StopConfig, *evaluations: Evaluated) -> int | None:
@@ -108,26 +120,107 @@ def ends_at(cfg: StopConfig, *evaluations: Evaluated) -> int | None:
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
 def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: str) -> None:
-    sign = 1 if better == "higher" else -1
+    def end(falls: int | None, *pairs: tuple[float, float]) -> int | None:
+        return ends_at(HeldOutStopConfig(held_out_falls=falls), *seen(*pairs, better=better))
+
+    falling = ((0, 9), (1, 8), (2, 7), (3, 6))
+    assert [end(falls, *falling) for falls in (1, 2, 3, 4, None)] == [1, 2, 3, None, None]
+    assert end(2, (0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7)) == 4  # it rose between
+    assert end(2, (0, 9), (1, 8), (0, 7), (1, 6)) is None  # the reward fell, too
+    assert end(1, (0, 1), (1, 2), (2, 3)) is None
+    assert end(1, (3, 9), (2, 8), (1, 7)) is None
+    assert ends_at(StopConfig(), *seen(*falling, better=better)) is None
+
+
+def test_what_stays_equal_neither_rises_nor_falls() -> None:
+    one, two = HeldOutStopConfig(held_out_falls=1), HeldOutStopConfig(held_out_falls=2)
+    assert ends_at(one, *seen((0, 9), (0, 8), (1, 8))) is None
+    for between in ((1, 7), (2, 8)):  # the reward stays, the metric stays: the row ends
+        assert ends_at(two, *seen((0, 9), (1, 8), between, (3, 6.5), (4, 6))) == 4
+
+
+def test_the_end_is_told_with_figures_and_what_to_do() -> None:
     cfg = HeldOutStopConfig(held_out_falls=2)
-
-    def seen(*pairs: tuple[float, float]) -> list[Evaluated]:
-        return [Evaluated(reward, sign * metric, better) for reward, metric in pairs]
-
-    assert ends_at(cfg, *seen((0, 9), (1, 8), (2, 7))) == 2
-    assert ends_at(cfg, *seen((0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7))) == 4  # it rose between
-    assert ends_at(cfg, *seen((0, 9), (1, 8), (0, 7), (1, 6))) is None  # the reward fell, too
-    assert ends_at(cfg, *seen((0, 1), (1, 2), (2, 3))) is None
-    assert ends_at(StopConfig(), *seen((0, 9), (1, 8), (2, 7))) is None
-    whole = StopRules(cfg, (), list(enumerate(seen((0, 9), (1, 8), (2, 7)))))
-    assert whole.reason is not None and "stop.held_out_falls is 2" in whole.reason
-    assert "kiwi" in whole.reason and "\n" not in whole.reason
+    for better, now in (("higher", "(now 7)"), ("lower", "(now -7)")):
+        falling = seen((0, 9), (1, 8), (2, 7), better=better)
+        reason = StopRules(cfg, (), enumerate(falling)).reason
+        assert reason is not None and reason.startswith("update 2: in 2 evaluations in a row")
+        for part in ("metric kiwi got worse", now, "stop.held_out_falls is 2", "--resume"):
+            assert part in reason
+        assert "\n" not in reason
 
 
-def test_an_evaluation_without_the_metric_is_neither_a_fall_nor_an_end_of_one() -> None:
-    cfg = HeldOutStopConfig(held_out_falls=2, held_out_metric="kiwi")
-    gaps = [Evaluated(1, None), Evaluated(1, 0.0, coverage=0.5), Evaluated(None, 0.0)]
-    for gap in gaps:
-        assert ends_at(cfg, Evaluated(0, 9), Evaluated(1, 8), gap, Evaluated(2, 7)) == 3
-    other = HeldOutStopConfig(held_out_falls=1, held_out_metric="other")
-    assert ends_at(other, Evaluated(0, 9), Evaluated(1, 8)) is None
+GAPS = [
+    Evaluated(1.5, None, None, coverage=0.0),  # it was down
+    Evaluated(1.5, None, coverage=0.0),  # it failed on every sample
+    Evaluated(1.5, None),
+    Evaluated(1.5, 0.0, coverage=0.94),
+    Evaluated(1.5, 99.0, coverage=0.94),
+    Evaluated(1.5, 0.0, coverage=None),  # of a file that lacks it
+    Evaluated(1.5, 0.0, None),
+    Evaluated(None, 0.0),  # too many have no reward
+    Evaluated(None, 99.0),
+]
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_an_evaluation_without_the_metric_is_neither_a_fall_nor_an_end_of_one(
+    gap: Evaluated,
+) -> None:
+    one = HeldOutStopConfig(held_out_falls=1)
+    two = HeldOutStopConfig(held_out_falls=2, held_out_metric="kiwi")
+    start, lower, lowest = seen((1, 9), (2, 8), (3, 7))
+    assert ends_at(one, start, gap) is None and ends_at(one, gap, start) is None
+    assert ends_at(two, start, lower, gap, lowest) == 3
+    assert ends_at(two, start, gap, gap, lower) is None  # once, over the gap
+
+
+def test_a_mean_over_nearly_all_samples_counts() -> None:
+    cfg = HeldOutStopConfig(held_out_falls=1)
+    assert ends_at(cfg, Evaluated(0, 9), Evaluated(1, 8, coverage=0.95)) == 1
+
+
+@pytest.mark.parametrize("change", [{"model": "kiwi@2"}, {"samples": 4}])
+def test_another_model_or_other_samples_begin_a_row_of_their_own(change: dict[str, Any]) -> None:
+    """The metric's service was started with another checkpoint, or eval.eval_limit changed."""
+    cfg = HeldOutStopConfig(held_out_falls=2)
+    before = seen((0, 9), (1, 8))
+    after = [Evaluated(2, 3, **change), Evaluated(3, 2, **change), Evaluated(4, 1, **change)]
+    assert ends_at(cfg, *before, *after) == 4
+
+
+def test_the_metric_that_is_watched_is_the_named_one_or_the_first() -> None:
+    reports = seen((0, 9), (1, 8))
+    for report, other in zip(reports, (1, 2), strict=True):
+        report.values |= Evaluated(None, other, name="other").values
+    for name, end in ((None, 1), ("kiwi", 1), ("other", None), ("third", None)):
+        cfg = HeldOutStopConfig(held_out_falls=1, held_out_metric=name)
+        assert ends_at(cfg, *reports) == end
+    # Where another one is the first since the run went on, the two are not held together.
+    other = Evaluated(1, 8, name="other", model="kiwi@1")
+    assert ends_at(HeldOutStopConfig(held_out_falls=1), *seen((0, 9)), other) is None
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_evaluations_that_are_fed_anew_say_the_same(cut: int) -> None:
+    """As `--resume` does; the reason of a row that has ended meanwhile is none."""
+    cfg = HeldOutStopConfig(held_out_falls=2)
+    every = list(enumerate(seen((0, 9), (1, 8), (2, 7), (3, 9), (4, 8), (5, 7))))
+    whole = StopRules(cfg)
+    said = [whole.evaluated(*of) for of in every]
+    assert [why is not None for why in said] == [False, False, True, False, False, True]
+    again = StopRules(cfg, (), every[:cut])
+    assert again.reason == (said[cut - 1] if cut else None)
+    assert [again.evaluated(*of) for of in every[cut:]] == said[cut:]
+
+
+def test_the_rules_of_updates_and_of_evaluations_end_a_run_side_by_side() -> None:
+    cfg = HeldOutStopConfig(held_out_falls=1, skipped_updates=1)
+    idle, calm = lines(skipped=[True, False])
+    rules = StopRules(cfg, [idle], enumerate(seen((0, 1), (1, 2))))
+    assert rules.reason is not None and "learned nothing" in rules.reason
+    rules.add(calm)
+    assert rules.reason is None
+    rules.evaluated(2, Evaluated(2, 1))
+    rules.add(calm)
+    assert rules.reason is not None and "got worse" in rules.reason

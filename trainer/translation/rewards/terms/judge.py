@@ -8,6 +8,7 @@ from typing import Any
 from trainer.runs.figures import Curve, Figure, Figures, mean_std
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.score_batch import VERDICT
 from trainer.translation.rewards.term import Term, reading_figures
 from trainer.translation.rollouts import TranslationRollout
@@ -57,5 +58,9 @@ class JudgeVerdict(Term):
         return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """The score; nothing where it was not asked."""
-        return {"judge_score": reward.score(VERDICT)} if VERDICT in reward.asked else {}
+        """Score and verdict; nothing where it was not asked."""
+        if VERDICT not in reward.asked:
+            return {}
+        answer = reward.answers.get(VERDICT)
+        verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None
+        return {"judge_score": reward.score(VERDICT), "judge_verdict": verdict}

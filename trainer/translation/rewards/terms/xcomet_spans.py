@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
+from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import ErrorSpan, Scored, Severity
+from scorekit.scorers import SampleForScoring
 from trainer.runs.figures import Curve, Figure, Figures, mean_of
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.earned import SampleReward
 from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.sources import Ask
 from trainer.translation.rewards.span_charges import charge_spans
 from trainer.translation.rewards.term import Term
 from trainer.translation.rollouts import TranslationRollout
 
 #: Severities that have a figure each; all other words are counted together, as UNKNOWN.
 SEVERITIES = get_args(Severity)
+_PROBE = SampleForScoring("Good morning.", "Guten Morgen.")
 
 
 def _spans(line: Mapping[str, Any], severity: str | None = None) -> float | None:
@@ -114,6 +118,22 @@ def without_spans(scores: Scores, cfg: RewardConfig) -> RewardConfig:
     if results and all(result.error_spans is not None for result in scored):
         return cfg
     return cfg.model_copy(update={"w_xcomet_span": 0.0})
+
+
+def check_spans(ask: Ask, cfg: RewardConfig) -> None:
+    """Raise UserError where spans are rewarded and the model marks none: only an answer tells. One
+    that cannot be had now is waited for where the run needs it."""
+    if not XCOMETSpans().weight(cfg):
+        return
+    try:
+        (result,) = ask("xcomet", [_PROBE]).result().metadata
+    except ServiceUnreachable:
+        return
+    if isinstance(result, Scored) and result.error_spans is None:
+        raise UserError(
+            f"{cfg.urls_key('xcomet')}: the model there marks no error spans: set "
+            "reward.w_xcomet_span to 0, or name one that does (xCOMET)"
+        )
 
 
 def _severity(span: ErrorSpan) -> str:

@@ -1,0 +1,137 @@
+"""Does `meta-eval` tell a metric that knows nothing here? About three minutes.
+
+    python -m bench.meta_eval [--quick]
+
+The demo's MetricX and xCOMET learned from English and Korean user-interface strings. They are asked
+about English to German and Chinese to English TED talks, beside twins of them with random matrices
+and a random CometKiwi. Writes bench/results/meta_eval.json and the tables of docs/meta-eval.md;
+the reports stand in runs/bench/meta_eval.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS, ROOT, WORK, machine, parse_quick, service, write_json
+from bench.kit.evidence import markdown_table, write_between
+from bench.meta_eval.checkpoints import metricx_twin, random_kiwi, xcomet_twin
+from scorekit.command import run_command
+from scorekit.errors import UserError
+
+HERE = Path(__file__).parent
+DOCUMENT = ROOT / "docs/meta-eval.md"
+BEGIN = "<!-- written by `python -m bench.meta_eval` -->"
+END = "<!-- end of it -->"
+#: File -> its languages, and the human translations among its systems.
+SETS = {
+    "ende": ("English to German", ("ref",)),
+    "zhen": ("Chinese to English", ("ref", "refB")),
+}
+AGREEMENT = {
+    "kendall": "tau-b, all",
+    "kendall_item": "tau-b by segment",
+    "acc_eq": "acc_eq",
+    "pearson": "Pearson",
+    "system_accuracy": "systems: accuracy",
+    "system_pearson": "systems: Pearson",
+}
+SPANS = {
+    "chars_precision": "chars P",
+    "chars_recall": "chars R",
+    "chars_f1": "chars F1",
+    "mpp_precision": "MPP P",
+    "mpp_recall": "MPP R",
+    "mpp_f1": "MPP F1",
+}
+
+
+def models(folder: Path) -> dict[str, tuple[str, Path]]:
+    """Name -> (service, checkpoint); random ones are made in `folder`."""
+    demo = ROOT / "demo/models"
+    return {
+        "metricx": ("services.metricx", demo / "metricx"),
+        "xcomet": ("services.xcomet", demo / "xcomet"),
+        "random-metricx": ("services.metricx", metricx_twin(folder / "random-metricx")),
+        "random-xcomet": ("services.xcomet", xcomet_twin(folder / "random-xcomet")),
+        "random-kiwi": ("services.xcomet", random_kiwi(folder / "random-kiwi")),
+    }
+
+
+def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dict[str, Any]:
+    """The figures of a set by the command that users have."""
+    metrics = [part for metric, url in urls.items() for part in ("--metric", f"{metric}={url}")]
+    left_out = [part for system in SETS[name][1] for part in ("--exclude", system)]
+    size = ["--segments", "8" if quick else "120", "--draws", "20" if quick else "500"]
+    judged = str(HERE / f"mqm_ted_{name}.jsonl.gz")
+    command = [sys.executable, "-m", "scorekit", "meta-eval", judged, str(folder)]
+    done = subprocess.run([*command, *metrics, *left_out, *size], stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError(f"meta-eval of {name} ended with {done.returncode}")
+    found = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+    kept = ("name", "scored", "failed", "values", "intervals", "beyond")
+    found["metrics"] = [{key: one[key] for key in kept} for one in found["metrics"]]
+    return {key: found[key] for key in ("rows", "segments", "systems", "draws", "metrics")}
+
+
+def report(found: dict[str, dict[str, Any]]) -> str:
+    """Both sets as the document has them."""
+    parts = []
+    for name, result in found.items():
+        parts.append(
+            f"{SETS[name][0]}: {result['rows']:,} translations, {result['segments']} segments, "
+            f"{result['systems']} systems, scored by all"
+        )
+        parts += [_table(result["metrics"], AGREEMENT), _table(result["metrics"], SPANS)]
+    return "\n\n".join(parts)
+
+
+def _table(metrics: list[dict[str, Any]], figures: dict[str, str]) -> str:
+    rows = [
+        [one["name"], *(_cell(one, key) for key in figures)]
+        for one in metrics
+        if any(key in one["values"] for key in figures)
+    ]
+    return markdown_table(["", *figures.values()], rows)
+
+
+def _cell(one: dict[str, Any], name: str) -> str:
+    """A figure with its star, and 95 % over segments."""
+    value = one["values"].get(name)
+    if value is None:
+        return "–"
+    interval = one["intervals"][name]["segments"]
+    between = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    return f"{value:.3f}{'*' if name in one['beyond'] else ''}{between}"
+
+
+def main() -> None:
+    """Make, serve, ask, write."""
+    quick = parse_quick(__doc__)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # comet lets it speak
+    before = machine()
+    folder = WORK / "meta_eval"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        urls = {
+            name: stack.enter_context(service(module, "--model", str(path), "--threads", "1"))[1]
+            for name, (module, path) in models(folder).items()
+        }
+        sets = {name: evaluated(name, urls, folder / name, quick) for name in SETS}
+    path = (WORK if quick else RESULTS) / "meta_eval.json"
+    write_json(path, {"machine": before, "quick": quick, "sets": sets})
+    text = report(sets)
+    if not quick:
+        write_between(BEGIN, END, text, DOCUMENT)
+    print(f"{text}\n\n{path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    run_command(main)
