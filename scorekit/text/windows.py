@@ -13,9 +13,9 @@ from itertools import pairwise
 from scorekit.text.alignment import align
 from scorekit.text.cuts import cut_near
 
-#: Of what alignment, cuts and `pack` do: another one where any text may be cut elsewhere than
-#: before. Part of the cache's key.
-REVISION = 2
+#: Of what alignment, cuts, `pack` and `surround` do: another one where any text may be cut, or any
+#: window read, otherwise than before. Part of the cache's key.
+REVISION = 3
 
 Border = tuple[int, ...]
 Part = tuple[Border, Border]
@@ -112,6 +112,25 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], most: int) -> 
     while kept[-1]:
         kept.append(begins[kept[-1]])
     return kept[::-1]
+
+
+def surround(sizes: Sequence[int], begin: int, end: int, most: int) -> tuple[int, int]:
+    """Parts begin:end and the neighbours that still fit into `most` with them, as equal on both
+    sides as can be: what one side does not use is the other's. Returns the first, and one past the
+    last."""
+    reach = [begin, end]
+    room = most - sum(sizes[begin:end])
+    taken = [0, 0]
+    sides = [0, 1]
+    while sides:
+        side = min(sides, key=lambda k: taken[k])
+        neighbour = reach[side] - (side == 0)
+        if not 0 <= neighbour < len(sizes) or taken[0] + taken[1] + sizes[neighbour] > room:
+            sides.remove(side)
+            continue
+        taken[side] += sizes[neighbour]
+        reach[side] += 1 if side else -1
+    return reach[0], reach[1]
 
 
 def _sums(values: Iterator[int] | Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scorekit.text.alignment import align
 from scorekit.text.sentences import sentence_starts
-from scorekit.text.windows import common_borders, halve, pack, refine
+from scorekit.text.windows import common_borders, halve, pack, refine, surround
 
 PROSE = Path(__file__).parents[3] / "data/prose"
 WORDS = [
@@ -111,6 +111,27 @@ def test_windows_are_about_equal_and_lack_no_text():
     assert pack([10] * 11, [[False]] * 11, 100) in ([0, 5, 11], [0, 6, 11])
     lacking = [[False, k >= 3] for k in range(6)]
     assert pack([30, 30, 30, 10, 10, 10], lacking, 90) == [0, 2, 6]
+
+
+@given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 60))
+def test_a_window_is_read_with_all_neighbours_that_fit(data, sizes, most):
+    begin = data.draw(st.integers(0, len(sizes) - 1))
+    end = data.draw(st.integers(begin + 1, len(sizes)))
+    first, last = surround(sizes, begin, end, most)
+    read = sum(sizes[first:last])
+    assert 0 <= first <= begin < end <= last <= len(sizes)
+    assert read <= most or (first, last) == (begin, end)
+    assert first == 0 or read + sizes[first - 1] > most
+    assert last == len(sizes) or read + sizes[last] > most
+
+
+def test_neighbours_of_both_sides_are_read_alike_and_at_an_end_those_of_the_other():
+    assert surround([10] * 10, 4, 6, 60) == (2, 8)
+    assert surround([10] * 10, 0, 2, 65) == (0, 6)
+    assert surround([10] * 10, 8, 10, 60) == (4, 10)
+    assert surround([10, 50, 10, 10, 10, 10], 2, 3, 40) == (2, 6)  # 50 do not fit
+    assert surround([5, 5, 5, 20, 5, 5, 5, 5], 3, 4, 45) == (0, 6)
+    assert surround([10, 90, 10], 1, 2, 60) == (1, 2)  # a part over the limit is read alone
 
 
 def _pairs(name, left, right):
