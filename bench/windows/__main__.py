@@ -4,12 +4,12 @@
 
 Runs of neighbouring segments of tests/data/prose, whose translations no annotator marked, are
 joined to documents that fit the demo's xCOMET (512 tokens) with a segment more on each side. Each
-is scored whole; in windows of at most 256 and of at most 384 tokens; cut at 256; and, for the
-model's own noise of context, whole with a segment added or taken, at each end: a window has lost
-what stands before it, behind it, or both. Half of the documents have errors at a border of windows
-of 256, words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of
-those that both have (of severity nothing), the same within 20 characters of a border of those
-windows, and how many characters of the planted words are marked.
+is scored whole; in windows of at most 256, 384 and 128 tokens; cut at 256; and, for the model's own
+noise of context, whole with a segment added or taken, at each end: a window has lost what stands
+before it, behind it, or both. Half of the documents have errors at a border of windows of 256,
+words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of those
+that both have (of severity nothing), the same within 20 characters of a border of those windows,
+and how many characters of the planted words are marked.
 Then, without a model: the share of borders of an alignment that lie in one pair of segments, of
 documents that lack some translations or in which some are joined to the next.
 """
@@ -39,7 +39,8 @@ CORPORA = (
     ("ko_en", "en", "ko", " "),
 )
 DOCUMENTS = 24
-LIMIT, WINDOW, WIDER = 512, 256, 384
+LIMIT, WINDOW = 512, 256
+SIZES = {"windows": WINDOW, "wider windows": 384, "narrow windows": 128}
 NEAR = 20
 #: Segments of a document: with one taken there are still two.
 FEWEST = 3
@@ -102,6 +103,16 @@ class Document:
     def sample(self) -> SampleForScoring:
         """As it is scored."""
         return joined(self.run, self.joint)
+
+    def other_contexts(self) -> Iterator[tuple[str, list[Pair], int, tuple[int, int]]]:
+        """With a segment more or less at each end: its name, the segments, where their `mt` begins
+        in this one's, and the part of this one's that both have."""
+        run, at = self.run, starts(self.run)
+        whole = (0, at[-1])
+        yield NOISES[0], [self.before, *run], -len(self.before[1]) - 1, whole
+        yield NOISES[1], run[1:], at[1], (at[1], at[-1])
+        yield NOISES[2], [*run, self.following], 0, whole
+        yield NOISES[3], run[:-1], 0, (0, at[-2])
 
     def plant(self, words: list[str], scorer: Any) -> None:
         """Put words on both sides of a border of windows: before the last word in front of it, and
@@ -181,28 +192,21 @@ def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[s
     rows: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, list[tuple[int, float]]] = {}
     for document in documents(pairs(name, left, right), joint, scorer):
-        sample, run = document.sample, document.run
-        at = starts(run)
+        sample, all_of_it = document.sample, (0, starts(document.run)[-1])
         whole = score(scorer, sample, LIMIT, "error")
         edges: list[int] = []
         # What is scored, where its `mt` begins in the document's, and which part both have.
         others: list[tuple[str, Scored, int, tuple[int, int]]] = []
-        for kind, limit in (("windows", WINDOW), ("wider windows", WIDER)):
+        for kind, limit in SIZES.items():
             found = score(scorer, sample, limit, "windows")
-            if found.windows:  # a document may fit the wider one
+            if found.windows:  # a document may fit the wider ones
                 edges = edges or borders(found)
                 counts.setdefault(kind, []).append(
                     (len(found.windows), found.tokens / whole.tokens)
                 )
-                others.append((kind, found, 0, (0, at[-1])))
-        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, (0, at[-1])))
-        for kind, neighbour, begin, part in zip(
-            NOISES,
-            ([document.before, *run], run[1:], [*run, document.following], run[:-1]),
-            (-len(document.before[1]) - 1, at[1], 0, 0),
-            ((0, at[-1]), (at[1], at[-1]), (0, at[-1]), (0, at[-2])),
-            strict=True,
-        ):
+                others.append((kind, found, 0, all_of_it))
+        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, all_of_it))
+        for kind, neighbour, begin, part in document.other_contexts():
             found = score(scorer, joined(neighbour, joint), LIMIT, "error")
             others.append((kind, found, begin, part))
         near = {c for edge in edges for c in range(edge - NEAR, edge + NEAR)}
