@@ -188,8 +188,8 @@ class UnplacedError(WireAnswer):
 
 
 class Window(WireAnswer):
-    """A part of a long sample that was scored by itself: `src[src_start:src_end]` beside
-    `mt[mt_start:mt_end]`, in code points, ends exclusive."""
+    """A part of a long sample: `src[src_start:src_end]` beside `mt[mt_start:mt_end]`, in code
+    points, ends exclusive. It was scored with the sentences around it that fitted besides."""
 
     src_start: int
     src_end: int

@@ -4,12 +4,12 @@
 
 Runs of neighbouring segments of tests/data/prose, whose translations no annotator marked, are
 joined to documents that fit the demo's xCOMET (512 tokens) with a segment more on each side. Each
-is scored whole; in windows of at most 256 and of at most 384 tokens; cut at 256; and, for the
-model's own noise of context, whole with a segment added or taken, at each end: a window has lost
-what stands before it, behind it, or both. Half of the documents have errors at a border of windows
-of 256, words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of
-those that both have (of severity nothing), the same within 20 characters of a border of those
-windows, and how many characters of the planted words are marked.
+is scored whole; in windows of at most 256, 384 and 128 tokens; cut at 256; and, for the model's own
+noise of context, whole with a segment added or taken, at each end: a window has lost what stands
+before it, behind it, or both. Half of the documents have errors at a border of windows of 256,
+words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of those
+that both have (of severity nothing), the same within 20 characters of a border of those windows,
+and how many characters of the planted words are marked.
 Then, without a model: the share of borders of an alignment that lie in one pair of segments, of
 documents that lack some translations or in which some are joined to the next.
 """
@@ -39,8 +39,11 @@ CORPORA = (
     ("ko_en", "en", "ko", " "),
 )
 DOCUMENTS = 24
-LIMIT, WINDOW, WIDER = 512, 256, 384
+LIMIT, WINDOW = 512, 256
+SIZES = {"windows": WINDOW, "wider windows": 384, "narrow windows": 128}
 NEAR = 20
+#: Segments of a document: with one taken there are still two.
+FEWEST = 3
 #: Room for the words that are planted.
 PLANTED_TOKENS = 48
 #: Of documents of 40 segments: shares of translations that are lacking anywhere, and joined to the
@@ -55,6 +58,7 @@ PLANTED = (
     (0, 0, (0, 0), (15, 23)),
     (0.05, 0.1, (15, 23), (0, 0)),
 )
+NOISES = ("one added before", "first taken", "one added behind", "last taken")
 Pair = tuple[str, str]
 
 
@@ -99,6 +103,16 @@ class Document:
     def sample(self) -> SampleForScoring:
         """As it is scored."""
         return joined(self.run, self.joint)
+
+    def other_contexts(self) -> Iterator[tuple[str, list[Pair], int, tuple[int, int]]]:
+        """With a segment more or less at each end: its name, the segments, where their `mt` begins
+        in this one's, and the part of this one's that both have."""
+        run, at = self.run, starts(self.run)
+        whole = (0, at[-1])
+        yield NOISES[0], [self.before, *run], -len(self.before[1]) - 1, whole
+        yield NOISES[1], run[1:], at[1], (at[1], at[-1])
+        yield NOISES[2], [*run, self.following], 0, whole
+        yield NOISES[3], run[:-1], 0, (0, at[-2])
 
     def plant(self, words: list[str], scorer: Any) -> None:
         """Put words on both sides of a border of windows: before the last word in front of it, and
@@ -151,7 +165,7 @@ def documents(found: list[Pair], joint: str, scorer: Any) -> Iterator[Document]:
         ):
             count += 1
         document = Document(found[at : at + count], found[at - 1], found[at + count], joint)
-        if not borders(score(scorer, document.sample, WINDOW, "windows")):
+        if count < FEWEST or not borders(score(scorer, document.sample, WINDOW, "windows")):
             continue
         if done % 2:
             document.plant(found[(at + 60) % len(found)][1].split()[:3], scorer)
@@ -176,28 +190,25 @@ def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> S
 def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[str, Any]:
     """Figures of a corpus: against the whole text, of windows, of truncation, of context noise."""
     rows: dict[str, list[dict[str, float]]] = {}
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, list[tuple[int, float]]] = {}
     for document in documents(pairs(name, left, right), joint, scorer):
-        sample, run = document.sample, document.run
-        at = starts(run)
+        sample, all_of_it = document.sample, (0, starts(document.run)[-1])
         whole = score(scorer, sample, LIMIT, "error")
         edges: list[int] = []
         # What is scored, where its `mt` begins in the document's, and which part both have.
         others: list[tuple[str, Scored, int, tuple[int, int]]] = []
-        for kind, limit in (("windows", WINDOW), ("wider windows", WIDER)):
+        for kind, limit in SIZES.items():
             found = score(scorer, sample, limit, "windows")
-            edges = edges or borders(found)
-            counts.setdefault(kind, []).append(len(found.windows or [0]))
-            others.append((kind, found, 0, (0, at[-1])))
-        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, (0, at[-1])))
-        for kind, neighbour, begin, part in (
-            ("one added before", [document.before, *run], -len(document.before[1]) - 1, None),
-            ("first taken", run[1:], at[1], (at[1], at[-1])),
-            ("one added behind", [*run, document.following], 0, None),
-            ("last taken", run[:-1], 0, (0, at[-2])),
-        ):
+            if found.windows:  # a document may fit the wider ones
+                edges = edges or borders(found)
+                counts.setdefault(kind, []).append(
+                    (len(found.windows), found.tokens / whole.tokens)
+                )
+                others.append((kind, found, 0, all_of_it))
+        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, all_of_it))
+        for kind, neighbour, begin, part in document.other_contexts():
             found = score(scorer, joined(neighbour, joint), LIMIT, "error")
-            others.append((kind, found, begin, part or (0, at[-1])))
+            others.append((kind, found, begin, part))
         near = {c for edge in edges for c in range(edge - NEAR, edge + NEAR)}
         for kind, other, begin, part in others:
             held = set(range(*part))
@@ -205,15 +216,36 @@ def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[s
             row = {"f1": f1(ours, theirs), "f1_at_borders": f1(ours & near, theirs & near)}
             row["score"] = abs(other.score - whole.score)
             row["share_marked"] = len(ours) / len(held)
-            if document.planted:
-                row["planted_marked"] = len(ours & document.planted) / len(document.planted)
-                row["planted_marked_whole"] = len(theirs & document.planted) / len(document.planted)
+            if planted := document.planted & held:
+                row["planted_marked"] = len(ours & planted) / len(planted)
+                row["planted_marked_whole"] = len(theirs & planted) / len(planted)
             rows.setdefault(kind, []).append(row)
-    told = {"documents": DOCUMENTS}
-    return told | {
-        kind: {"windows": statistics.fmean(counts.get(kind, [1]))} | mean(found)
-        for kind, found in rows.items()
+    told: dict[str, dict[str, float]] = {
+        kind: {"documents": len(found)} | mean(found) for kind, found in rows.items()
     }
+    for kind, sizes in counts.items():
+        windows, tokens = (statistics.fmean(column) for column in zip(*sizes, strict=True))
+        told[kind] |= {"windows": round(windows, 4), "times_the_tokens": round(tokens, 4)}
+    return told | against_noise(told)
+
+
+def against_noise(told: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The model's own noise, as the mean over the four neighbours; what the others lose, in so many
+    times of it."""
+    lost = {
+        kind: {
+            "f1_lost": 1 - row["f1"],
+            "f1_lost_at_borders": 1 - row["f1_at_borders"],
+            "score": row["score"],
+        }
+        for kind, row in told.items()
+    }
+    noise = {key: statistics.fmean(lost[kind][key] for kind in NOISES) for key in lost["cut"]}
+    found = {"noise": {key: round(value, 4) for key, value in noise.items()}}
+    for kind in [kind for kind in lost if kind not in NOISES]:
+        times = {key: round(value / noise[key], 2) for key, value in lost[kind].items()}
+        found[f"{kind}, times the noise"] = times
+    return found
 
 
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:

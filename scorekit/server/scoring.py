@@ -30,6 +30,7 @@ from scorekit.server.http.answers import body_parts, line_json
 from scorekit.server.http.checks import text_fault
 from scorekit.server.stored import could_be_answer
 from scorekit.server.verb import Answer, Asked, Line, Verb
+from scorekit.text.windows import REVISION
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,10 +70,13 @@ class Scoring(Verb):
     def read(self, request: Any, told: Description) -> Asked:
         """Raises UserError where more tokens are asked for than the model reads."""
         options = resolve_options(request.options, told)
+        key = options.model_dump(exclude={"cache"})
+        if key.get("overlong") == "windows":
+            key["windows"] = REVISION
         return Asked(
             request.samples,
             options,
-            options.model_dump(exclude={"cache"}),
+            key,
             options.cache,
             request.priority,
             request.timeout_s,

@@ -9,6 +9,8 @@ lengths in standard deviations. It departs from the paper in this:
   texts' own ratio, not by that of two languages; a text may lack a part, so several are tried;
 - the deviation grows with the mean of both lengths, so that neither side is the one to divide by;
 - a sentence that stands alone costs its prior and no length: else no long one could be missing;
+- of several in a row that stand alone, a passage, each further one costs less than the first: what
+  one text lacks is often a whole part of it;
 - what is written alike on both sides (figures, names, question marks) makes a pair likelier, as in
   Simard, Foster and Isabelle (1992, "Using Cognates to Align Sentences in Bilingual Corpora").
 
@@ -24,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+from scorekit.text.cuts import cut_near
 from scorekit.text.sentences import sentence_starts
 
 #: Beads of sentences of the left and of the right, and what each costs: table 5 of the paper.
@@ -35,6 +38,9 @@ _BEADS = (
     (1, 0, -math.log(0.0099 / 2)),
     (0, 1, -math.log(0.0099 / 2)),
 )
+#: The first sentence of a passage that stands alone, and each further one: from four on it is
+#: cheaper than as many single ones. Set by `python -m bench.windows`, not by a count.
+_PASSAGE, _FURTHER = 13.0, 2.5
 #: Variance of the difference for each byte (the paper's, for characters of European languages).
 _VARIANCE = 6.8
 #: -log of the chance of a difference of k / _STEPS standard deviations or more.
@@ -54,10 +60,19 @@ _BAND = 24
 #: the band gets narrower.
 _MOST_SENTENCES, _MOST_PAIRS = 1000, 60_000
 
+#: A sentence that is so many times as long as the other text's longest is none, the texts' ratio
+#: taken into account; a text that lacks a part has a ratio that says little.
+_UNMARKED, _LEAST_RATIO = 4, 0.5
+
 #: By what the ratio of the two texts' lengths is off, where one of them lacks a part.
 _FACTORS = (1.0, 0.7, 0.5, 1.4, 2.0)
 
 Bonus = dict[tuple[int, int], float]
+#: How many sentences of the left and of the right.
+Bead = tuple[int, int]
+#: What a path costs that ends within one, and how many sentences of it there are.
+Passage = tuple[float, int]
+_NO_PASSAGE: Passage = (math.inf, 0)
 #: Borders in sentences of the left and of the right.
 Path = list[tuple[int, int]]
 
@@ -65,12 +80,15 @@ Path = list[tuple[int, int]]
 def align(left: str, right: str) -> list[tuple[int, int]]:
     """Borders (of left, of right) that belong together, from (0, 0) to both ends, each no earlier
     than the one before: between two of them stands a bead."""
-    starts = _sentences(left), _sentences(right)
-    units = [
-        [text[a:b] for a, b in pairwise(own)]
-        for text, own in zip((left, right), starts, strict=True)
+    texts = left, right
+    starts = [_sentences(text) for text in texts]
+    sizes = [_sizes(text, own) for text, own in zip(texts, starts, strict=True)]
+    starts = [
+        _finer(text, own, size, other)
+        for text, own, size, other in zip(texts, starts, sizes, sizes[::-1], strict=True)
     ]
-    sizes = [[len(unit.strip().encode()) for unit in side] for side in units]
+    units = [_units(text, own) for text, own in zip(texts, starts, strict=True)]
+    sizes = [_sizes(text, own) for text, own in zip(texts, starts, strict=True)]
     path = _best(sizes[0], sizes[1], _alike(units[0], units[1]))
     return [(starts[0][i], starts[1][j]) for i, j in path]
 
@@ -85,6 +103,31 @@ def _sentences(text: str) -> list[int]:
         if start - kept[-1] >= least:
             kept.append(start)
     return [*kept, len(text)]
+
+
+def _units(text: str, starts: Sequence[int]) -> list[str]:
+    return [text[a:b] for a, b in pairwise(starts)]
+
+
+def _sizes(text: str, starts: Sequence[int]) -> list[int]:
+    return [len(unit.strip().encode()) for unit in _units(text, starts)]
+
+
+def _finer(text: str, starts: list[int], own: Sequence[int], other: Sequence[int]) -> list[int]:
+    """A text whose ends of sentences are not marked (Thai, lower case) is cut into pieces of about
+    the other's sentences: no bead has one of this and many of that. own, other: sizes."""
+    if not sum(own) or not sum(other):
+        return starts
+    ratio = max(_LEAST_RATIO, sum(own) / sum(other))
+    longest, usual = max(other) * ratio, sum(other) / len(other) * ratio
+    cut = [0]
+    for (begin, end), size in zip(pairwise(starts), own, strict=True):
+        count = round(size / usual) if size > _UNMARKED * longest else 1
+        for k in range(1, count):
+            at = cut_near(text, begin, end, begin + (end - begin) * k // count, 1 / (4 * count))
+            cut += [at] if cut[-1] < at < end else []
+        cut.append(end)
+    return cut
 
 
 def _best(left: Sequence[int], right: Sequence[int], bonus: Bonus) -> Path:
@@ -138,15 +181,17 @@ def _cheapest(
     a, b = _sums(left, math.sqrt(ratio)), _sums(right, 1 / math.sqrt(ratio))
     band = _band(a, b)
     least: list[list[float]] = []
-    came: list[list[int]] = []  # which bead ends here, by row and place in its band
+    came: list[list[Bead]] = []  # which ends here, by row and place in its band
+    above: list[Passage] = []  # of the left, by place in the band of the row before
     for i, row in enumerate(band):
         least.append([math.inf] * len(row))
-        came.append([-1] * len(row))
+        came.append([(0, 0)] * len(row))
         if i == 0:
             least[0][0] = 0.0
+        down, across = [_NO_PASSAGE] * len(row), _NO_PASSAGE
         for at, j in enumerate(row):
-            best, which = least[i][at], -1
-            for k, (di, dj, prior) in enumerate(_BEADS):
+            best, which = least[i][at], (0, 0)
+            for di, dj, prior in _BEADS:
                 before = j - dj - band[i - di].start if i >= di else -1
                 if not 0 <= before < len(least[i - di]):
                     continue
@@ -159,9 +204,26 @@ def _cheapest(
                     if bonus:
                         cost -= _common(bonus, i, j, di, dj)
                 if cost < best:
-                    best, which = cost, k
+                    best, which = cost, (di, dj)
+            if at:
+                across = _longer(across, least[i][at - 1])
+                if across[0] < best:
+                    best, which = across[0], (0, across[1])
+            before = j - band[i - 1].start if i else -1
+            if 0 <= before < len(above):
+                down[at] = _longer(above[before], least[i - 1][before])
+                if down[at][0] < best:
+                    best, which = down[at][0], (down[at][1], 0)
             least[i][at], came[i][at] = best, which
+        above = down
     return least[n][-1], _way_back(came, band)
+
+
+def _longer(passage: Passage, before: float) -> Passage:
+    """The cheapest passage that has one sentence more: a longer one, or one that begins with it.
+    before: the cheapest path to there."""
+    further, first = passage[0] + _FURTHER, before + _PASSAGE
+    return (further, passage[1] + 1) if further < first else (first, 1)
 
 
 def _band(a: Sequence[float], b: Sequence[float]) -> list[range]:
@@ -200,11 +262,14 @@ def _common(bonus: Bonus, i: int, j: int, di: int, dj: int) -> float:
     return min(found, _MOST_BONUS)
 
 
-def _way_back(came: list[list[int]], band: list[range]) -> Path:
+def _way_back(came: list[list[Bead]], band: list[range]) -> Path:
+    """Of a passage, every sentence by itself: it may be cut between any two."""
     i, j = len(band) - 1, band[-1][-1]
     path = [(i, j)]
     while (i, j) != (0, 0):
-        di, dj, _ = _BEADS[came[i][j - band[i].start]]
+        di, dj = came[i][j - band[i].start]
+        path += [(i - k, j) for k in range(1, di)] if not dj else []
+        path += [(i, j - k) for k in range(1, dj)] if not di else []
         i, j = i - di, j - dj
         path.append((i, j))
     return path[::-1]

@@ -6,26 +6,21 @@ a part reaches from one border to the next, so that every character is in exactl
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from scorekit.text.alignment import align
-from scorekit.text.sentences import sentence_starts
+from scorekit.text.cuts import cut_near
+
+#: Of what alignment, cuts, `pack` and `surround` do: another one where any text may be cut, or any
+#: window read, otherwise than before. Part of the cache's key.
+REVISION = 3
 
 Border = tuple[int, ...]
 Part = tuple[Border, Border]
 #: Sizes of parts; None of one that does not fit.
 Measure = Callable[[list[Part]], list[int | None]]
-
-#: Where a part may be cut, the best first: behind a clause, behind white space.
-_CLAUSE = re.compile(r"[,;:，、；：،؛—–][\"'”’»）」』)\]]{0,4}\s?")
-_SPACE = re.compile(r"\s")
-#: How far from the wanted place a better one is looked for, as a share of the part.
-_NEAR = 1 / 8
-_JOINER = "\u200d"
 
 
 def common_borders(texts: Sequence[str]) -> list[Border]:
@@ -61,7 +56,7 @@ class _Follower:
         else:
             a, b = self._theirs[k - 1], self._theirs[k]
             share = (at - self._ours[k - 1]) / (self._ours[k] - self._ours[k - 1])
-            found = _cut_near(self._text, a, b, a + round((b - a) * share))
+            found = cut_near(self._text, a, b, a + round((b - a) * share))
         self._last = max(self._last, found)
         return self._last
 
@@ -75,49 +70,13 @@ def halve(texts: Sequence[str], part: Part) -> Border | None:
     a, b = ranges[first]
     if b - a < 2:
         return None
-    middle = _cut_near(texts[first], a, b, (a + b) // 2)
+    middle = cut_near(texts[first], a, b, (a + b) // 2)
     share = (middle - a) / (b - a)
     return tuple(
         middle
         if k == first
-        else _cut_near(texts[k], start, end, start + round((end - start) * share))
+        else cut_near(texts[k], start, end, start + round((end - start) * share))
         for k, (start, end) in enumerate(ranges)
-    )
-
-
-def _cut_near(text: str, start: int, end: int, wanted: int) -> int:
-    """The best place to cut text[start:end] near a position; never its ends, if it has others."""
-    if end - start < 2:
-        return end if wanted > start else start
-    wanted = min(max(wanted, start + 1), end - 1)
-    reach = max(1, round((end - start) * _NEAR))
-    low, high = max(start + 1, wanted - reach), min(end - 1, wanted + reach)
-    for places in (_sentence_cuts, _clause_cuts, _space_cuts, _character_cuts):
-        found = [at for at in places(text, low, high) if low <= at <= high]
-        if found:
-            return min(found, key=lambda at: abs(at - wanted))
-    return wanted
-
-
-def _sentence_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    begin = max(0, low - 100)  # what is before a full stop tells whether it ends a sentence
-    return (begin + at for at in sentence_starts(text[begin : high + 2])[1:-1])
-
-
-def _clause_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    return (match.end() for match in _CLAUSE.finditer(text, max(0, low - 6), high + 2))
-
-
-def _space_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    return (match.end() for match in _SPACE.finditer(text, max(0, low - 1), high))
-
-
-def _character_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    """Between characters, but not within one that is written as several."""
-    return (
-        at
-        for at in range(low, high + 1)
-        if _JOINER not in text[at - 1 : at + 1] and unicodedata.category(text[at])[0] != "M"
     )
 
 
@@ -153,6 +112,25 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], most: int) -> 
     while kept[-1]:
         kept.append(begins[kept[-1]])
     return kept[::-1]
+
+
+def surround(sizes: Sequence[int], begin: int, end: int, most: int) -> tuple[int, int]:
+    """Parts begin:end and the neighbours that still fit into `most` with them, as equal on both
+    sides as can be: what one side does not use is the other's. Returns the first, and one past the
+    last."""
+    reach = [begin, end]
+    room = most - sum(sizes[begin:end])
+    taken = [0, 0]
+    sides = [0, 1]
+    while sides:
+        side = min(sides, key=lambda k: taken[k])
+        neighbour = reach[side] - (side == 0)
+        if not 0 <= neighbour < len(sizes) or taken[0] + taken[1] + sizes[neighbour] > room:
+            sides.remove(side)
+            continue
+        taken[side] += sizes[neighbour]
+        reach[side] += 1 if side else -1
+    return reach[0], reach[1]
 
 
 def _sums(values: Iterator[int] | Sequence[int]) -> list[int]:

@@ -23,7 +23,10 @@ from scorekit.server.queue.batch import (
 )
 from scorekit.server.scoring import Scoring
 from scorekit.server.windows.parts import InWindows, WindowPlace, encoded_whole, whole_outcome
-from scorekit.text.windows import Border, Part, common_borders, pack, refine
+from scorekit.text.windows import Border, Part, common_borders, pack, refine, surround
+
+#: A window's first border and its last, as indexes.
+Window = tuple[int, int]
 
 
 def with_windows(backend: Backend, max_batch_tokens: int | None) -> Backend:
@@ -121,39 +124,46 @@ class _Cutter:
         self._backend = backend
         self._sample = sample
         self._options, self._strict = options, strict
+        self._cutting = options.model_copy(update={"overlong": "truncate"})
         self._texts = [sample.src, sample.mt] + ([sample.ref] if sample.ref else [])
 
     def encoded(self) -> Encoded:
-        """The sample in windows: parts that fit, joined up to the limit."""
+        """The sample in windows: parts that fit, joined up to the limit, and read with as many of
+        the neighbours as fit besides."""
         nothing = tuple(0 for _ in self._texts)
         (around,) = self._sizes([(nothing, nothing)])  # what the model reads besides the texts
         borders, sizes = refine(self._texts, common_borders(self._texts), self._sizes)
         room = self._options.max_input_length - (around or 0)
         own = [room + 1 if size is None else size - (around or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
-        kept = [borders[k] for k in pack(own, empties, room)]
-        return self._fitted(kept, borders)
+        windows = list(pairwise(pack(own, empties, room)))
+        return self._fitted(borders, {one: surround(own, *one, room) for one in windows})
 
-    def _fitted(self, kept: list[Border], borders: list[Border]) -> Encoded:
-        """Windows as they were planned; one that has more tokens than its parts together, and too
-        many, is cut in two."""
-        index = {border: k for k, border in enumerate(borders)}
-        done: dict[Part, Encoded] = {}
-        while todo := [part for part in pairwise(kept) if part not in done]:
-            for part, one in zip(todo, self._encode(todo, self._strict, None), strict=True):
+    def _fitted(self, borders: list[Border], windows: dict[Window, Window]) -> Encoded:
+        """The sample of windows, each with what is read for it. Where that has more tokens than its
+        parts have apart, and too many, the window is read alone; where it still has, in two."""
+        done: dict[Window, tuple[Encoded, WindowPlace]] = {}
+        todo = windows
+        while todo:
+            parts = [(borders[first], borders[last]) for first, last in todo.values()]
+            found = self._encode(parts, self._strict, None)
+            again: dict[Window, Window] = {}
+            for (window, read), part, one in zip(todo.items(), parts, found, strict=True):
+                begin, end = window
                 if isinstance(one, Encoded):
-                    done[part] = one
-                    continue
-                first, last = index[part[0]], index[part[1]]
-                if last - first > 1:
-                    kept.insert(kept.index(part[1]), borders[(first + last) // 2])
+                    done[window] = one, self._place((borders[begin], borders[end]), part)
+                elif read != window:
+                    again[window] = window
+                elif end - begin > 1:
+                    middle = (begin + end) // 2
+                    again |= {half: half for half in ((begin, middle), (middle, end))}
                 else:
-                    cutting = self._options.model_copy(update=_TRUNCATE)
-                    (cut,) = self._encode([part], cutting, None)
+                    (cut,) = self._encode([part], self._cutting, None)
                     assert isinstance(cut, Encoded)
-                    done[part] = cut
-        windows = [done[part] for part in pairwise(kept)]
-        return encoded_whole(windows, [self._place(part) for part in pairwise(kept)])
+                    done[window] = cut, self._place(part, part)
+            todo = again
+        encoded, places = zip(*(done[window] for window in sorted(done)), strict=True)
+        return encoded_whole(self._sample, list(encoded), list(places))
 
     def _sizes(self, parts: list[Part]) -> list[int | None]:
         # A part without a reference is measured as with an empty one: its window may have more.
@@ -180,15 +190,12 @@ class _Cutter:
     def _cut(self, part: Part) -> list[str]:
         return [text[a:b] for text, a, b in zip(self._texts, *part, strict=True)]
 
-    def _place(self, part: Part) -> WindowPlace:
-        src, mt = self._cut(part)[:2]
+    def _place(self, part: Part, read: Part) -> WindowPlace:
+        src, mt = self._cut(read)[:2]
         (src_start, mt_start), (src_end, mt_end) = part[0][:2], part[1][:2]
         return WindowPlace(
             (src_start, src_end),
             (mt_start, mt_end),
-            src_start + len(src) - len(src.lstrip()),
-            mt_start + len(mt) - len(mt.lstrip()),
+            read[0][0] + len(src) - len(src.lstrip()),
+            read[0][1] + len(mt) - len(mt.lstrip()),
         )
-
-
-_TRUNCATE = {"overlong": "truncate"}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scorekit.errors import SampleError
+from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded, Outcome
+
+#: As a backend gives it: start, end, and what it says of it.
+Span = dict[str, Any]
 
 
 @dataclass(slots=True)
 class WindowPlace:
-    """Where a window lies in its sample. src, mt: (start, end), white space included. src_read,
-    mt_read: where what the model reads of it begins."""
+    """Where a window lies in its sample. src, mt: (start, end) of what it answers for, white space
+    included. src_read, mt_read: where what the model reads begins, its neighbours included."""
 
     src: tuple[int, int]
     mt: tuple[int, int]
@@ -26,11 +30,14 @@ class WindowPlace:
 class InWindows:
     """The payload of a sample in windows; what the model's own `encode` gave for each."""
 
+    sample: TranslationSample
     windows: list[Encoded]
     places: list[WindowPlace]
 
 
-def encoded_whole(windows: list[Encoded], places: list[WindowPlace]) -> Encoded:
+def encoded_whole(
+    sample: TranslationSample, windows: list[Encoded], places: list[WindowPlace]
+) -> Encoded:
     """The sample as the queue knows it: as long as its longest window, and all their rows."""
     fields = {
         "tokens": sum(one.fields["tokens"] for one in windows),
@@ -43,7 +50,7 @@ def encoded_whole(windows: list[Encoded], places: list[WindowPlace]) -> Encoded:
     return Encoded(
         max(one.length for one in windows),
         fields,
-        InWindows(windows, places),
+        InWindows(sample, windows, places),
         rows=sum(one.rows for one in windows),
     )
 
@@ -56,11 +63,12 @@ def _covered(windows: Sequence[Encoded], places: Sequence[WindowPlace]) -> int:
     return places[-1].mt[1]
 
 
-def whole_outcome(sample: InWindows, outcomes: Sequence[Outcome]) -> Outcome:
+def whole_outcome(whole: InWindows, outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome of a sample. A window without one is the sample's failure.
 
     Its score is the mean of the windows', each weighted by its share of `src` and its share of `mt`
-    (in characters, the mean of both): so a passage that the translation leaves out weighs, too.
+    (in characters, the mean of both): so a passage that the translation leaves out weighs, too. Its
+    spans are those of each window, as far as it answers for them: of its neighbours, they say more.
     """
     good: list[dict[str, Any]] = []
     for k, outcome in enumerate(outcomes, 1):
@@ -69,19 +77,18 @@ def whole_outcome(sample: InWindows, outcomes: Sequence[Outcome]) -> Outcome:
             return SampleError(outcome.type, message, retryable=outcome.retryable)
         good.append(outcome)
     scores = [outcome["score"] for outcome in good]
-    weights = _weights(sample.places)
-    whole: dict[str, Any] = {
+    weights = _weights(whole.places)
+    told: dict[str, Any] = {
         "score": math.fsum(w * s for w, s in zip(weights, scores, strict=True)) / math.fsum(weights)
     }
-    for name, reads in (("error_spans", "mt_read"), ("omissions", "src_read")):
+    for name, side in (("error_spans", "mt"), ("omissions", "src")):
         if any(name in outcome for outcome in good):
-            whole[name] = [
-                {**span, "start": span["start"] + start, "end": span["end"] + start}
-                for outcome, place in zip(good, sample.places, strict=True)
-                for start in [getattr(place, reads)]
-                for span in outcome.get(name) or ()
-            ]
-    whole["windows"] = [
+            told[name] = _joined(
+                [outcome.get(name) or [] for outcome in good],
+                [(getattr(place, f"{side}_read"), *getattr(place, side)) for place in whole.places],
+                getattr(whole.sample, side),
+            )
+    told["windows"] = [
         {
             "src_start": place.src[0],
             "src_end": place.src[1],
@@ -89,9 +96,48 @@ def whole_outcome(sample: InWindows, outcomes: Sequence[Outcome]) -> Outcome:
             "mt_end": place.mt[1],
             "score": score,
         }
-        for place, score in zip(sample.places, scores, strict=True)
+        for place, score in zip(whole.places, scores, strict=True)
     ]
+    return told
+
+
+def _joined(
+    spans: Sequence[Sequence[Span]], places: Sequence[tuple[int, int, int]], text: str
+) -> list[Span]:
+    """The spans of each window in their place in the text, cut at its ends; nothing of those that
+    lie in what was read besides. What goes on across a border is one span, with the severity of its
+    beginning: the models make spans of labels so. places: where what the model read begins; where
+    the window begins and ends."""
+    found: list[Span] = []
+    for own, (read, begin, stop) in zip(spans, places, strict=True):
+        for span in own:
+            start, end = max(span["start"] + read, begin), min(span["end"] + read, stop)
+            if start >= end:
+                continue
+            piece = {**span, "start": start, "end": end}
+            if found and found[-1]["end"] == start == begin:
+                piece = _one(found.pop(), piece)
+            found.append(piece)
+    return [visible for span in found for visible in _visible(span, text)]
+
+
+def _one(first: Span, second: Span) -> Span:
+    """Two spans that touch; their confidence is the mean over their characters."""
+    whole = {**first, "end": second["end"]}
+    sure, other = first.get("confidence"), second.get("confidence")
+    if sure is not None and other is not None:
+        size = second["start"] - first["start"]
+        whole["confidence"] = sure + (other - sure) * (1 - size / (whole["end"] - whole["start"]))
     return whole
+
+
+def _visible(span: Span, text: str) -> Iterator[Span]:
+    """A span without white space at its ends; nothing of one that has nothing else."""
+    own = text[span["start"] : span["end"]]
+    if kept := own.strip():
+        start = span["start"] + len(own) - len(own.lstrip())
+        quoted = {"text": kept} if "text" in span else {}
+        yield {**span, "start": start, "end": start + len(kept), **quoted}
 
 
 def _weights(places: Sequence[WindowPlace]) -> list[float]:

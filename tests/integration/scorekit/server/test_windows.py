@@ -58,14 +58,23 @@ def test_a_long_document_is_scored_whole(url):
         assert len(windows) > 1 and whole["tokens"] > cut["tokens"]
         assert windows[0]["src_start"] == 0 and windows[-1]["src_end"] == len(sample["src"])
         assert all(a["mt_end"] == b["mt_start"] for a, b in pairwise(windows))
-        first = windows[0]
-        alone = {"src": sample["src"][: first["src_end"]].strip()}
-        alone["mt"] = sample["mt"][: first["mt_end"]].strip()
-        if "ref" not in sample:
-            (part,) = _post(url, [alone], cache=False)["results"]
-            assert part["score"] == pytest.approx(first["score"], abs=1e-4)
         for span in whole.get("error_spans", []):
             assert sample["mt"][span["start"] : span["end"]] == span["text"]
+
+
+def test_sentences_that_fit_only_apart_are_scored_as_if_sent_apart(url):
+    document = {k: text.splitlines()[6:8] for k, text in _document(8).items() if k != "ref"}
+    alone = [
+        dict(zip(document, pair, strict=True)) for pair in zip(*document.values(), strict=True)
+    ]
+    apart = _post(url, alone, cache=False)["results"]
+    limit = max(one["tokens"] for one in apart) + 1  # MetricX's limit counts an end that it drops
+    both = {k: " ".join(texts) for k, texts in document.items()}
+    (got,) = _post(url, [both], overlong="windows", max_input_length=limit, cache=False)["results"]
+    assert [w["score"] for w in got["windows"]] == pytest.approx(
+        [one["score"] for one in apart], abs=1e-4
+    )
+    assert got["tokens"] == sum(one["tokens"] for one in apart)
 
 
 def test_the_cache_keeps_windows_apart_from_what_is_cut(url):

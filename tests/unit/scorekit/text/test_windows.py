@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from scorekit.text.alignment import align
 from scorekit.text.sentences import sentence_starts
-from scorekit.text.windows import common_borders, halve, pack, refine
+from scorekit.text.windows import common_borders, halve, pack, refine, surround
 
 PROSE = Path(__file__).parents[3] / "data/prose"
 WORDS = [
@@ -112,6 +113,27 @@ def test_windows_are_about_equal_and_lack_no_text():
     assert pack([30, 30, 30, 10, 10, 10], lacking, 90) == [0, 2, 6]
 
 
+@given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 60))
+def test_a_window_is_read_with_all_neighbours_that_fit(data, sizes, most):
+    begin = data.draw(st.integers(0, len(sizes) - 1))
+    end = data.draw(st.integers(begin + 1, len(sizes)))
+    first, last = surround(sizes, begin, end, most)
+    read = sum(sizes[first:last])
+    assert 0 <= first <= begin < end <= last <= len(sizes)
+    assert read <= most or (first, last) == (begin, end)
+    assert first == 0 or read + sizes[first - 1] > most
+    assert last == len(sizes) or read + sizes[last] > most
+
+
+def test_neighbours_of_both_sides_are_read_alike_and_at_an_end_those_of_the_other():
+    assert surround([10] * 10, 4, 6, 60) == (2, 8)
+    assert surround([10] * 10, 0, 2, 65) == (0, 6)
+    assert surround([10] * 10, 8, 10, 60) == (4, 10)
+    assert surround([10, 50, 10, 10, 10, 10], 2, 3, 40) == (2, 6)  # 50 do not fit
+    assert surround([5, 5, 5, 20, 5, 5, 5, 5], 3, 4, 45) == (0, 6)
+    assert surround([10, 90, 10], 1, 2, 60) == (1, 2)  # a part over the limit is read alone
+
+
 def _pairs(name, left, right):
     rows = map(json.loads, (PROSE / name).read_text(encoding="utf-8").splitlines())
     return list({row[left].strip(): row[right].strip() for row in rows}.items())
@@ -154,10 +176,33 @@ def test_sentences_of_joined_pairs_find_each_other():
         assert _agree(align(left, right), true) > 0.9, name
 
 
-def test_a_translation_that_stops_half_way_is_not_stretched():
+def test_a_passage_that_one_text_lacks_moves_no_other_border():
     pairs = _pairs("ted_en_de.jsonl", "en", "de")[:40]
-    left, right, true = _document(pairs, " ", range(28, 40), ())
-    assert _agree(align(left, right), true) > 0.75
+    for lacks in (range(28, 40), range(15, 23)):
+        left, right, true = _document(pairs, " ", lacks, ())
+        borders, mirrored = align(left, right), align(right, left)
+        assert _agree(borders, true) > 0.9, lacks
+        assert _agree([(b, a) for a, b in mirrored], true) > 0.9, lacks
+        ends = {left for left, _ in borders}  # also a passage may be cut between its sentences
+        assert sum(true[k][0] in ends for k in lacks) >= len(lacks) - 2, lacks
+
+
+def test_a_translation_without_marked_ends_of_sentences_is_cut_into_as_many():
+    """As Thai, or lower case: no sentence of the source stands alone."""
+    pairs = _pairs("ted_en_de.jsonl", "en", "de")[:40]
+    bare = [(src, re.sub(r"[.!?:]", "", mt).lower()) for src, mt in pairs]
+    left, right, true = _document(bare, " ", (), ())
+    for a, b, known in (
+        (left, right, true),
+        (right, left, [(y, x) for x, y in true]),
+    ):
+        borders = align(a, b)
+        assert len(borders) > 30
+        alone = [1 for x, y in pairwise(borders) if x[0] == y[0] or x[1] == y[1]]
+        assert len(alone) <= 2
+        wide = [known[0], *known[2::3], known[-1]]  # about where it belongs
+        assert _agree(borders, wide) > 0.8
+        assert all(b[at - 1] == " " for _, at in borders[1:-1])
 
 
 def test_long_documents_take_no_more_than_their_length():

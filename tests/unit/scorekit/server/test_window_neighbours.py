@@ -1,0 +1,198 @@
+"""What a window is read with beside its own part, and whose spans are whose."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scorekit.errors import SampleError
+from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.backend import Encoded
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.local import LocalScorer
+from scorekit.server.windows.backend import with_windows
+
+
+class Seeing(FakeBackend):
+    """It keeps the samples that it scores, in their order."""
+
+    def __init__(self, service="xcomet"):
+        super().__init__(service)
+        self.seen = []
+
+    def forward(self, batch):
+        self.seen += [one.payload for one in batch]
+        return super().forward(batch)
+
+
+def _sample(src, mt, ref=None):
+    return TranslationSample(src=src, mt=mt, ref=ref)
+
+
+def _score(sample, limit, backend=None, budget=64):
+    windowed = with_windows(backend or Seeing(), budget)
+    windowed.load()
+    (one,) = windowed.encode([sample], XCometOptions(max_input_length=limit, overlong="windows"))
+    (outcome,) = windowed.forward([one])
+    return {**one.fields, **outcome, "length": one.length}
+
+
+def _numbered(count):
+    """Texts of which each sentence says which it is."""
+    return _sample(
+        " ".join(f"Sentence {k} here." for k in range(count)),
+        " ".join(f"Red 문장 {k}." for k in range(count)),
+    )
+
+
+def _numbers(text):
+    return [int(found) for found in re.findall(r"\d+", text)]
+
+
+@settings(deadline=None)
+@given(st.integers(6, 60), st.integers(16, 70))
+def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, limit):
+    """A sentence and its translation are six words, and one stands about each window."""
+    sample, backend = _numbered(count), Seeing()
+    got = _score(sample, limit=limit, backend=backend)
+    fits = (limit - 1) // 6
+    if count <= fits:
+        assert "windows" not in got
+        return
+    windows = sorted(got["windows"], key=lambda window: window["src_start"])
+    assert len(windows) == math.ceil(count / fits)
+    by_start = sorted(backend.seen, key=lambda one: (_numbers(one.src)[0], len(one.src)))
+    told = []
+    for window, read in zip(windows, by_start, strict=True):
+        own = _numbers(sample.src[window["src_start"] : window["src_end"]])
+        assert own == _numbers(sample.mt[window["mt_start"] : window["mt_end"]])
+        seen = _numbers(read.src)
+        assert seen == _numbers(read.mt) == list(range(seen[0], seen[0] + fits))
+        assert set(own) <= set(seen)
+        before, behind = own[0] - seen[0], seen[-1] - own[-1]
+        assert abs(before - behind) <= 1 or seen[0] == 0 or seen[-1] == count - 1
+        assert window["score"] == fake_score(read, 1.0)
+        told += own
+    assert told == list(range(count))
+    assert got["error_spans"] == _score(sample, limit=500)["error_spans"]
+    assert got["tokens"] == len(windows) * (6 * fits + 1)
+
+
+def test_a_span_that_goes_on_across_a_border_is_one_with_the_severity_of_its_beginning():
+    class All(Seeing):
+        """Marks all that it reads, the more surely the further in front it stands."""
+
+        def _outcome(self, sample):
+            first = _numbers(sample.mt)[0]
+            span = {"start": 0, "end": len(sample.mt), "text": sample.mt}
+            span |= {"severity": "minor" if first else "major", "confidence": 1 - first / 100}
+            return {"score": 0.5, "error_spans": [span]}
+
+    sample = _sample(*(f"  {text}\n" for text in (_numbered(30).src, _numbered(30).mt)))
+    backend = All()
+    got = _score(sample, limit=74, backend=backend)
+    (span,) = got["error_spans"]
+    assert sample.mt[span["start"] : span["end"]] == span["text"] == sample.mt.strip()
+    assert span["severity"] == "major"
+    sizes = [window["mt_end"] - window["mt_start"] for window in got["windows"]]
+    sure = [1 - _numbers(one.mt)[0] / 100 for one in backend.seen]
+    sizes[0], sizes[-1] = sizes[0] - 2, sizes[-1] - 1  # white space in front and at the end
+    mean = sum(a * b for a, b in zip(sizes, sure, strict=True)) / sum(sizes)
+    assert len(sizes) == 3 and math.isclose(span["confidence"], mean)
+
+
+def test_a_span_that_only_one_window_sees_across_its_border_ends_at_the_last_word():
+    class First(Seeing):
+        """Marks all that it reads at the beginning of the text, nothing elsewhere."""
+
+        def _outcome(self, sample):
+            end = len(sample.mt) if _numbers(sample.mt)[0] == 0 else 0
+            span = {"start": 0, "end": end, "severity": "minor", "confidence": None}
+            return {"score": 0.5, "error_spans": [span | {"text": sample.mt}] if end else []}
+
+    sample = _numbered(30)
+    got = _score(sample, limit=74, backend=First())
+    (span,) = got["error_spans"]
+    end = got["windows"][0]["mt_end"]
+    assert sample.mt[end - 1] == " "
+    assert (span["start"], span["end"], span["text"]) == (0, end - 1, sample.mt[: end - 1])
+
+
+def test_neighbours_never_push_a_window_over_the_limit():
+    class Sticky(Seeing):
+        """A sentence beside another costs a token more than alone."""
+
+        def encode(self, samples, options):
+            found = super().encode(samples, options)
+            for k, sample in enumerate(samples):
+                more = max(0, sample.src.count(".") - 1)
+                if isinstance(found[k], Encoded):
+                    size = found[k].length + more
+                    found[k] = Encoded(size, {**found[k].fields, "tokens": size}, sample)
+                    if size > options.max_input_length and options.overlong == "error":
+                        found[k] = SampleError("overlong", str(size))
+            return found
+
+    backend = Sticky()
+    got = _score(_numbered(9), limit=40, backend=backend)
+    assert got["length"] <= 40 and not any(got["truncated"].values())
+    seen = [_numbers(read.src) for read in backend.seen]
+    assert sorted(map(len, seen)) == [4, 5]  # six would fit by the sum, and are then too many
+    assert [span["text"] for span in got["error_spans"]] == ["Red"] * 9
+
+
+def test_texts_without_borders_are_read_in_work_that_grows_with_them():
+    class Counting(Seeing):
+        """Its tokens are twenty characters; it counts those that it was asked to measure."""
+
+        characters = 0
+
+        def encode(self, samples, options):
+            self.characters += sum(len(one.src) + len(one.mt) for one in samples)
+            found = []
+            for one in samples:
+                size = (len(one.src) + len(one.mt)) // 20 + 1
+                if size > options.max_input_length and options.overlong == "error":
+                    found.append(SampleError("overlong", str(size)))
+                    continue
+                cut = dict.fromkeys(("src", "mt", "ref"), size > options.max_input_length)
+                fields = {"tokens": size, "truncated": cut, "mt_covered": len(one.mt)}
+                found.append(Encoded(size, fields, one))
+            return found
+
+    for src, mt in (
+        ("a" * 100_000, "가" * 40_000),
+        ("word " * 20_000, "낱말 " * 10_000),
+        ("No. " * 10_000, "네. " * 10_000),
+        ("No. " * 10_000, "가" * 3),
+        ("\n" * 50_000, "네.\n" * 10_000),
+    ):
+        backend = Counting()
+        got = _score(_sample(src, mt), 200, backend, 10_000)
+        windows = got["windows"]
+        assert windows[0]["mt_start"] == 0 and windows[-1]["mt_end"] == len(mt)
+        assert windows[0]["src_start"] == 0 and windows[-1]["src_end"] == len(src)
+        assert not any(got["truncated"].values())
+        size = len(src) + len(mt)
+        assert backend.characters < 20 * size
+        assert sum(len(one.src) + len(one.mt) for one in backend.seen) < 2 * size + 4000
+
+
+def test_in_process_and_a_reference():
+    backend = Seeing("metricx")
+    scorer = LocalScorer(backend)
+    texts = SampleForScoring("One two. " * 300, "하나 둘. " * 300, "가나 다. " * 300)
+    out = scorer.score_batch([texts], ScoringConfig(overlong="windows"))
+    (result,) = out.metadata
+    assert len(result.windows) > 2 and result.score == out.sequence_scores[0]
+    for window, read in zip(result.windows, backend.seen, strict=True):
+        own = texts.mt[window.mt_start : window.mt_end].count(".")
+        count = read.mt.count(".")
+        words = ("One two.", "하나 둘.", "가나 다.")
+        assert count >= own and read == _sample(*(" ".join([word] * count) for word in words))
+        assert window.score == fake_score(read, 25.0)
+    assert MetricXOptions().overlong == "truncate"
