@@ -30,7 +30,7 @@ from trainer.search.curation.spool import Spool, in_groups
 from trainer.search.records import Question
 
 SCHEMA_VERSION = 1
-_AT_ONCE = 1_000  # rows in memory, in a group of Parquet
+_AT_ONCE = 200  # rows in memory, in a group of Parquet
 
 
 @dataclass(frozen=True, slots=True)
