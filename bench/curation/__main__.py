@@ -1,8 +1,9 @@
 """What do the commands of curation take of a store of 20,000 episodes, and of 200,000?
 
-Each command reads the same store, which is written once (bench/curation/written.py), in a process
-of its own: seconds of the whole command, and the most memory that the process ever held. What
-grows with the store is a line of figures an episode; an episode itself has 62 kB.
+Each command reads the same stores, which are written once (bench/curation/written.py), in a process
+of its own: seconds of the whole command, and the most memory that the process ever held. 20,000
+episodes of 2,500 questions and of 25,000 tell what a question of the data adds to that; 20,000 and
+200,000 of 25,000 questions what an episode does, which itself has 62 kB.
 
     python -m bench.curation [--quick]
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from bench.common import WORK, Figure, run
 from bench.curation.taken import taken
-from bench.curation.written import write_store
+from bench.curation.written import SAMPLES, write_store
 
 FOLDER = WORK / "curation"
 #: Command and its flags.
@@ -28,36 +29,42 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "budget": (),
     "distill": ("--set", "distill.repeats=mask"),
 }
-#: Most that an episode may add to what a command holds.
-MOST_BYTES = 2_500
+#: Most that an episode may add to what a command holds: nothing, but for the noise.
+MOST_BYTES = 100
 
 
 def questions(quick: bool) -> Iterator[Figure]:
     """All figures of this script."""
-    sizes = (400, 4_000) if quick else (20_000, 200_000)
+    few, many = (400, 4_000) if quick else (20_000, 200_000)
+    all_questions = many // SAMPLES
+    sizes = ((few, few // SAMPLES), (few, all_questions), (many, all_questions))
     shutil.rmtree(FOLDER, ignore_errors=True)
     stores = {}
     for size in sizes:
+        episodes, of = size
         began = time.perf_counter()
-        stores[size] = write_store(FOLDER / f"run-{size}", size)
+        stores[size] = write_store(FOLDER / f"run-{of}-{episodes}", episodes, of)
         packed = sum(path.stat().st_size for path in stores[size].rglob("*.gz"))
         yield Figure(
-            f"a store of {size:,} episodes is written in",
+            f"a store of {episodes:,} episodes of {of:,} questions is written in",
             time.perf_counter() - began,
             "s",
             details={"mib": packed / 2**20},
         )
     for command in COMMANDS:
         found = {size: _measured(command, store) for size, store in stores.items()}
-        small, large = found.values()
-        for size, told in found.items():
-            yield Figure(f"{command}, {size:,} episodes", told["wall_s"], "s", details=told)
-        yield Figure("  episodes a second of a core", sizes[1] / large["cpu_s"], "1/s")
-        for told in (small, large):
-            yield Figure(f"  peak memory, {told['episodes']:,}", told["peak_mib"], "MiB")
-        grown = (large["peak_mib"] - small["peak_mib"]) * 2**20 / (sizes[1] - sizes[0])
+        for (episodes, of), told in found.items():
+            name = f"{command}, {episodes:,} episodes of {of:,} questions"
+            yield Figure(name, told["wall_s"], "s", details=told)
+        peaks = [told["peak_mib"] for told in found.values()]
+        yield Figure("  episodes a second of a core", many / found[sizes[-1]]["cpu_s"], "1/s")
+        for (episodes, of), peak in zip(found, peaks, strict=True):
+            yield Figure(f"  peak memory, {episodes:,} of {of:,}", peak, "MiB")
+        a_question = (peaks[1] - peaks[0]) * 2**20 / (sizes[1][1] - sizes[0][1])
+        yield Figure("  of it a question more", a_question, "bytes")
+        an_episode = (peaks[2] - peaks[1]) * 2**20 / (many - few)
         most = None if quick else MOST_BYTES
-        yield Figure("  of it an episode more", grown, "bytes", at_most=most)
+        yield Figure("  of it an episode more", an_episode, "bytes", at_most=most)
     shutil.rmtree(FOLDER, ignore_errors=True)
 
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -34,14 +33,15 @@ from trainer.search.records import (
 from trainer.search.trajectories.store import FOLDER, SCHEMA_VERSION, TrajectoryStore
 
 DECKS, PAGES, SHAPES = 40, 30, 5
-SAMPLES = 8  # episodes of a question
+SAMPLES = 8  # episodes of a question that has any
 STEP = 10_000  # episodes of a step
 _SEARCHES = 6
 _PICTURE = 151655  # the id that stands for a part of a picture
 
 
-def write_store(folder: Path, episodes: int) -> Path:
-    """A run of so many episodes with its questions, the same each time."""
+def write_store(folder: Path, episodes: int, questions: int) -> Path:
+    """A run of so many episodes, the same each time, `SAMPLES` of each of the first questions; its
+    data has `questions` of them."""
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for deck in range(DECKS):
         for page in range(1, PAGES + 1):
@@ -61,13 +61,13 @@ def write_store(folder: Path, episodes: int) -> Path:
                 file.write(gzip.compress(head, 1, mtime=0))
                 file.write(middles[deck, shape])
                 file.write(gzip.compress(tail, 1, mtime=0))
-    questions = folder / "questions.jsonl"
-    with questions.open("w", encoding="utf-8") as rows:
-        for question in _questions(episodes):
-            rows.write(json.dumps(question_row(question)) + "\n")
+    data = folder / "questions.jsonl"
+    with data.open("w", encoding="utf-8") as rows:
+        for number in range(questions):
+            rows.write(json.dumps(question_row(_question(number))) + "\n")
     told = {
         "task": "search",
-        "data": {"train": str(questions)},
+        "data": {"train": str(data)},
         "policy": {"path": str(_learner(folder / "learner"))},
         "episode": {"observation": "text"},  # what `distill` renders; it asks no processor
         "misc": {"run_dir": str(folder)},
@@ -83,10 +83,6 @@ def _learner(folder: Path) -> Path:
     told = json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": 8192}
     config.write_text(json.dumps(told), encoding="utf-8")
     return folder
-
-
-def _questions(episodes: int) -> Iterator[Question]:
-    return (_question(number) for number in range(-(-episodes // SAMPLES)))
 
 
 def _question(number: int) -> Question:

@@ -11,7 +11,7 @@ from scorekit.report.page import picture
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 
 #: B: mastered. A: at the edge of what it can. 0: not solved. unscored: no episode has a value.
 Bucket = Literal["B", "A", "0", "unscored"]
@@ -38,33 +38,33 @@ def make_buckets(
     prompts: Sequence[CuratedPrompt], read: Sequence[CuratedRun], cfg: CurationConfig
 ) -> Curated:
     """All prompts of the data with their bucket; none is dropped."""
-    decisions, rows = [], []
+    made = Curated("buckets", cfg.buckets, read)
     for prompt in prompts:
         bucket = bucket_of(prompt, cfg.buckets)
         counted = prompt.counted(cfg.buckets.combine, cfg.buckets.measure)
         figures = {
             "bucket": bucket,
-            "mean": prompt.mean(cfg.buckets.combine, cfg.buckets.measure),
+            "mean": mean_of(counted, cfg.buckets.measure),
             "scored": len(counted),
             "document": prompt.question.file_name,
             "question_type": prompt.question.question_type,
         }
-        decisions.append(Decision(prompt.question.id, True, bucket, figures, refs(prompt)))
-        rows.append(question_row(prompt.question, bucket=bucket))
-    return Curated("buckets", cfg.buckets, read, rows, decisions)
+        made.decisions.append(Decision(prompt.question.id, True, bucket, figures, refs(prompt)))
+        made.rows.append(question_row(prompt.question, bucket=bucket))
+    return made
 
 
 def buckets_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
     """report.html: how many, the histogram of the means, and each document."""
     cfg = made.settings
     assert isinstance(cfg, BucketConfig)
-    of = [str(one.figures["bucket"]) for one in made.decisions]
+    of = Counter(str(one.figures["bucket"]) for one in made.decisions)
     means = [one.figures["mean"] for one in made.decisions if one.figures["mean"] is not None]
     words = (
         f"Mean {cfg.measure} of a prompt's episodes ({_COMBINED[cfg.combine]}). B: above "
         f"{cfg.mastered:g}; 0: below {cfg.unsolved:g}; A: between; unscored: no episode has one."
     )
-    counts = [[name, of.count(name)] for name in BUCKETS]
+    counts = [[name, of[name]] for name in BUCKETS]
     by_document: dict[str, Counter[str]] = defaultdict(Counter)
     for one in made.decisions:
         by_document[str(one.figures["document"])][str(one.figures["bucket"])] += 1

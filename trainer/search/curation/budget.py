@@ -44,7 +44,7 @@ def make_budget(
 ) -> Curated:
     """Each row with `max_turns` and `n_agent` of its own; those that are mastered are dropped."""
     of = cfg.budget
-    decisions, rows = [], []
+    made = Curated("budget", of, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
         figures = _figures(prompt, of)
@@ -55,13 +55,16 @@ def make_budget(
         n_agent = 0 if mastered else of.rare_agents if rare else of.n_agent
         max_turns = 0 if mastered else of.deep_turns if deep else of.max_turns
         figures |= {"n_agent": n_agent, "max_turns": max_turns}
-        decisions.append(Decision(prompt.question.id, not mastered, reason, figures, refs(prompt)))
+        made.decisions.append(
+            Decision(prompt.question.id, not mastered, reason, figures, refs(prompt))
+        )
         if not mastered:
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
-            rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
+            made.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
+    rows = len(made.rows)
     plans = [
-        BudgetPlan("this budget", len(rows), episodes, turns),
-        _equal(f"{of.n_agent} episodes of {of.max_turns} turns for each of these", len(rows), of),
+        BudgetPlan("this budget", rows, episodes, turns),
+        _equal(f"{of.n_agent} episodes of {of.max_turns} turns for each of these", rows, of),
         _equal("the same for the mastered ones, too", len(prompts), of),
     ]
     told: dict[str, Any] = {
@@ -72,13 +75,14 @@ def make_budget(
         "lines": [one.line() for one in plans],
     }
     if rows:
-        same = turns / (len(rows) * of.max_turns)
+        same = turns / (rows * of.max_turns)
         told["equal_n_agent"] = round(same, 3)
         told["lines"].append(
             f"the turns of this budget are those of {same:.1f} episodes of {of.max_turns} turns "
             "for each of its rows"
         )
-    return Curated("budget", of, read, rows, decisions, inputs or {}, told)
+    made.told = told
+    return made
 
 
 def _equal(name: str, rows: int, of: BudgetConfig) -> BudgetPlan:

@@ -26,9 +26,11 @@ from pydantic import BaseModel
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.search.curation.spool import Spool, in_groups
 from trainer.search.records import Question
 
 SCHEMA_VERSION = 1
+_AT_ONCE = 200  # rows in memory, in a group of Parquet
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +52,25 @@ class Decision:
 
 @dataclass(slots=True)
 class Curated:
-    """What a command has made, before it is written.
+    """What a command makes, before it is written.
 
     command: its name. settings: the section of the config. runs: what was read. inputs: other
-    files, name -> digest. rows: what is kept. decisions: of all rows. told: further counts and
-    figures for the manifest.
+    files, name -> digest. told: further counts and figures for the manifest. rows: what is kept.
+    decisions: of all rows.
     """
 
     command: str
     settings: BaseModel
     runs: Sequence[CuratedRun]
-    rows: Sequence[Mapping[str, Any]]
-    decisions: Sequence[Decision]
     inputs: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)
+    rows: Spool[dict[str, Any]] = field(default_factory=lambda: Spool(dict), init=False)
+    decisions: Spool[Decision] = field(default_factory=lambda: Spool(Decision), init=False)
 
     def manifest(self) -> dict[str, Any]:
         """manifest.json."""
         reasons = Counter((one.kept, one.reason) for one in self.decisions)
-        kept = sum(one.kept for one in self.decisions)
+        kept = sum(count for (of, _), count in reasons.items() if of)
         return {
             "schema_version": SCHEMA_VERSION,
             "command": self.command,
@@ -79,9 +81,9 @@ class Curated:
             ],
             "inputs": dict(self.inputs),
             "counts": {
-                "rows": len(self.decisions),
+                "rows": reasons.total(),
                 "kept": kept,
-                "dropped": len(self.decisions) - kept,
+                "dropped": reasons.total() - kept,
                 "reasons": {
                     ("kept: " if of else "dropped: ") + reason: count
                     for (of, reason), count in sorted(reasons.items())
@@ -142,7 +144,7 @@ def write_curated(
             write_table(folder / "rows", made.rows)
         else:
             fill(folder)
-        write_table(folder / "decisions", [one.line() for one in made.decisions])
+        write_table(folder / "decisions", (one.line() for one in made.decisions))
         manifest = json.dumps(made.manifest(), ensure_ascii=False, indent=1)
         (folder / "manifest.json").write_text(manifest + "\n", encoding="utf-8")
         (folder / "report.html").write_text(page, encoding="utf-8")
@@ -150,19 +152,30 @@ def write_curated(
             (folder / name).write_bytes(content)
 
 
-def write_table(stem: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The same rows as JSON lines and as Parquet; mappings are JSON texts in Parquet, whose columns
-    have one type each."""
-    import pyarrow
-    import pyarrow.parquet
+def write_table(stem: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """The same rows as JSON lines and as Parquet, some in memory at a time; mappings are JSON texts
+    in Parquet, whose columns have one type each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    with stem.with_suffix(".jsonl").open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [_cell(row.get(name)) for row in rows] for name in names}
-    table = pyarrow.table(columns) if names else pyarrow.table({"id": pyarrow.array([], "string")})
-    pyarrow.parquet.write_table(table, stem.with_suffix(".parquet"), compression="zstd")
+    lines, schema = stem.with_suffix(".jsonl"), pa.schema([])
+    with lines.open("w", encoding="utf-8") as file:
+        for group in in_groups(rows, _AT_ONCE):
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in group)
+            names = dict.fromkeys(name for row in group for name in row)
+            found = pa.table(_columns(group, names)).schema
+            schema = pa.unify_schemas([schema, found], promote_options="permissive")
+    schema = schema if schema.names else pa.schema([("id", pa.string())])
+    with (
+        lines.open(encoding="utf-8") as file,
+        pq.ParquetWriter(stem.with_suffix(".parquet"), schema, compression="zstd") as table,
+    ):
+        for group in in_groups(map(json.loads, file), _AT_ONCE):
+            table.write_table(pa.table(_columns(group, schema.names), schema=schema))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
+    return {name: [_cell(row.get(name)) for row in rows] for name in names}
 
 
 def _cell(value: Any) -> Any:

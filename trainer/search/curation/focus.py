@@ -15,7 +15,7 @@ from trainer.search.curation.dataset import Curated, Decision, question_row, ref
 from trainer.search.curation.known import Known
 from trainer.search.curation.measures import Rule
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 
 #: Why a row is kept, by its rule.
 TAKEN: Final[dict[Rule, str]] = {
@@ -32,7 +32,6 @@ class _Row:
     """bucket: of BUCKETS. low: mean of the episodes that count for A; last: of the last run's;
     None: none has a value. played: whether the last run has episodes of it."""
 
-    prompt: CuratedPrompt
     bucket: str
     low: float | None
     last: float | None
@@ -45,7 +44,7 @@ def make_focus(
     """The rows that the rules take, without those that are known to be bad. known: of these
     prompts."""
     of, last = cfg.focus, len(read) - 1
-    decisions, rows = [], []
+    made = Curated("focus", of, read, known.inputs)
     stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(of, known)}
     fitting: Counter[str] = Counter()
     for prompt in prompts:
@@ -76,26 +75,26 @@ def make_focus(
             figures["class"] = known.classes.get(id)
         if known.excluded:
             figures["excluded"] = known.excluded.get(id)
-        decisions.append(Decision(id, kept, reason, figures, refs(prompt)))
+        made.decisions.append(Decision(id, kept, reason, figures, refs(prompt)))
         if kept:
-            rows.append(question_row(prompt.question, bucket=row.bucket))
-    told = {
+            made.rows.append(question_row(prompt.question, bucket=row.bucket))
+    made.told = {
         "funnel": [
             {"stage": name, "rows": found.total(), **{of: found[of] for of in BUCKETS}}
             for name, found in stages.items()
         ],
         "taken": {TAKEN[rule]: fitting[TAKEN[rule]] for rule in of.take},
     }
-    return Curated("focus", of, read, rows, decisions, known.inputs, told)
+    return made
 
 
 def _row(prompt: CuratedPrompt, cfg: CurationConfig, known: Known, last: int) -> _Row:
     of = cfg.focus
     id = prompt.question.id
     bucket = bucket_of(prompt, cfg.buckets) if known.buckets is None else known.buckets[id]
-    there = CuratedPrompt(prompt.question, [one for one in prompt.samples if one.order == last])
+    there = [one for one in prompt.samples if one.order == last]
     low = prompt.mean(of.combine, of.measure)
-    return _Row(prompt, bucket, low, there.mean("all", of.measure), bool(there.samples))
+    return _Row(bucket, low, mean_of(there, of.measure), bool(there))
 
 
 def _rule(row: _Row, of: FocusConfig) -> Rule | None:

@@ -6,7 +6,8 @@ A page is one file, with no script and nothing fetched from elsewhere; every tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,21 +75,24 @@ def _is_number(value: Any) -> bool:
 
 
 def _examples(
-    decisions: Sequence[Decision], prompts: Mapping[str, CuratedPrompt]
+    decisions: Iterable[Decision], prompts: Mapping[str, CuratedPrompt]
 ) -> list[tuple[str, int, list[dict[str, Any]]]]:
     """(reason, rows, the first few) of each reason, those kept first."""
-    of: dict[tuple[bool, str], list[Decision]] = {}
+    counts: Counter[tuple[bool, str]] = Counter()
+    shown: dict[tuple[bool, str], list[dict[str, Any]]] = defaultdict(list)
     for one in decisions:
-        of.setdefault((not one.kept, one.reason), []).append(one)
-    found = []
-    for (dropped, reason), rows in sorted(of.items()):
-        shown = [_example(one, prompts) for one in rows[:_EXAMPLES]]
-        found.append((f"{'dropped' if dropped else 'kept'}: {reason}", len(rows), shown))
-    return found
+        of = (not one.kept, one.reason)
+        counts[of] += 1
+        if counts[of] <= _EXAMPLES:
+            shown[of].append(_example(one, prompts))
+    return [
+        (f"{'dropped' if dropped else 'kept'}: {reason}", count, shown[dropped, reason])
+        for (dropped, reason), count in sorted(counts.items())
+    ]
 
 
 def _example(one: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[str, Any]:
-    prompt = prompts.get(one.row_id)
+    prompt = prompts.get(str(one.figures.get("question_id", one.row_id)))
     question = prompt.question if prompt else None
     more = len(one.episodes) - _EPISODES
     return {

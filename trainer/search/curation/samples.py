@@ -1,13 +1,14 @@
 """What curation reads of the episodes: a line of figures each, gathered by prompt.
 
-A store of any size is read once, an episode at a time; what stays in memory is a `Sample` each.
+A store of any size is read once, an episode at a time. The lines lie on the disk; in memory are the
+questions, and the lines of the prompt that is looked at.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.measures import Combine, Measure
+from trainer.search.curation.spool import Spool
 from trainer.search.data import load_questions
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -68,10 +70,15 @@ class Sample:
 
 @dataclass(slots=True)
 class CuratedPrompt:
-    """A question of the data with all its episodes, in the order of runs and steps."""
+    """A question of the data with all its episodes. spool: those of all questions."""
 
     question: Question
-    samples: list[Sample] = field(default_factory=list)
+    spool: Spool[Sample]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Its episodes in the order of runs and steps; read from the disk each time."""
+        return self.spool.under(self.question.id)
 
     def counted(self, combine: Combine, measure: Measure) -> list[Sample]:
         """The episodes that count by a rule, of those that have a value."""
@@ -86,9 +93,14 @@ class CuratedPrompt:
 
     def mean(self, combine: Combine, measure: Measure) -> float | None:
         """Mean of the episodes that count; None where there is none."""
-        values = [sample.value(measure) for sample in self.counted(combine, measure)]
-        found = [value for value in values if value is not None]
-        return sum(found) / len(found) if found else None
+        return mean_of(self.counted(combine, measure), measure)
+
+
+def mean_of(samples: Iterable[Sample], measure: Measure) -> float | None:
+    """Of those that have a value; None where none has."""
+    values = [sample.value(measure) for sample in samples]
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,8 @@ def read_prompts(
         raise UserError("name a run to read (--run FOLDER), or questions (--set data.train=FILE)")
     if len({folder.resolve() for folder in runs}) != len(runs):
         raise UserError("--run: a folder is named twice: its episodes would count twice")
-    prompts = {one.id: CuratedPrompt(one) for one in _questions(runs[-1:], cfg.data)}
+    spool = Spool(Sample)
+    prompts = {one.id: CuratedPrompt(one, spool) for one in _questions(runs[-1:], cfg.data)}
     read = [_read_run(order, folder, prompts, visit) for order, folder in enumerate(runs)]
     return list(prompts.values()), read
 
@@ -150,7 +163,7 @@ def _read_run(
             continue
         _same(prompt.question, trajectory.question, folder)
         sample = sample_of(trajectory, order, store.run)
-        prompt.samples.append(sample)
+        prompt.spool.append(sample, prompt.question.id)
         if visit is not None:
             visit(trajectory, sample)
     if unknown:

@@ -48,7 +48,7 @@ class TurnIds:
     ) -> None:
         self.tokenizer, self._chat, self.reader = tokenizer, chat, reader
         self.stops = list(stops)
-        self._known = lru_cache(4096)(self._text_ids)
+        self._known = lru_cache(512)(self._text_ids)  # a group asks alike, at one time
         self.prefill = self._check()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:

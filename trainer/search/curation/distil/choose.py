@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.distil.config import DistillConfig, Rank
 from trainer.search.curation.distil.targets import Fault, repeated, target_fault
 from trainer.search.curation.samples import CuratedPrompt, Sample
+from trainer.search.curation.spool import Spool
 from trainer.search.records import Trajectory
 
 
@@ -24,16 +24,17 @@ class Written:
 
 @dataclass(slots=True)
 class Wrote:
-    """Of the episodes of all runs that were judged at all right, by `Sample.ref`; `visit` is given
-    every episode."""
+    """Of the episodes of all runs that were judged at all right, under their `Sample.ref`; `visit`
+    is given every episode."""
 
-    of: dict[str, Written] = field(default_factory=dict)
+    of: Spool[Written] = field(default_factory=lambda: Spool(Written))
 
     def visit(self, trajectory: Trajectory, sample: Sample) -> None:
         """Look at one while it is in memory."""
         if sample.judge:
             own = sum(len(turn.text) for turn in trajectory.turns if not turn.forced)
-            self.of[sample.ref] = Written(target_fault(trajectory), bool(repeated(trajectory)), own)
+            found = Written(target_fault(trajectory), bool(repeated(trajectory)), own)
+            self.of.append(found, sample.ref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,12 @@ class PromptChoice:
     """Of one prompt. eligible: the episodes that may be rows, the best first. rate: share of those
     with a score that are right; None where none has one."""
 
-    prompt: CuratedPrompt
     rate: float | None
     eligible: list[Sample]
     decisions: list[Decision]
 
 
-def choose(prompt: CuratedPrompt, wrote: Mapping[str, Written], cfg: DistillConfig) -> PromptChoice:
+def choose(prompt: CuratedPrompt, wrote: Spool[Written], cfg: DistillConfig) -> PromptChoice:
     """A prompt that is not taken has one decision for all its episodes, else each has its own; of
     the eligible ones there is none yet."""
     counted = prompt.counted(cfg.combine, "judge")
@@ -56,7 +56,7 @@ def choose(prompt: CuratedPrompt, wrote: Mapping[str, Written], cfg: DistillConf
     figures = {"question_id": prompt.question.id, "rate": rate, "right": len(right)}
     if why := _not_taken(prompt, rate, len(right), cfg):
         decision = Decision(prompt.question.id, False, why, figures, refs(prompt))
-        return PromptChoice(prompt, rate, [], [decision])
+        return PromptChoice(rate, [], [decision])
     counts = {sample.ref for sample in counted}
     eligible, decisions = [], []
     for sample in prompt.samples:
@@ -65,7 +65,7 @@ def choose(prompt: CuratedPrompt, wrote: Mapping[str, Written], cfg: DistillConf
         else:
             eligible.append(sample)
     eligible.sort(key=lambda sample: _key(sample, wrote[sample.ref], cfg.order))
-    return PromptChoice(prompt, rate, eligible, decisions)
+    return PromptChoice(rate, eligible, decisions)
 
 
 def decided(

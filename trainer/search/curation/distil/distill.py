@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.dataset import Curated
 from trainer.search.curation.distil.choose import PromptChoice, Written, choose, decided
 from trainer.search.curation.distil.spool import RowSpool
 from trainer.search.curation.distil.targets import repeated
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
+from trainer.search.curation.spool import Spool
 from trainer.search.records import Trajectory
 from trainer.search.training.sft_rows import EpisodeRows
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -27,7 +28,7 @@ KEPT = "rare success"
 
 def make_distilled(
     prompts: Sequence[CuratedPrompt],
-    wrote: Mapping[str, Written],
+    wrote: Spool[Written],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
@@ -39,25 +40,30 @@ def make_distilled(
     UserError where no model is named, or a run has no config.
     """
     configs = learner_configs(read, cfg)
-    choices = [choose(prompt, wrote, cfg.distill) for prompt in prompts]
+    made = Curated("distill", cfg.distill, read)
+
+    def choices() -> Iterator[tuple[CuratedPrompt, PromptChoice]]:
+        """Twice, since all of them would fill the memory."""
+        return ((prompt, choose(prompt, wrote, cfg.distill)) for prompt in prompts)
+
     mask = repeated if cfg.distill.repeats == "mask" else _nothing
-    faults = _fill(choices, read, configs, spool, mask)
-    decisions: list[Decision] = []
-    for choice in choices:
-        decisions += choice.decisions
+    faults = _fill((choice for _, choice in choices()), read, configs, spool, mask)
+    for prompt, choice in choices():
+        for decision in choice.decisions:
+            made.decisions.append(decision)
         best: list[Sample] = []
         for sample in choice.eligible:
             why = faults.get(sample.ref)
             taken = why is None and len(best) < cfg.distill.per_prompt
             why = why or (KEPT if taken else f"behind the best {cfg.distill.per_prompt}")
             best += [sample] if taken else []
-            decisions.append(decided(sample, choice.prompt, choice.rate, taken, why))
-    longest = spool.longest(one.row_id for one in decisions if one.kept)
-    told = {
+            made.decisions.append(decided(sample, prompt, choice.rate, taken, why))
+    longest = spool.longest(one.row_id for one in made.decisions if one.kept)
+    made.told = {
         "longest_row": longest,
         "learner": {name: _rendering(of) for name, of in configs.items()},
     }
-    return Curated("distill", cfg.distill, read, (), decisions, told=told)
+    return made
 
 
 def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str, SearchConfig]:
@@ -96,32 +102,33 @@ def _rendering(cfg: SearchConfig) -> dict[str, Any]:
 
 
 def _fill(
-    choices: Sequence[PromptChoice],
+    choices: Iterable[PromptChoice],
     read: Sequence[CuratedRun],
     configs: Mapping[str, SearchConfig],
     spool: RowSpool,
     mask: Callable[[Trajectory], list[int]],
-) -> dict[str, str]:
-    """Put the eligible episodes' rows into the spool; ref -> why it has none. mask: turns of one
-    that are read and not learned, beside the invalid ones."""
-    wanted = {sample.ref: choice for choice in choices for sample in choice.eligible}
+) -> Spool[str]:
+    """Put the eligible episodes' rows into the spool; under the ref of one that has none: why.
+    mask: turns of one that are read and not learned, beside the invalid ones."""
+    rates: Spool[float | None] = Spool(float)
+    faults = Spool(str)
     steps: dict[str, set[int]] = {run.name: set() for run in read}
     for choice in choices:
         for sample in choice.eligible:
+            rates.append(choice.rate, sample.ref)
             steps[sample.name].add(sample.step)
-    faults: dict[str, str] = {}
     for run in read:
         if not steps[run.name]:
             continue
         store, rows = TrajectoryStore(run.folder / FOLDER), EpisodeRows(configs[run.name])
         for trajectory in store.read(sorted(steps[run.name])):
             ref = f"{run.name}/{trajectory.trajectory_id}"
-            if ref in wanted:
+            if (rate := rates.get(ref)) is not None:
                 row = rows.row(trajectory, store.picture, mask(trajectory))
                 if isinstance(row, str):
-                    faults[ref] = row
+                    faults.append(row, ref)
                 else:
-                    spool.put(_told(row, ref, run.name, trajectory, wanted[ref].rate))
+                    spool.put(_told(row, ref, run.name, trajectory, rate))
     return faults
 
 
@@ -153,8 +160,7 @@ def distilled_rows(
 def distill_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
     """report.html: which prompts were taken, and what became of their episodes."""
     by_prompt = Counter(str(one.figures["question_id"]) for one in made.decisions if one.kept)
-    episodes = [one for one in made.decisions if "judge" in one.figures]
-    taken = {str(one.figures["question_id"]) for one in episodes}
+    taken = {str(one.figures["question_id"]) for one in made.decisions if "judge" in one.figures}
     counts = [
         ["prompts of the data", len(prompts)],
         ["prompts that succeed rarely", len(taken)],
@@ -175,8 +181,7 @@ def distill_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
             [[rate, count] for rate, count in sorted(rates.items())],
         ),
     ]
-    questions = {one.row_id: prompts[str(one.figures["question_id"])] for one in made.decisions}
-    return curation_page(made, "Distilled successes", sections, questions)
+    return curation_page(made, "Distilled successes", sections, prompts)
 
 
 def digest_of(path: Path) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +34,7 @@ from trainer.search.curation.distil.rewriter import (
 )
 from trainer.search.curation.distil.spool import RowSpool
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.spool import in_groups
 from trainer.search.records import View
 from trainer.search.sight.views import Shown
 from trainer.search.training.sft_rows import EpisodeRows, id_columns
@@ -110,7 +110,7 @@ def make_rewritten(
     answers: the file of what was paid for. Raises UserError where the rewriter is not there, the
     model that learns has changed, or a picture is missing; MoneySpent. What was paid for is kept.
     """
-    decisions: list[Decision] = []
+    made = Curated("rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)})
     shown: list[tuple[str, str]] = []
 
     def done(row: Mapping[str, Any], became: _Became) -> None:
@@ -120,21 +120,20 @@ def make_rewritten(
             "changed": len(became.changed),
         }
         kept = became.row is not None
-        decisions.append(Decision(row["id"], kept, became.why, figures, [row["id"]]))
+        made.decisions.append(Decision(row["id"], kept, became.why, figures, [row["id"]]))
         if became.row is not None:
             spool.put(became.row)
         if became.why == REWRITTEN:
             shown.extend(became.changed[: _SHOWN - len(shown)])
 
     asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, done))
-    longest = spool.longest(one.row_id for one in decisions if one.kept)
-    told = {
+    longest = spool.longest(one.row_id for one in made.decisions if one.kept)
+    made.told = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
         "examples": [list(pair) for pair in shown],
     }
-    inputs = {"rows.jsonl": digest_of(distilled.rows_file)}
-    return Curated("rewrite", cfg.rewrite, (), (), decisions, inputs=inputs, told=told)
+    return made
 
 
 async def _rewrite_all(
@@ -150,7 +149,7 @@ async def _rewrite_all(
         rewriter = Rewriter(cfg, kept)
         try:
             await rewriter.check()
-            for rows in _batches(distilled.rows(), cfg.rewriter.max_requests):
+            for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
                 tasks = [_rewritten(row, distilled, rewriter, cfg) for row in rows]
                 for row, became in zip(rows, await _all(tasks), strict=True):
                     done(row, became)
@@ -172,12 +171,6 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
-    left = iter(items)
-    while batch := list(islice(left, most)):
-        yield batch
-
-
 async def _rewritten(
     row: dict[str, Any], distilled: Distilled, rewriter: Rewriter, cfg: RewriteConfig
 ) -> _Became:
@@ -185,7 +178,7 @@ async def _rewritten(
     asked = _asked(row)
     if any(has_tag(one.thought) for one in asked):
         return _Became(None, TAGGED)
-    calls = _batches(asked, cfg.messages_per_call)
+    calls = in_groups(asked, cfg.messages_per_call)
     answers = await _all([rewriter.rewritten(_question(row), call) for call in calls])
     fallen = row if cfg.broken == "original" else None
     if any(answer is None for answer in answers):
@@ -293,7 +286,7 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
     for row in distilled.rows():
         asked = _asked(row)
         if not any(has_tag(one.thought) for one in asked):
-            calls = _batches(asked, cfg.messages_per_call)
+            calls = in_groups(asked, cfg.messages_per_call)
             texts += [asked_text(_question(row), call) for call in calls]
     return reckoned_calls(texts, cfg)
 

@@ -13,14 +13,25 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from trainer.search.curation.spool import Spool, room
 from trainer.search.training.sft_rows import keep_pictures
 
 _AT_ONCE = 200  # rows, in a group of Parquet
 _FORMAT = "v1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a packed row: bytes. ids: `input_ids` of the row."""
+
+    first: int
+    length: int
+    ids: int
 
 
 class RowSpool:
@@ -28,26 +39,28 @@ class RowSpool:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._places: dict[str, tuple[int, int]] = {}
-        self._lengths: dict[str, int] = {}
+        self._places = Spool(_Place)
 
     def put(self, row: Mapping[str, Any]) -> None:
         """Keep a row."""
         packed = zlib.compress(json.dumps(row, ensure_ascii=False).encode(), 1)
-        self._file.seek(0, 2)
-        self._places[row["id"]] = self._file.tell(), len(packed)
-        self._lengths[row["id"]] = len(row["input_ids"])
-        self._file.write(packed)
+        with room():
+            self._file.seek(0, 2)
+            place = _Place(self._file.tell(), len(packed), len(row["input_ids"]))
+            self._file.write(packed)
+        self._places.append(place, row["id"])
 
     def longest(self, ids: Iterable[str]) -> int:
         """Ids (`input_ids`) of the longest of these rows; 0 of none."""
-        return max((self._lengths[id] for id in ids), default=0)
+        return max((self._places[id].ids for id in ids), default=0)
 
     def get(self, id: str) -> dict[str, Any]:
         """Give it back."""
-        place, length = self._places[id]
-        self._file.seek(place)
-        row: dict[str, Any] = json.loads(zlib.decompress(self._file.read(length)))
+        place = self._places[id]
+        with room():
+            self._file.seek(place.first)
+            packed = self._file.read(place.length)
+        row: dict[str, Any] = json.loads(zlib.decompress(packed))
         return row
 
 

@@ -125,7 +125,7 @@ def make_alternatives(
 
     proposals, results: by the question's id. told: which index and generator said so.
     """
-    decisions, rows = [], []
+    made = Curated("alternatives", cfg.alternatives, read, told=told)
     for prompt in prompts:
         one = prompt.question
         result, proposed = results[one.id], proposals.get(one.id, ())
@@ -144,9 +144,9 @@ def make_alternatives(
             "document": one.file_name,
             "question_type": one.question_type,
         }
-        decisions.append(Decision(one.id, True, result.became, figures, refs(prompt)))
-        rows.append(question_row(one, alternatives={g: of for g, of in grown.items() if of}))
-    return Curated("alternatives", cfg.alternatives, read, rows, decisions, told=told)
+        made.decisions.append(Decision(one.id, True, result.became, figures, refs(prompt)))
+        made.rows.append(question_row(one, alternatives={g: of for g, of in grown.items() if of}))
+    return made
 
 
 def alternatives_page(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trainer.search.curation.samples import CuratedPrompt, Sample, carriers
+from trainer.search.curation.spool import Spool
 from trainer.search.curation.truth.answers import flat
 from trainer.search.curation.truth.config import DiagnoseConfig
 from trainer.search.records import Question, Trajectory
@@ -96,7 +97,7 @@ class Suspicion:
 
 
 def suspicion(
-    question: Question, samples: Sequence[Sample], clues: Mapping[str, Clue], cfg: DiagnoseConfig
+    question: Question, samples: Sequence[Sample], clues: Spool[Clue], cfg: DiagnoseConfig
 ) -> Suspicion:
     """Compare a prompt's answers with one another and with the reference."""
     said = [(one, flat(text)) for one in samples if (text := clues[one.ref].said) is not None]

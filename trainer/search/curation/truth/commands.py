@@ -21,7 +21,6 @@ from trainer.search.curation.command_line import (
 
 if TYPE_CHECKING:
     from trainer.search.curation.samples import Sample
-    from trainer.search.curation.truth.causes import Clue
     from trainer.search.curation.truth.hallucinations import Suspect
     from trainer.search.records import Trajectory
 
@@ -41,12 +40,13 @@ def diagnose(
     overwrite: Overwrite = False,
 ) -> None:
     """Why prompts score low: searched wrong, answered wrong, judged wrong, ended too early."""
-    clues: dict[str, Clue] = {}
+    from trainer.search.curation.spool import Spool
+    from trainer.search.curation.truth.causes import Clue, clue_of
+
+    clues = Spool(Clue)
 
     def visit(trajectory: Trajectory, sample: Sample) -> None:
-        from trainer.search.curation.truth.causes import clue_of
-
-        clues[sample.ref] = clue_of(trajectory)
+        clues.append(clue_of(trajectory), sample.ref)
 
     with curating(run, out, config, set_, overwrite, visit=visit) as (cfg, prompts, read):
         from trainer.search.curation.truth.diagnose import diagnosis_page, make_diagnosis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -12,6 +12,7 @@ from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
+from trainer.search.curation.spool import Spool
 from trainer.search.curation.truth.causes import (
     CAUSES,
     Clue,
@@ -47,26 +48,26 @@ def make_diagnosis(
     prompts: Sequence[CuratedPrompt],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
-    clues: Mapping[str, Clue],
+    clues: Spool[Clue],
 ) -> Curated:
     """All prompts of the data: those that score low, or were never scored, with their cause.
 
-    clues: of every episode, by its `Sample.ref`.
+    clues: of every episode, under its `Sample.ref`.
     """
-    decisions, rows = [], []
+    made = Curated("diagnose", cfg.diagnose, read)
     for prompt in prompts:
         decision = _decided(prompt, clues, cfg.diagnose)
-        decisions.append(decision)
+        made.decisions.append(decision)
         if decision.kept:
-            rows.append(question_row(prompt.question, cause=decision.reason))
-    told = {
-        "causes": _summed(decisions, "causes"),
-        "corners": _summed(decisions, "corners"),
+            made.rows.append(question_row(prompt.question, cause=decision.reason))
+    made.told = {
+        "causes": _summed(made.decisions, "causes"),
+        "corners": _summed(made.decisions, "corners"),
     }
-    return Curated("diagnose", cfg.diagnose, read, rows, decisions, told=told)
+    return made
 
 
-def _decided(prompt: CuratedPrompt, clues: Mapping[str, Clue], cfg: DiagnoseConfig) -> Decision:
+def _decided(prompt: CuratedPrompt, clues: Spool[Clue], cfg: DiagnoseConfig) -> Decision:
     samples, mean = in_scope(prompt, cfg), prompt.mean(cfg.combine, cfg.measure)
     suspects = suspicion(prompt.question, samples, clues, cfg)
     of = {one.ref: cause_of(one, clues[one.ref], prompt.question, suspects, cfg) for one in samples}
@@ -90,7 +91,7 @@ def _decided(prompt: CuratedPrompt, clues: Mapping[str, Clue], cfg: DiagnoseConf
     )
 
 
-def _summed(decisions: Sequence[Decision], name: str) -> dict[str, int]:
+def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     """Episodes of all prompts."""
     total: Counter[str] = Counter()
     for one in decisions:
@@ -101,33 +102,32 @@ def _summed(decisions: Sequence[Decision], name: str) -> dict[str, int]:
 # -- the page -------------------------------------------------------------------------------------
 
 
-def diagnosis_page(
-    made: Curated, prompts: Mapping[str, CuratedPrompt], clues: Mapping[str, Clue]
-) -> str:
+def diagnosis_page(made: Curated, prompts: Mapping[str, CuratedPrompt], clues: Spool[Clue]) -> str:
     """report.html: causes, each document, and NDCG against judge with examples."""
     cfg = made.settings
     assert isinstance(cfg, DiagnoseConfig)
-    low = [one for one in made.decisions if one.kept]
+    low: Counter[str] = Counter()
+    by_document: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in made.decisions:
+        if one.kept:
+            low[one.reason] += 1
+            by_document[str(one.figures["document"])][one.reason] += 1
     words = (
-        f"{len(low)} of {len(made.decisions)} prompts have a mean {cfg.measure} below "
+        f"{low.total()} of {len(made.decisions)} prompts have a mean {cfg.measure} below "
         f"{cfg.low:g}, or none. An episode has the first cause of these that applies; a prompt "
         "the one that most of its failed episodes have."
     )
     episodes: Mapping[str, int] = made.told["causes"]
-    of = Counter(one.reason for one in low)
-    causes = [[name, of[name], episodes.get(name, 0), meaning] for name, meaning in CAUSES.items()]
+    causes = [[name, low[name], episodes.get(name, 0), meaning] for name, meaning in CAUSES.items()]
     sections = [
         Section("Why prompts score low", [words], ["cause", "prompts", "episodes", ""], causes),
-        *([Section("By document", [], *_documents(low))] if low else []),
+        *([Section("By document", [], *_documents(by_document))] if low else []),
         *_corners(made, prompts, clues, cfg),
     ]
     return curation_page(made, "Diagnosis", sections, prompts)
 
 
-def _documents(low: Sequence[Decision]) -> tuple[list[str], list[list[Any]]]:
-    by: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in low:
-        by[str(one.figures["document"])][one.reason] += 1
+def _documents(by: Mapping[str, Counter[str]]) -> tuple[list[str], list[list[Any]]]:
     there = [name for name in CAUSES if any(found[name] for found in by.values())]
     rows = [
         [name or "–", found.total(), *(found[cause] for cause in there)]
@@ -139,41 +139,38 @@ def _documents(low: Sequence[Decision]) -> tuple[list[str], list[list[Any]]]:
 def _corners(
     made: Curated,
     prompts: Mapping[str, CuratedPrompt],
-    clues: Mapping[str, Clue],
+    clues: Spool[Clue],
     cfg: DiagnoseConfig,
 ) -> list[Section]:
-    of: dict[Corner, list[tuple[CuratedPrompt, Sample]]] = {name: [] for name in CORNERS}
-    for prompt in prompts.values():
-        for sample in in_scope(prompt, cfg):
-            corner = corner_of(sample, cfg)
-            if corner is not None:
-                of[corner].append((prompt, sample))
-    points = Counter((one.ndcg, one.judge) for found in of.values() for _, one in found)
+    episodes: Counter[Corner] = Counter()
+    asked: dict[Corner, set[str]] = {name: set() for name in CORNERS}
+    examples: dict[Corner, list[list[Any]]] = {name: [] for name in CORNERS}
+    points: Counter[tuple[float | None, float | None]] = Counter()
+    for id, prompt in prompts.items():
+        for one in in_scope(prompt, cfg):
+            corner = corner_of(one, cfg)
+            if corner is None:
+                continue
+            episodes[corner] += 1
+            asked[corner].add(id)
+            points[one.ndcg, one.judge] += 1
+            if len(examples[corner]) < cfg.examples:
+                question, said = prompt.question, clues[one.ref].said
+                words = [question.question, question.reference_answer, said]
+                examples[corner].append([*words, one.ndcg, one.judge, one.ref])
     drawn = picture("episodes", "NDCG", partial(_scatter, points, cfg))
-    words = (
+    told = (
         f"Episodes that have both. Found: NDCG above {cfg.found:g}. Right: judge from "
         f"{cfg.right:g} on."
     )
     counts = [
-        [name, len(of[name]), len({p.question.id for p, _ in of[name]}), meaning]
-        for name, meaning in CORNERS.items()
+        [name, episodes[name], len(asked[name]), meaning] for name, meaning in CORNERS.items()
     ]
     head = ["corner", "episodes", "prompts", ""]
-    sections = [Section("NDCG against judge", [words], head, counts, [drawn])]
+    sections = [Section("NDCG against judge", [told], head, counts, [drawn])]
+    head = ["question", "reference", "answer", "NDCG", "judge", "episode"]
     for name, meaning in CORNERS.items():
-        rows = [
-            [
-                prompt.question.question,
-                prompt.question.reference_answer,
-                clues[one.ref].said,
-                one.ndcg,
-                one.judge,
-                one.ref,
-            ]
-            for prompt, one in of[name][: cfg.examples]
-        ]
-        head = ["question", "reference", "answer", "NDCG", "judge", "episode"]
-        sections.append(Section(f"{name}: {meaning}", [], head, rows))
+        sections.append(Section(f"{name}: {meaning}", [], head, examples[name]))
     return [one for one in sections if one.rows or one.pictures]
 
 

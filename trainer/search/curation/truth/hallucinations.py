@@ -143,7 +143,7 @@ def make_hallucinations(
     suspects: by the question's id. kinds: by the episode's `Sample.ref`.
     """
     of = cfg.hallucinations
-    decisions, rows = [], []
+    made = Curated("hallucinations", of, read)
     for prompt in prompts:
         those = suspects.get(prompt.question.id, ())
         counts = Counter(kinds[one.ref] for one in those)
@@ -159,12 +159,12 @@ def make_hallucinations(
         }
         kept = reason not in of.drop
         episodes = [one.ref for one in those]
-        decisions.append(Decision(prompt.question.id, kept, reason, figures, episodes))
+        made.decisions.append(Decision(prompt.question.id, kept, reason, figures, episodes))
         if kept:
-            rows.append(question_row(prompt.question))
+            made.rows.append(question_row(prompt.question))
     total = Counter(kinds[one.ref] for those in suspects.values() for one in those)
-    told = {"kinds": {name: total[name] for name in KINDS if total[name]}}
-    return Curated("hallucinations", of, read, rows, decisions, told=told)
+    made.told = {"kinds": {name: total[name] for name in KINDS if total[name]}}
+    return made
 
 
 def _main(counts: Counter[Kind]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.search.curation.dataset import Curated, Decision, question_row, refs
@@ -34,7 +34,7 @@ def make_verified(
     asked: row id -> what became of it, or why it was not asked about. people: who overrule. A row
     without a verdict stays: nothing speaks against it.
     """
-    decisions, rows = [], []
+    made = Curated("verify", cfg, read)
     pairs: list[tuple[TruthClass, TruthClass]] = []
     for prompt in prompts:
         row_id = prompt.question.id
@@ -52,11 +52,11 @@ def make_verified(
             **_figures(prompt, verified, own),
             "note": person.note if person else "",
         }
-        decisions.append(Decision(row_id, kept, reason, figures, refs(prompt)))
+        made.decisions.append(Decision(row_id, kept, reason, figures, refs(prompt)))
         if kept:
-            rows.append(question_row(prompt.question))
-    told = {"verifier": cfg.verifier.model, "people": _people(pairs, cfg)}
-    return Curated("verify", cfg, read, rows, decisions, told=told)
+            made.rows.append(question_row(prompt.question))
+    made.told = {"verifier": cfg.verifier.model, "people": _people(pairs, cfg)}
+    return made
 
 
 def _no_class(found: Verified | str) -> str:
@@ -141,7 +141,7 @@ _NAMES = ("stance", "verifier_reference", "generator_reference", "generator_veri
 _HEAD = ("verifier", "with reference", "generator with reference", "with verifier", "class", "rows")
 
 
-def _agreements(decisions: Sequence[Decision]) -> list[list[Any]]:
+def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
     found = Counter(
         (*(one.figures[name] or "–" for name in _NAMES), str(one.figures["verifier_class"]))
         for one in decisions

@@ -37,8 +37,10 @@ def made(command: str, out: Path, *flags: object) -> Path:
 
 def verified(out: Path, classes: Mapping[str, str], good: Sequence[str] = ("OK",)) -> Path:
     """A folder as `verify` leaves it."""
-    rows = [Decision(id, name in good, name, {"class": name}) for id, name in classes.items()]
-    write_curated(out, Curated("verify", BucketConfig(), [], [], rows), "")
+    made = Curated("verify", BucketConfig(), [])
+    for id, name in classes.items():
+        made.decisions.append(Decision(id, name in good, name, {"class": name}))
+    write_curated(out, made, "")
     return out
 
 

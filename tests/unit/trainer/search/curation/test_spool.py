@@ -1,0 +1,124 @@
+"""What the commands of curation keep on the disk, and not in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.kits.trainer.searching.curated import asked, searched, write_run
+from trainer.search.curation.buckets import make_buckets
+from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.dataset import Curated
+from trainer.search.curation.focus import make_focus
+from trainer.search.curation.known import Known
+from trainer.search.curation.samples import read_prompts
+from trainer.search.curation.spool import Spool
+from trainer.search.records import Question
+from trainer.search.verbs import app
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    name: str
+    figure: float | None
+    more: dict[str, Any]
+
+
+THINGS = [
+    Thing("가", 0.1 + 0.2, {"pages": ["a_1"], "of": {"x": 1}}),
+    Thing("'; DROP TABLE things --", None, {}),
+    Thing("\n\u2028\ud800", -1e-300, {"no": None, "yes": True}),
+]
+
+
+def small_disk(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    """Temporary files may have so many pages of 4 kB."""
+    connect = sqlite3.connect
+
+    def connected(*told: Any, **more: Any) -> sqlite3.Connection:
+        found = connect(*told, **more)
+        found.execute(f"PRAGMA max_page_count = {pages}")
+        return found
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+
+
+def test_things_come_back_as_they_were_in_their_order() -> None:
+    spool = Spool(Thing)
+    for thing in THINGS:
+        spool.append(thing)
+    assert list(spool) == THINGS and list(spool) == THINGS
+    assert len(spool) == 3 and bool(spool) and not Spool(Thing)
+
+
+def test_things_are_found_by_their_key() -> None:
+    spool: Spool[dict[str, int]] = Spool(dict)
+    for number, key in enumerate(["a", "b", None, "a"]):
+        spool.append({"number": number}, key)
+    assert spool.under("a") == [{"number": 0}, {"number": 3}]
+    assert spool["a"] == spool.get("a") == {"number": 3}
+    assert spool.under("c") == [] and spool.get("c") is None
+    with pytest.raises(KeyError, match="c"):
+        spool["c"]
+    assert len(spool) == len(list(spool)) == 4
+
+
+def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
+    spool = Spool(str)
+    tracemalloc.start()
+    for number in range(20_000):
+        spool.append(f"{number:500}", f"{number}")
+    assert sum(len(text) for text in spool) == 20_000 * 500
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, known=Known())])
+def test_what_a_command_holds_does_not_grow_with_the_episodes(
+    make: Callable[..., Curated], tmp_path: Path
+) -> None:
+    """A line in memory for each of 3,900 episodes more would take above a megabyte."""
+    questions = [asked(f"q{number}") for number in range(100)]
+    few, many = (held(tmp_path / f"{of}", of, questions, make) for of in (1, 40))
+    assert many - few < 300_000
+
+
+def held(
+    folder: Path, samples: int, questions: list[Question], make: Callable[..., Curated]
+) -> int:
+    """Bytes behind a command, of so many episodes a question."""
+    episodes = [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)]
+    write_run(folder, episodes, questions)
+    del episodes
+    cfg, found = CurationConfig(), []
+    for _ in range(2):  # the first fills caches
+        tracemalloc.start()
+        prompts, read = read_prompts([folder], cfg)
+        made = make(prompts, read, cfg)
+        found.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert sum(len(one.episodes) for one in made.decisions) == samples * len(questions)
+    return min(found)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", [searched(asked("q"), n, ndcg=0.5) for n in range(120)])
+    small_disk(monkeypatch, 4)
+    done = CliRunner().invoke(app, ["buckets", "--run", str(run), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    (line,) = done.output.splitlines()
+    assert "database or disk is full" in line and "TMPDIR" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
