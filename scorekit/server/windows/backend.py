@@ -6,7 +6,7 @@ that fits has the very number that it has with every other `overlong`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -137,13 +137,16 @@ class _Cutter:
         own = [room + 1 if size is None else size - (around or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
         windows = list(pairwise(pack(own, empties, room)))
-        return self._fitted(borders, {one: surround(own, *one, room) for one in windows})
+        return self._fitted(borders, windows, lambda one: surround(own, *one, room))
 
-    def _fitted(self, borders: list[Border], windows: dict[Window, Window]) -> Encoded:
-        """The sample of windows, each with what is read for it. Where that has more tokens than its
-        parts have apart, and too many, the window is read alone; where it still has, in two."""
+    def _fitted(
+        self, borders: list[Border], windows: list[Window], around: Callable[[Window], Window]
+    ) -> Encoded:
+        """The sample of windows; around: what is read for one. Where that has more tokens than its
+        parts have apart, and too many, half of the neighbours are; where a window alone has, it is
+        cut in two."""
         done: dict[Window, tuple[Encoded, WindowPlace]] = {}
-        todo = windows
+        todo = {window: around(window) for window in windows}
         while todo:
             parts = [(borders[first], borders[last]) for first, last in todo.values()]
             found = self._encode(parts, self._strict, None)
@@ -153,10 +156,10 @@ class _Cutter:
                 if isinstance(one, Encoded):
                     done[window] = one, self._place((borders[begin], borders[end]), part)
                 elif read != window:
-                    again[window] = window
+                    again[window] = begin - (begin - read[0]) // 2, end + (read[1] - end) // 2
                 elif end - begin > 1:
                     middle = (begin + end) // 2
-                    again |= {half: half for half in ((begin, middle), (middle, end))}
+                    again |= {half: around(half) for half in ((begin, middle), (middle, end))}
                 else:
                     (cut,) = self._encode([part], self._cutting, None)
                     assert isinstance(cut, Encoded)

@@ -137,12 +137,36 @@ def test_neighbours_never_push_a_window_over_the_limit():
                         found[k] = SampleError("overlong", str(size))
             return found
 
-    backend = Sticky()
-    got = _score(_numbered(9), limit=40, backend=backend)
-    assert got["length"] <= 40 and not any(got["truncated"].values())
-    seen = [_numbers(read.src) for read in backend.seen]
-    assert sorted(map(len, seen)) == [4, 5]  # six would fit by the sum, and are then too many
-    assert [span["text"] for span in got["error_spans"]] == ["Red"] * 9
+    for count, cores, reads in (
+        (9, [4, 5], [5, 5]),  # six would fit by the sum, and are then too many
+        (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # so are windows of six: they are cut in two
+    ):
+        backend = Sticky()
+        got = _score(_numbered(count), limit=40, backend=backend)
+        assert got["length"] <= 40 and not any(got["truncated"].values())
+        assert [len(_numbers(read.src)) for read in backend.seen] == reads
+        sizes = [
+            len(_numbers(_numbered(count).mt[w["mt_start"] : w["mt_end"]])) for w in got["windows"]
+        ]
+        assert sorted(sizes) == cores
+        assert [span["text"] for span in got["error_spans"]] == ["Red"] * count
+
+
+def test_spans_that_touch_within_a_window_stay_apart():
+    class Halves(Seeing):
+        """Marks a word in two spans."""
+
+        def _outcome(self, sample):
+            words = [(m.start(), m.end()) for m in re.finditer("Red", sample.mt)]
+            cuts = [(a, a + 1) for a, _ in words] + [(a + 1, b) for a, b in words]
+            said = {"severity": "minor", "confidence": 0.5}
+            spans = [
+                {"start": a, "end": b, **said, "text": sample.mt[a:b]} for a, b in sorted(cuts)
+            ]
+            return {"score": 0.5, "error_spans": spans}
+
+    got = _score(_numbered(30), limit=74, backend=Halves())
+    assert [span["text"] for span in got["error_spans"]] == ["R", "ed"] * 30
 
 
 def test_texts_without_borders_are_read_in_work_that_grows_with_them():

@@ -230,3 +230,16 @@ def test_what_cannot_be_cut_is_flagged():
 def test_windows_have_no_upstream_offsets():
     with pytest.raises(ValidationError, match="span_offsets must be exact"):
         XCometOptions(overlong="windows", span_offsets="upstream")
+
+
+def test_a_score_of_windows_that_were_cut_in_another_way_is_not_taken_from_the_cache(monkeypatch):
+    backend = FakeBackend("xcomet")
+    told = backend.load()
+
+    def key(revision, overlong):
+        monkeypatch.setattr("scorekit.server.scoring.REVISION", revision)
+        body = {"samples": [{"src": "a", "mt": "b"}], "options": {"overlong": overlong}}
+        return backend.verb.read(backend.verb.request_type(1).model_validate(body), told).key
+
+    assert key(1, "windows") != key(2, "windows")
+    assert key(1, "truncate") == key(2, "truncate")
