@@ -11,6 +11,7 @@ in a process of its own against the embedder over HTTP, measured on turns that n
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,18 @@ from rich.console import Console
 
 from bench.common import RESULTS, WORK, machine, write_json
 from bench.kit.evidence import check_arms, run_logged
-from bench.roleplay_evidence.arms import ARMS, COMMON, CONFIG, RUNS, SEEDS, order, run_folder
+from bench.roleplay_evidence.arms import (
+    ALL,
+    ARMS,
+    COMMON,
+    CONFIG,
+    RUNS,
+    SEEDS,
+    UNSEEN_NAMES,
+    names_folder,
+    order,
+    run_folder,
+)
 from demo.processes import exit_on_sigterm, running_service
 from scorekit.command import clean_exit
 
@@ -50,6 +62,8 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
     if done.is_file() and json.loads(done.read_text())["settings"] == known:
         return
     done.unlink(missing_ok=True)  # of other settings; a run that is broken off does not count
+    if name == ALL:
+        shutil.rmtree(names_folder(folder, seed), ignore_errors=True)
     console.print(f"[bold]{arm.title}[/], seed {seed}")
     module = "bench.roleplay_evidence.control" if arm.shuffled else "trainer"
     chosen |= {"misc.seed": str(seed), "misc.run_dir": str(run), "misc.overwrite": "true"}
@@ -57,6 +71,16 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
     seconds = run_logged(module, CONFIG, flags, folder / f"{run.name}.log", {})
     done.write_text(json.dumps({"settings": known, "seconds": seconds}), encoding="utf-8")
     console.print(f"  {seconds:.0f} s")
+
+
+def measure_names(policy: Path, stage: Path, settings: dict[str, object]) -> None:
+    """A policy's replies to turns whose names are in no training; not again where they stand."""
+    from demo.roleplay.run import run_trainer
+
+    if (stage / "evaluation.jsonl").is_file():
+        return
+    chosen = {**settings, "policy.path": policy, "data.eval": UNSEEN_NAMES, "misc.run_dir": stage}
+    run_trainer("evaluate", CONFIG, chosen, "--overwrite")
 
 
 def run_plan(folder: Path, runs: list[tuple[str, int]], quick: bool, out: Path) -> None:
@@ -75,8 +99,12 @@ def run_plan(folder: Path, runs: list[tuple[str, int]], quick: bool, out: Path) 
         }
         if quick:
             settings |= {**steps_of(2), "eval.eval_limit": 24}
+        measure_names(start, names_folder(folder, None), settings)
         for name, seed in runs:
             train(name, seed, folder, settings)
+            if name == ALL:
+                last = sorted(run_folder(folder, name, seed).glob("checkpoints/step-*"))[-1]
+                measure_names(last, names_folder(folder, seed), settings)
             write_json(out, {"machine": before, **summarise(folder)})
 
 

@@ -11,6 +11,10 @@ from trainer.roleplay.rewards import REWARDS
 RUNS = ROOT / "runs/roleplay_evidence"
 CONFIG = ROOT / "configs/roleplay/demo.yaml"
 SEEDS = (1, 2, 3)
+#: The arm in which all functions have their weights.
+ALL = "all"
+#: Turns with names that are in no training; nothing is trained or chosen on them.
+UNSEEN_NAMES = ROOT / "demo/data/roleplay/unseen_names.jsonl"
 #: Changes in the demo's config: every held-out turn.
 COMMON = {"eval.eval_limit": "200"}
 
@@ -30,7 +34,7 @@ class Arm:
 
 
 ARMS = {
-    "all": Arm("all five"),
+    ALL: Arm("all five"),
     "shuffled": Arm("all five, shuffled (control)", shuffled=True),
     **{
         f"without-{reward.short}": Arm(f"without {reward.title}", left_out=reward.name)
@@ -47,3 +51,8 @@ def order(names: list[str], seeds: list[int]) -> list[tuple[str, int]]:
 def run_folder(folder: Path, name: str, seed: int) -> Path:
     """Of one run."""
     return folder / f"{name}-{seed}"
+
+
+def names_folder(folder: Path, seed: int | None) -> Path:
+    """Where a run with all functions, or the start (None), is measured on unseen names."""
+    return folder / ("start-names" if seed is None else f"{ALL}-{seed}-names")

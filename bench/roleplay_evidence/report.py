@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from bench.common import ROOT
 from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
-from bench.roleplay_evidence.arms import ARMS
+from bench.roleplay_evidence.arms import ALL, ARMS, UNSEEN_NAMES
 from scorekit.report.page import picture
 
 PICTURE = PICTURES / "roleplay.svg"
@@ -48,6 +49,8 @@ def tables(results: dict[str, Any]) -> str:
         others_table(results),
         "### Changes from the start, with the standard error of the paired difference",
         changes_table(results),
+        f"### On names that are in no training (`{UNSEEN_NAMES.relative_to(ROOT)}`)",
+        names_table(results),
         "### The first turns of the set, as they were answered",
         examples_table(results),
     ]
@@ -74,6 +77,7 @@ def others_table(results: dict[str, Any]) -> str:
         "copied from the reference": ("copied_reference", 3),
         "said again": ("repeated", 3),
         "distinct": ("distinct", 2),
+        "narrations, names apart": ("narrations", 0),
         "characters": ("characters", 1),
         "not ended": ("clipped_ratio", 2),
         "KL to the start, a token": ("kl_start", 3),
@@ -103,6 +107,21 @@ def changes_table(results: dict[str, Any]) -> str:
                 ),
             ]
         )
+    return markdown_table(head, rows)
+
+
+def names_table(results: dict[str, Any]) -> str:
+    """The start, and the runs with all functions."""
+    rows = [
+        [
+            "after SFT (the start)" if of["seed"] is None else ARMS[ALL].title,
+            str(of["seed"] or ""),
+            *(cell(of["end"][key], 2) for key in ("character/name", "character/speech")),
+            *(cell(of["end"][key], 3) for key in ("reward_format", "reward")),
+        ]
+        for of in results["unseen_names"]
+    ]
+    head = ["", "seed", "name", "level", "`reward_format`", "weighted sum"]
     return markdown_table(head, rows)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.roleplay_evidence.arms import ARMS, run_folder
+from bench.roleplay_evidence.arms import ALL, ARMS, names_folder, run_folder
 from demo.roleplay.compare import Stage, read_stage
+from trainer.roleplay.reply import CutReply
 from trainer.roleplay.rewards import REWARDS
 from trainer.runs.figures import mean_of
 from trainer.runs.runlog import read_jsonl
@@ -48,6 +49,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "hurt": figures(hurt),
         "start": figures(first),
         "runs": [run_figures(folder, name, seed, first) for name, seed in found],
+        "unseen_names": unseen_names(folder, [seed for name, seed in found if name == ALL]),
         "examples": examples(folder, hurt, first, found),
     }
 
@@ -62,7 +64,29 @@ def figures(stage: Stage) -> dict[str, float | None]:
     found: dict[str, float | None] = {"reward": mean_of([value(line) for line in stage.lines])}
     for reward in REWARDS:
         found[reward.name] = mean_of([line["rewards"][reward.name] for line in stage.lines])
-    return found | {name: stage.figures.get(name) for name in FIGURES}
+    found |= {name: stage.figures.get(name) for name in FIGURES}
+    return found | {"narrations": float(len(narrations(stage.lines)))}
+
+
+def narrations(lines: Sequence[Line]) -> set[str]:
+    """The different narrations of some replies, without the names of their rows."""
+    found = set()
+    for line in lines:
+        told = CutReply(line["completion"]).narration
+        for name in (line["character_name"], line["player_name"]):
+            told = told.replace(name, "") if name else told
+        found.add(told)
+    return found
+
+
+def unseen_names(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The start (seed None) and the runs with all functions, on names that are in no training."""
+    stages = [(seed, names_folder(folder, seed)) for seed in (None, *seeds)]
+    return [
+        {"seed": seed, "end": figures(read_stage("unseen names", stage))}
+        for seed, stage in stages
+        if stage.is_dir()
+    ]
 
 
 def run_figures(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any]:
