@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from demo.processes import free_port, running
 from scorekit.client import SyncScoringClient
 from scorekit.command import clean_exit
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.processes import end_with_parent, end_worker_with_parent
 from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import installed_versions
 
@@ -186,7 +188,9 @@ def redis_server() -> Iterator[str]:
     port = free_port()
     WORK.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [binary, "--port", str(port), "--save", "", "--dir", str(WORK)], stdout=subprocess.DEVNULL
+        [binary, "--port", str(port), "--save", "", "--dir", str(WORK)],
+        stdout=subprocess.DEVNULL,
+        preexec_fn=end_with_parent(),
     )
     try:
         with redis.Redis(port=port) as connection:
@@ -203,6 +207,12 @@ def redis_server() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Return `function(*args)`, computed in a new process that imports everything anew."""
+    with get_context("spawn").Pool(1, end_worker_with_parent) as process:
+        return process.apply(function, args)
 
 
 def quiet_logs() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from bench.common import Figure, quiet_logs, run
 from demo.processes import free_port
 from scorekit.llm import LLMClient, Sampling
+from scorekit.processes import end_worker_with_parent
 
 MESSAGES = [
     {"role": "system", "content": "You are a professional translator."},
@@ -140,6 +141,8 @@ class _Instant(asyncio.Protocol):
 
 
 def _serve(port: int) -> None:
+    end_worker_with_parent()
+
     async def serve() -> None:
         server = await asyncio.get_running_loop().create_server(_Instant, "127.0.0.1", port)
         await server.serve_forever()

@@ -8,7 +8,6 @@ its number. Rates are per second of processor time of one core.
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Figure, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
 from synth.context import Context
@@ -99,8 +98,7 @@ def whole_stage(copies: int, pool: int) -> dict[str, Any]:
             for text in texts
         ]
         write_shard(corpus, varied, lang="ko", index=start // 10)
-    with multiprocessing.get_context("spawn").Pool(1) as process:
-        return process.apply(_run_stage, (copies, pool))
+    return in_own_process(_run_stage, copies, pool)
 
 
 def _run_stage(copies: int, pool: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import multiprocessing
 import shutil
 import statistics
 import time
@@ -22,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, run
+from bench.common import ROOT, WORK, Figure, in_own_process, run
 from bench.sampling import peak_mib
 from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
@@ -54,8 +53,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
         for name, side in (("ours", ours), ("trl", trl)):
-            with multiprocessing.get_context("spawn").Pool(1) as process:
-                found[name].append(process.apply(side, (sizes,)))
+            found[name].append(in_own_process(side, sizes))
     seconds = {
         name: statistics.median(s for told in runs for s in told["steps_s"])
         for name, runs in found.items()

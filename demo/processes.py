@@ -1,4 +1,5 @@
-"""Child processes that never outlive the demo: they end on success, on failure and on Ctrl-C."""
+"""Child processes that never outlive the demo: they end on success, on failure, on Ctrl-C, and when
+the demo is killed."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.processes import end_with_make, end_with_parent
 
 STOP_S = 15.0  # seconds that a child may take to end by itself
 READY_S = 120.0  # seconds that a service may take to load a small model
@@ -44,18 +46,38 @@ def child_environment() -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def running(*args: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m ARGS` in a session of its own (so that Ctrl-C reaches only the demo, which ends
-    its children in order); its output goes to `log`."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
+def start_module(
+    *args: str, log: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m ARGS`; it ends when this process is killed. `end` ends it otherwise.
+
+    It has a session of its own: Ctrl-C reaches only the demo, which ends its children in order.
+    log: file for its output; None: the terminal. env: variables beside `child_environment`.
+    """
+    with log.open("wb") if log else contextlib.nullcontext() as output:
+        return subprocess.Popen(
             [sys.executable, "-m", *args],
             stdout=output,
-            stderr=subprocess.STDOUT,
-            env=child_environment(),
+            stderr=None if output is None else subprocess.STDOUT,
+            env=child_environment() | dict(env or {}),
             start_new_session=True,
+            preexec_fn=end_with_parent(),
         )
+
+
+def run_module(*args: str, log: Path | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Run `python -m ARGS` as `start_module` starts it. Return its exit code."""
+    process = start_module(*args, log=log, env=env)
+    try:
+        return process.wait()
+    finally:
+        end(process)
+
+
+@contextlib.contextmanager
+def running(*args: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m ARGS` while the block lasts; its output goes to `log`."""
+    process = start_module(*args, log=log)
     try:
         yield process
     finally:
@@ -101,12 +123,16 @@ def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
 
 
 def exit_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that every `finally` runs."""
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that every `finally` runs.
+
+    The end of the `make` that has started this process counts as SIGTERM.
+    """
 
     def stop(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    end_with_make()
 
 
 @contextlib.contextmanager

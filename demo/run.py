@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from demo.processes import exit_on_sigterm, run_module, running_service
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.report.render import STYLES, as_rich_text, visible
@@ -104,15 +102,10 @@ def train(
     if updates is not None:  # the warm-up of the config may be longer than so short a run
         overrides += [f"rl.num_updates={updates}", f"rl.warmup_updates={min(3, updates - 1)}"]
     overrides += [] if limit is None else [f"eval.eval_limit={limit}"]
-    command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
+    command = ["trainer", "train", "--config", str(CONFIG)]
     for override in overrides:
         command += ["--set", override]
-    environment = child_environment() | {"METRICX_URL": metricx_url, "XCOMET_URL": xcomet_url}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
-    try:
-        code = process.wait()
-    finally:
-        end(process)
+    code = run_module(*command, env={"METRICX_URL": metricx_url, "XCOMET_URL": xcomet_url})
     if code:
         raise UserError(f"the training ended with exit code {code}")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +22,9 @@ from rich.text import Text
 from demo.madlad_shard import documents, write_shard
 from demo.processes import (
     READY_S,
-    child_environment,
-    end,
     exit_on_sigterm,
     free_port,
+    run_module,
     running,
     running_service,
 )
@@ -100,28 +97,9 @@ def running_teacher(folder: Path) -> Iterator[str]:
 def run_pipeline(overrides: list[str]) -> None:
     """`python -m synth run --stage all`, from the beginning."""
     flags = [part for override in overrides for part in ("--set", override)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "synth",
-            "run",
-            "--config",
-            str(CONFIG),
-            "--stage",
-            "all",
-            "--overwrite",
-            "--yes",
-            *flags,
-        ],
-        env=child_environment(),
-        start_new_session=True,
-    )
-    try:
-        if process.wait() != 0:
-            raise UserError("the pipeline failed; what it said stands above")
-    finally:
-        end(process)
+    command = ("synth", "run", "--config", str(CONFIG), "--stage", "all", "--overwrite", "--yes")
+    if run_module(*command, *flags) != 0:
+        raise UserError("the pipeline failed; what it said stands above")
 
 
 def show(run_dir: Path) -> None:

@@ -15,8 +15,8 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import load_config
-from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
+from scorekit.processes import usable_cpus
 from synth.config import SynthConfig, answers_place, pair_configs
 
 if TYPE_CHECKING:

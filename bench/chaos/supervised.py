@@ -14,6 +14,7 @@ import httpx
 
 from bench.common import READY_S, ROOT, WORK
 from demo.processes import child_environment, free_port
+from scorekit.processes import end_with_parent
 
 EXIT_S = 90.0
 
@@ -40,6 +41,7 @@ class Supervised:
                 cwd=ROOT,
                 env=child_environment(),
                 start_new_session=True,
+                preexec_fn=end_with_parent(),
             )
         async with asyncio.timeout(READY_S):
             while not await self._ready():

@@ -28,6 +28,7 @@ import yaml
 
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from bench.kit.openai_server import FakeOpenAI
+from scorekit.processes import end_with_parent
 from synth.drive.clients import EASY
 
 CONCURRENCY = 8
@@ -105,7 +106,11 @@ def kill_many(
             teacher.well()  # or what earlier runs have not used up would pile up
             teacher.fail(500, times=rng.randint(1, 30))
         process = subprocess.Popen(
-            _command(config), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            _command(config),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=end_with_parent(),
         )
         # By turns after so many seconds, and after so many requests: starting takes most seconds.
         if done % 2:

@@ -10,14 +10,13 @@ episodes of 2,500 questions and of 25,000 tell what a question of the data adds 
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Figure, in_own_process, run
 from bench.curation.taken import taken
 from bench.curation.written import SAMPLES, write_store
 
@@ -69,8 +68,7 @@ def questions(quick: bool) -> Iterator[Figure]:
 
 
 def _measured(command: str, store: Path) -> dict[str, Any]:
-    with multiprocessing.get_context("spawn").Pool(1) as process:
-        return process.apply(taken, (command, str(store), COMMANDS[command]))
+    return in_own_process(taken, command, str(store), COMMANDS[command])
 
 
 if __name__ == "__main__":

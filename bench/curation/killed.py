@@ -30,6 +30,7 @@ from bench.search_evidence.sets import HELD_OUT
 from demo.processes import child_environment, serving
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
+from scorekit.processes import end_with_parent
 
 FOLDER = WORK / "curation_killed"
 CONFIG = "configs/search/demo_phase2.yaml"
@@ -122,7 +123,13 @@ def _start(
     flags += [part for key, of in servers.items() if asks for part in ("--set", f"{key}={of}")]
     command = [sys.executable, "-m", "trainer", "search", name, *flags, "--out", str(out / name)]
     with (FOLDER / f"{kind}.log").open("ab") as log:
-        return subprocess.Popen([*command, *more], stdout=log, stderr=log, env=child_environment())
+        return subprocess.Popen(
+            [*command, *more],
+            stdout=log,
+            stderr=log,
+            env=child_environment(),
+            preexec_fn=end_with_parent(),
+        )
 
 
 def _whole(name: str, played: Path, servers: dict[str, str]) -> float:

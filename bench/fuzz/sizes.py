@@ -21,6 +21,7 @@ from bench.fuzz.texts import BOUNDARIES, Case, random_request
 from bench.kit.memory_group import MemoryGroup, memory_group
 from demo.processes import free_port
 from scorekit.client import SyncScoringClient
+from scorekit.processes import end_with_parent
 
 GIB = 2**30
 #: Service -> memory and flags, as docker-compose.yml has them.
@@ -125,7 +126,11 @@ def running_service(name: str, cache: str) -> Iterator[Service]:
     with memory_group(limit) as group, (WORK / f"fuzz-{name}.log").open("wb") as log:
         line = [*command, *flags]
         process = subprocess.Popen(
-            group.enter_and_run(*line) if group else line, stdout=log, stderr=log, cwd=ROOT
+            group.enter_and_run(*line) if group else line,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            preexec_fn=end_with_parent(),
         )
         try:
             with SyncScoringClient(f"http://127.0.0.1:{port}") as client:
@@ -203,6 +208,7 @@ def probing(port: int) -> Iterator[Probe]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        preexec_fn=end_with_parent(),
     )
     probe = Probe(process)
     try:

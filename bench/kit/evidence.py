@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from bench.common import ROOT
-from demo.processes import child_environment, end
+from demo.processes import run_module
 from scorekit.errors import UserError
 
 PAGE = ROOT / "docs/evidence.md"
@@ -28,24 +26,11 @@ def run_logged(
 ) -> float:
     """`python -m MODULE train` in a process of its own; returns its seconds. settings: KEY=VALUE;
     environment: beside ours. Raises UserError with the end of the log where it fails."""
-    command = [sys.executable, "-m", module, "train", "--config", str(config)]
+    command = [module, "train", "--config", str(config)]
     for setting in settings:
         command += ["--set", setting]
     started = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=child_environment() | dict(environment),
-            start_new_session=True,
-        )
-        try:
-            code = process.wait()
-        finally:
-            end(process)
-    if code:
+    if code := run_module(*command, log=log, env=environment):
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise UserError(f"the trainer ended with exit code {code}; the end of {log}:\n{tail}")
     return time.monotonic() - started

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from scorekit.processes import end_with_parent
+
 
 def redis_binary() -> str:
     """The program to start."""
@@ -45,7 +47,9 @@ class RedisProcess:
     def start(self) -> None:
         """Start it (again, on the same port) and wait until it listens."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log)
+            self._process = subprocess.Popen(
+                self._command, stdout=log, preexec_fn=end_with_parent()
+            )
         deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from demo.processes import free_port
+from scorekit.processes import end_worker_with_parent
 
 #: A request's body -> the texts of its choices, and the tokens that they count.
 Answers = Callable[[dict[str, Any]], tuple[list[str], int]]
@@ -35,6 +36,8 @@ def _serve(port: int, answers: Answers) -> None:
     from starlette.requests import Request
     from starlette.responses import JSONResponse
     from starlette.routing import Route
+
+    end_worker_with_parent()
 
     async def chat(request: Request) -> JSONResponse:
         texts, tokens = answers(json.loads(await request.body()))

@@ -30,7 +30,7 @@ from bench.kit.evidence import check_arms
 from bench.search_evidence.arms import ARMS, POLICY, SEEDS, Plan, make_plan
 from bench.search_evidence.runs import (
     Job,
-    into_log,
+    begin_worker,
     measure,
     run_job,
     services_of,
@@ -87,7 +87,7 @@ def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
     """Processes that train and measure. Where this one is ended, so are they: a run under way is
     not done, and begins anew the next time."""
     context, log = get_context("spawn"), plan.folder / "runs.log"
-    with ProcessPoolExecutor(SIDE_BY_SIDE, context, into_log, (log,)) as pool:
+    with ProcessPoolExecutor(SIDE_BY_SIDE, context, begin_worker, (log,)) as pool:
         try:
             yield pool
         except BaseException:

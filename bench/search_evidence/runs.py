@@ -18,6 +18,7 @@ from demo.search.generator import NAME as READING
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from scorekit.processes import end_worker_with_parent
 from trainer.runs.checkpoints.checkpoint import checkpoints
 from trainer.search.config import SearchConfig
 
@@ -87,8 +88,9 @@ def start_path(folder: Path, began: str, of: str) -> Path:
     return folder / f"{began}{SETS[of].ending}.jsonl"
 
 
-def into_log(path: Path) -> None:
-    """What this process says goes to a file."""
+def begin_worker(path: Path) -> None:
+    """Write what this worker prints to a file, and end it with its parent."""
+    end_worker_with_parent()
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(out, stream)

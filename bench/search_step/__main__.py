@@ -14,15 +14,14 @@ asked as each episode ends while others still search, and asked only when the la
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.common import Figure, quiet_logs, run
+from bench.common import Figure, in_own_process, quiet_logs, run
 from bench.search_step.sides import FOLDER, Sizes, ours, trl
 from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
 from demo.processes import exit_on_sigterm
@@ -42,7 +41,7 @@ def _beside_trl(sizes: Sizes, url: str) -> Iterator[Figure]:
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
         for name, side in (("ours", ours), ("trl", trl)):
-            found[name].append(_in_process(side, sizes, url))
+            found[name].append(in_own_process(side, sizes, url))
     texts = {name: runs[0]["first_texts"] for name, runs in found.items()}
     same = sum(one in texts["trl"] for one in texts["ours"]) / len(texts["ours"])
     for told in (*found["ours"], *found["trl"]):
@@ -64,7 +63,7 @@ def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
     with answering_servers() as servers:
         for _ in range(sizes.runs):
             for streams in found:
-                told = _in_process(update_with_answers, sizes, url, servers, streams)
+                told = in_own_process(update_with_answers, sizes, url, servers, streams)
                 found[streams].append(told)
     streamed, batch = (_median(found[streams]) for streams in (True, False))
     waits = {
@@ -85,11 +84,6 @@ def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
 
 def _median(runs: list[dict[str, Any]]) -> float:
     return statistics.median(s for told in runs for s in told["updates_s"])
-
-
-def _in_process(side: Callable[..., dict[str, Any]], *told: Any) -> dict[str, Any]:
-    with multiprocessing.get_context("spawn").Pool(1) as process:
-        return process.apply(side, told)
 
 
 @contextmanager

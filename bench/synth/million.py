@@ -32,6 +32,7 @@ from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from scorekit.command import run_command
 from scorekit.config import load_config
+from scorekit.processes import end_with_parent
 from synth.config import SynthConfig
 from synth.folder.stats import process_figures
 from synth.folder.store import StageFolder
@@ -77,7 +78,9 @@ def _run(config: Path) -> list[tuple[float, int]]:
     command = [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all"]
     looked: list[tuple[float, int]] = []
     with (config.parent / "driver.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=log, preexec_fn=end_with_parent()
+        )
         while process.poll() is None:
             held = _resident(process.pid)
             if held:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
-from demo.processes import child_environment, end, exit_on_sigterm, running_service
+from demo.processes import exit_on_sigterm, run_module, running_service
 from demo.roleplay.compare import read_stage, show_figures, show_samples, verdict
 from demo.run import DATA, MODELS, ROOT
 from scorekit.errors import UserError
@@ -60,12 +58,12 @@ def run_demo(
 def check_template(mended: Path) -> None:
     """`template-check` must find the fault; `--fix` must mend it."""
     known = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
-    code = _run("template-check", *known)
+    code = run_module("trainer", "template-check", *known)
     if code != FOUND:
         raise UserError(f"template-check ended with exit code {code}, where it must find a fault")
     console.print("   [bold]mended:[/] what ends a turn is learned, too")
     mended.unlink(missing_ok=True)
-    if code := _run("template-check", *known, "--fix", "--to", str(mended)):
+    if code := run_module("trainer", "template-check", *known, "--fix", "--to", str(mended)):
         raise UserError(f"the mended template is still at fault (exit code {code})")
 
 
@@ -79,7 +77,7 @@ def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None
     run_trainer("sft", SFT, settings | ({} if steps is None else {"sft.max_steps": steps}))
     if to.exists():
         shutil.rmtree(to)
-    if code := _run("export", str(folder), "--to", str(to)):
+    if code := run_module("trainer", "export", str(folder), "--to", str(to)):
         raise UserError(f"the export of {folder} ended with exit code {code}")
 
 
@@ -91,7 +89,7 @@ def steps_of(updates: int) -> dict[str, object]:
 def run_trainer(verb: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
     """`python -m trainer VERB` in a process of its own, as a user would start it."""
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    if code := _run(verb, "--config", str(config), *overrides, *flags):
+    if code := run_module("trainer", verb, "--config", str(config), *overrides, *flags):
         raise UserError(f"trainer {verb} ended with exit code {code}")
 
 
@@ -108,16 +106,6 @@ def show(run_dir: Path, started: float) -> None:
         console.print(f"   {sentence}")
     console.print(f"\n[bold]report[/]  {run_dir / 'grpo/report.html'}", soft_wrap=True)
     console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
-
-
-def _run(*args: str) -> int:
-    """`python -m trainer ARGS`; returns its exit code."""
-    command = [sys.executable, "-m", "trainer", *args]
-    process = subprocess.Popen(command, env=child_environment(), cwd=ROOT, start_new_session=True)
-    try:
-        return process.wait()
-    finally:
-        end(process)
 
 
 def _say(step: str, text: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo.processes import child_environment, exit_on_sigterm, running_service, serving
+from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import ROOT
 from demo.search.compare import read_stage, show_episode, show_figures, show_types, verdict
 from demo.search.generator import NAME as GENERATOR
@@ -138,9 +136,8 @@ def _settings(values: Mapping[str, object]) -> list[str]:
 
 
 def _python(*args: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *args], env=child_environment(), check=False)
-    if done.returncode:
-        raise UserError(f"python -m {' '.join(args)} ended with exit code {done.returncode}")
+    if code := run_module(*args):
+        raise UserError(f"python -m {' '.join(args)} ended with exit code {code}")
 
 
 def _say(number: str, what: str) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ from fastapi import FastAPI, Request
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import child_environment, end, exit_on_sigterm, running_service, serving
-from demo.run import CONFIG, DATA, MODELS, ROOT, paired_interval
+from demo.processes import exit_on_sigterm, run_module, running_service, serving
+from demo.run import CONFIG, DATA, MODELS, paired_interval
 from scorekit.command import run_command
 from trainer.runs.runlog import read_jsonl
 
@@ -74,7 +72,7 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
 
 def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[str]) -> None:
     """One run of the trainer, as a user starts it."""
-    command = [sys.executable, "-m", "trainer", "train", "--config", str(CONFIG)]
+    command = ["trainer", "train", "--config", str(CONFIG)]
     settings = [
         f"misc.seed={seed}",
         f"misc.run_dir={folder}",
@@ -87,13 +85,8 @@ def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[
     ]
     for setting in settings:
         command += ["--set", setting]
-    environment = child_environment() | {"METRICX_URL": urls[0], "XCOMET_URL": urls[1]}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
-    try:
-        if process.wait():
-            raise SystemExit(f"the trainer ended with exit code {process.returncode}")
-    finally:
-        end(process)
+    if code := run_module(*command, env={"METRICX_URL": urls[0], "XCOMET_URL": urls[1]}):
+        raise SystemExit(f"the trainer ended with exit code {code}")
 
 
 def read_outcome(folder: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
+from scorekit.processes import usable_cpus
 
 if TYPE_CHECKING:
     import torch

@@ -6,18 +6,14 @@ Nothing that changes from run to run of the same config goes in: no times, no re
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from scorekit.files import put_folder
+from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
 from synth.drive.kinds import WholeStage
 from synth.export.files import FileJob, changed_files, is_written, plan_files, write_files
@@ -142,7 +138,7 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
     others = set(multiprocessing.active_children())
     # Spawned: a forked one would share the driver's locks, and hold them when it is killed.
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(at_once, mp_context=spawn, initializer=_end_with_the_parent)
+    pool = ProcessPoolExecutor(at_once, mp_context=spawn, initializer=end_worker_with_parent)
     try:
         asked = {pool.submit(write_files, job): job.number for job in jobs}
         for done in as_completed(asked):
@@ -152,20 +148,6 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()  # of no use any more: all files are done, or the export has failed
         pool.shutdown()
-
-
-def _end_with_the_parent() -> None:
-    """Of a worker: Ctrl-C is the parent's to handle, and nobody writes on when it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def scorer_versions(ctx: Context) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from bench.kit.servers import PATIENCE_S, free_port, wait_until
+from scorekit.processes import end_with_parent
 
 ROOT = Path(__file__).parents[2]
 #: A service with a slow fake in place of a model, run the way the real ones are.
@@ -74,6 +75,7 @@ def fake_service(
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        preexec_fn=end_with_parent(),
     )
     try:
         yield process, f"http://127.0.0.1:{port}"

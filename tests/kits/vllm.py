@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 
 from bench.kit.servers import free_port
+from scorekit.processes import end_with_parent
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm/bin/python"
@@ -102,6 +103,7 @@ def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Itera
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            preexec_fn=end_with_parent(),
         )
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log)

@@ -1,15 +1,11 @@
-"""Leaving a run when it is asked to: by SIGTERM, as schedulers do, or by Ctrl-C. What it started
-leaves with it."""
+"""Leaving a run when it is asked to: by SIGTERM, as schedulers do, or by Ctrl-C."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,7 +13,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds in which a signal that comes again is the same one: a terminal gives its Ctrl-C to
 #: torchrun and to what it started, and torchrun passes its own on.
 _ECHO_S = 1.0
-_DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
 class Interrupted(KeyboardInterrupt):
@@ -62,11 +57,3 @@ class Leaving:
             name = signal.Signals(number).name
             told = f"\n{name}: the run ends with a checkpoint after this update; again: at once\n"
             os.write(2, told.encode())
-
-
-def mortal() -> Callable[[], Any] | None:
-    """Has the kernel end the child (SIGTERM) when this process is gone, killed or not (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_DIES_WITH_PARENT, signal.SIGTERM)

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
+from scorekit.processes import usable_cpus
 from services.retriever.index.reading import Places, Reader, ReadingRules, ocr_of
 from services.retriever.index.records import (
     Manifest,

@@ -1,7 +1,8 @@
-"""The demo's children end with it: on success, on failure, on Ctrl-C and on SIGTERM."""
+"""The demo's children end with it: on success, on failure, on Ctrl-C, on SIGTERM and on SIGKILL."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -52,3 +53,42 @@ def test_no_child_outlives_the_demo(tmp_path, then, blow, code):
     # Python dies of SIGINT by itself where nothing catches the KeyboardInterrupt.
     assert process.returncode == (-signal.SIGINT if code == 130 else code)
     wait_until(lambda: not any(map(alive, children)))
+
+
+#: Starts a server and waits.
+SERVING = """
+import pathlib, sys, time
+from demo.processes import exit_on_sigterm, running
+exit_on_sigterm()
+folder = pathlib.Path(sys.argv[1])
+with running("http.server", "--bind", "127.0.0.1", "0", log=folder / "log") as server:
+    (folder / "pid.new").write_text(str(server.pid))
+    (folder / "pid.new").rename(folder / "pid")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends them")
+def test_a_server_of_the_demo_ends_when_the_demo_is_killed(tmp_path):
+    demo = subprocess.Popen([sys.executable, "-c", SERVING, str(tmp_path)], cwd=ROOT)
+    wait_until((tmp_path / "pid").exists)
+    server = int((tmp_path / "pid").read_text())
+    assert alive(server)
+    demo.kill()
+    demo.wait()
+    wait_until(lambda: not alive(server))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends them")
+def test_the_demo_and_its_servers_end_when_the_make_that_runs_it_is_killed(tmp_path):
+    (tmp_path / "Makefile").write_text(
+        f"demo:\n\t{sys.executable} {tmp_path / 'serving.py'} {tmp_path}\n"
+    )
+    (tmp_path / "serving.py").write_text(SERVING)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    make = subprocess.Popen(["make", "-s", "demo"], cwd=tmp_path, env=environment)
+    wait_until((tmp_path / "pid").exists)
+    server = int((tmp_path / "pid").read_text())
+    make.kill()
+    make.wait()
+    wait_until(lambda: not alive(server))

@@ -15,6 +15,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 
 from bench.kit.servers import PATIENCE_S, wait_until
+from scorekit.processes import end_with_parent
 from tests.kits.browser import BROWSER
 
 #: Keys that a test presses: name -> what the protocol calls it.
@@ -137,7 +138,10 @@ def running_browser(folder: Path) -> Iterator[str]:
     flags += ["--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"]
     told = folder / "DevToolsActivePort"
     process = subprocess.Popen(
-        [str(BROWSER), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(BROWSER), *flags],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_parent(),
     )
     try:
         wait_until(lambda: process.poll() is not None or (told.exists() and told.read_text()))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.processes import end_with_parent
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.runs.leaving import mortal
 
 #: Seconds that a model may take to load, and a service to end by itself.
 READY_S, STOP_S = 900.0, 15.0
@@ -54,7 +54,7 @@ def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that Ctrl-C reaches the run alone, which ends it in order
-            preexec_fn=mortal(),
+            preexec_fn=end_with_parent(),
         )
 
 

@@ -27,8 +27,8 @@ from pydantic import BaseModel
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from scorekit.processes import end_with_parent
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
-from trainer.runs.leaving import mortal
 from trainer.runs.runlog import read_jsonl
 from trainer.runs.stops import StopRules
 from trainer.search.answer.answers import spent_in
@@ -214,7 +214,7 @@ class Steps:
             command,
             env=os.environ | env,
             start_new_session=True,  # so that Ctrl-C reaches the loop alone, which ends it in order
-            preexec_fn=mortal(),
+            preexec_fn=end_with_parent(),
             pass_fds=[self._held],
         )
         try:

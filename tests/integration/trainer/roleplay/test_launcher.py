@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import ServiceUnreachable, UserError
 from trainer.roleplay.reward_config import RewardConfig
@@ -54,39 +48,3 @@ def test_a_folder_that_is_none_or_no_model_is_one_line(tmp_path):
     ):
         pass
     assert "\n" not in str(caught.value)
-
-
-def gone(pid):
-    """Whether a process runs no more; one that nobody has waited for is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does it")
-def test_what_a_run_starts_ends_with_it_however_it_ends():
-    code = (
-        "import subprocess, sys, time\n"
-        "from trainer.runs.leaving import mortal\n"
-        "sleeper = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "child = subprocess.Popen(sleeper, start_new_session=True, preexec_fn=mortal())\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    try:
-        assert not gone(child)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        deadline = time.monotonic() + PATIENCE_S
-        while not gone(child):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        if not gone(child):
-            os.kill(child, signal.SIGKILL)
-        parent.stdout.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from demo.processes import child_environment
 from demo.search.run import HERE, ingest, neighbours
+from scorekit.processes import end_with_parent
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
 #: Of which the demo's searcher answers some: it knows names and numbers, and no measures.
@@ -35,7 +36,12 @@ class Stack:
         command = [sys.executable, "-m", "trainer", "search", verb, *self.settings, *flags]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            command, env=child_environment(), stdout=pipe, stderr=pipe, text=True
+            command,
+            env=child_environment(),
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            preexec_fn=end_with_parent(),
         )
 
     def run(self, verb: str, *flags: str) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from pydantic import SecretStr
 
-from scorekit.cpus import usable_cpus
 from scorekit.errors import UserError
 from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
@@ -122,10 +121,6 @@ def test_a_text_that_no_model_should_read_is_named(texts, fault):
 def test_a_missing_key_file_is_named(tmp_path):
     with pytest.raises(UserError, match="gone: No such file"):
         load_api_keys(ServiceSettings(api_keys_file=tmp_path / "gone"), Secrets())
-
-
-def test_at_least_one_cpu_is_usable():
-    assert usable_cpus() >= 1
 
 
 def test_hub_ids_and_paths_are_told_apart(tmp_path):

@@ -1,0 +1,79 @@
+"""Processors that may be used, and child processes that end with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may really use: its affinity, capped by a cgroup v2 or v1 quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            words = Path(quota_file).read_text().split()
+            words += Path(period_file).read_text().split() if period_file else []
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):  # no such file, or "max"
+            continue
+        if quota > 0:
+            return max(1, min(cpus, quota // period))
+    return cpus
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """Return a `preexec_fn` for Popen: the kernel sends the child SIGTERM when its parent is gone.
+
+    It holds after kill -9 of the parent, too. The kernel watches the thread that starts the child:
+    start it from one that lives as long as the process. None where there is no such call (not
+    Linux); a child then outlives a parent that is killed.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask_the_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was gone before the kernel was asked
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask_the_kernel
+
+
+def end_with_make() -> None:
+    """End this process with SIGTERM when the `make` that has started it is gone.
+
+    Nothing happens where another program has started it: a shell may end before what it started
+    with `nohup`.
+    """
+    if "MAKELEVEL" in os.environ and sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end_worker_with_parent() -> None:
+    """End this worker of `multiprocessing` when its parent is gone; for the start of a worker.
+
+    Ctrl-C is left to the parent, which ends its workers itself.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,81 @@
+"""Usable processors, and child processes that end with their parent."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.kit.servers import alive, wait_until
+from scorekit.processes import usable_cpus
+
+ROOT = Path(__file__).parents[3]
+EXCEPTIONS = {
+    "services/retriever/index/reading.py",  # a thread may start it: it ends with its pipe
+    "tests/kits/stubborn.py",  # its child is one that nothing ends
+}
+BY_POPEN = """
+import subprocess, sys, time
+from scorekit.processes import end_with_parent
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeper, start_new_session=True, preexec_fn=end_with_parent())
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+BY_POOL = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from scorekit.processes import end_worker_with_parent
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, get_context("spawn"), end_worker_with_parent) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_at_least_one_cpu_is_usable():
+    assert usable_cpus() >= 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends them")
+@pytest.mark.parametrize("code", [BY_POPEN, BY_POOL], ids=["popen", "pool"])
+def test_a_child_ends_when_its_parent_is_killed(tmp_path, code):
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        assert alive(child)
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not alive(child))
+    finally:
+        if alive(child):
+            os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_every_process_that_is_started_ends_with_its_parent():
+    starts, without = 0, set()
+    packages = ("scorekit", "services", "trainer", "synth", "demo", "bench", "tests/kits")
+    for path in (file for package in packages for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("Popen", "create_subprocess_exec")
+            ):
+                starts += 1
+                if not any(keyword.arg == "preexec_fn" for keyword in node.keywords):
+                    without.add(path.relative_to(ROOT).as_posix())
+    assert starts > 5
+    assert without == EXCEPTIONS
