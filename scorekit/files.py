@@ -138,9 +138,22 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def allow_readers(folder: Path) -> None:
+    """Let whoever may read a folder read the files in it.
+
+    safetensors writes its files for their owner alone, whatever the umask is. A server that runs
+    under another user could not load them.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode | path.stat().st_mode & 0o777)
+
+
 def put_folder(temporary: Path, folder: Path) -> None:
     """Give a finished folder its name, in place of the folder that has it, when all of its content
     is on the disk. temporary: beside it."""
+    allow_readers(temporary)
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     gone = _without_name(folder)

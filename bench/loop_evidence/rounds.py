@@ -23,6 +23,7 @@ from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import NAME, Verifying
 from demo.search.reading import Reader
 from scorekit.errors import UserError
+from scorekit.processes import end_with_parent
 from trainer.runs.runlog import read_jsonl
 
 SEEDS = (1, 2, 3)
@@ -92,7 +93,12 @@ def _trainer(log: Path, *told: object, **values: object) -> None:
     command = [sys.executable, "-m", "trainer", *map(str, told), *flags]
     with log.open("ab") as file:
         done = subprocess.run(
-            command, stdout=file, stderr=file, env=child_environment(), check=False
+            command,
+            stdout=file,
+            stderr=file,
+            env=child_environment(),
+            check=False,
+            preexec_fn=end_with_parent(),
         )
     if done.returncode:
         raise UserError(f"{' '.join(command)} ended with exit code {done.returncode}: see {log}")

@@ -24,6 +24,7 @@ from bench.kit.evidence import markdown_table, write_between
 from bench.meta_eval.checkpoints import metricx_twin, random_kiwi, xcomet_twin
 from scorekit.command import run_command
 from scorekit.errors import UserError
+from scorekit.processes import end_with_parent
 
 HERE = Path(__file__).parent
 DOCUMENT = ROOT / "docs/meta-eval.md"
@@ -71,7 +72,11 @@ def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dic
     size = ["--segments", "8" if quick else "120", "--draws", "20" if quick else "500"]
     judged = str(HERE / f"mqm_ted_{name}.jsonl.gz")
     command = [sys.executable, "-m", "scorekit", "meta-eval", judged, str(folder)]
-    done = subprocess.run([*command, *metrics, *left_out, *size], stdout=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*command, *metrics, *left_out, *size],
+        stdout=subprocess.DEVNULL,
+        preexec_fn=end_with_parent(),
+    )
     if done.returncode:
         raise UserError(f"meta-eval of {name} ended with {done.returncode}")
     found = json.loads((folder / "figures.json").read_text(encoding="utf-8"))

@@ -24,6 +24,7 @@ from demo.train.common import WORK, fit, parameter_groups, setup
 from demo.train.examples import Example
 from demo.train.tokenizer import EOS, PAD, SCORE, VOCAB_SIZE
 from scorekit.command import run_command
+from scorekit.files import allow_readers
 
 TOKENIZER = WORK / "tokenizer" / "metricx"
 SCALE = 8.0  # the score row is learned as 8 x a row, so that 0..25 is within easy reach
@@ -140,6 +141,7 @@ def export(model: Scorer, tokenizer: Any, folder: Path) -> None:
     body.config.architectures = ["MT5ForRegression"]
     body.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
+    allow_readers(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)  # it scores, it does not generate
 
 

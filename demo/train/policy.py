@@ -32,6 +32,7 @@ from demo.train.common import WORK, endless, fit, pad, sentence_chrf, setup
 from demo.train.data import DATA, read_jsonl
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
 from scorekit.command import run_command
+from scorekit.files import allow_readers
 
 TOKENIZER = WORK / "tokenizer" / "policy"
 
@@ -123,6 +124,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     light.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     light.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
+    allow_readers(folder)
 
 
 def load(folder: Path) -> Any:

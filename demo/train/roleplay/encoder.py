@@ -32,6 +32,7 @@ from demo.train.roleplay.grammar import OTHER, names, tables, words
 from demo.train.roleplay.korean import render
 from demo.train.roleplay.tokenizer import train_bpe
 from scorekit.command import run_command
+from scorekit.files import allow_readers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 PIECES, WIDTH, LAYERS, LONGEST = 3000, 128, 2, 256
@@ -152,6 +153,7 @@ def train(steps: int, batch: int, rate: float, count: int, out: Path, seed: int)
     print(figures(model), sum(p.numel() for p in model.parameters()), "parameters")
     shutil.rmtree(out, ignore_errors=True)
     model.save_pretrained(str(out), create_model_card=False)
+    allow_readers(out)
 
 
 def main() -> None:

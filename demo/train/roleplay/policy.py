@@ -35,6 +35,7 @@ from demo.train.roleplay.grammar import Dialogue, dialogue
 from demo.train.roleplay.noise import noisy_replies
 from demo.train.roleplay.tokenizer import train_bpe
 from scorekit.command import run_command
+from scorekit.files import allow_readers
 
 BASE = WORK / "roleplay" / "base"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -110,6 +111,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    allow_readers(folder)
 
 
 def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:

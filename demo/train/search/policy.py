@@ -32,6 +32,7 @@ from demo.train.search.scripts import any_style, search_turn
 from demo.train.search.tokenizer import END_OF_TEXT, STOP, new_tokenizer
 from scorekit.command import run_command
 from scorekit.config import load_config
+from scorekit.files import allow_readers
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
 from trainer.search.turns.config import EpisodeConfig
@@ -87,6 +88,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    allow_readers(folder)
 
 
 def tokenizer_texts(

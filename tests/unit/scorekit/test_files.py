@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from scorekit.files import (
     put_folder,
@@ -118,6 +121,24 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
         (folder / "whole").write_text("")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x/whole").exists()
+
+
+def test_a_model_can_be_read_by_whoever_can_read_its_folder(tmp_path: Path) -> None:
+    open_to_all, own = tmp_path / "policy", tmp_path / "own"
+    for folder, umask in ((open_to_all, 0o022), (own, 0o077)):
+        before = os.umask(umask)
+        try:
+            with replacing_folder(folder) as partial:
+                (partial / "adapter").mkdir()
+                for path in (partial / "model.safetensors", partial / "adapter/model.safetensors"):
+                    save_file({"weight": np.zeros(2)}, path)
+        finally:
+            os.umask(before)
+    modes = {
+        folder: {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.safetensors")}
+        for folder in (open_to_all, own)
+    }
+    assert modes == {open_to_all: {0o644}, own: {0o600}}
 
 
 def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: Path) -> None:

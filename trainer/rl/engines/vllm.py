@@ -39,6 +39,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.files import allow_readers
 from scorekit.net.loop_thread import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
@@ -268,6 +269,7 @@ class VLLMSampler:
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         bare.save_pretrained(partial, **options)
+        allow_readers(partial)  # vLLM may run under another user
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
