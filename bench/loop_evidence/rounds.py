@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from bench.common import Figure
+from bench.kit.seeds import seed_interval
 from bench.search_evidence.sets import HELD_OUT, SETS
 from demo.processes import child_environment, serving
 from demo.run import paired_interval
@@ -117,12 +118,24 @@ def compared(
     first, second = (_by_question(folder, arm, seeds, of) for arm in arms)
     changes = [first[id] - second[id] for id in second]
     low, high = paired_interval(changes)
+    by_seed = [
+        _figures(folder, arms[0], seed, of)["reward_mean"]
+        - _figures(folder, arms[1], seed, of)["reward_mean"]
+        for seed in seeds
+    ]
+    over_seeds = seed_interval(by_seed)
     yield Figure(
         f"{title}: reward, {arms[0]} - {arms[1]}",
-        statistics.mean(changes),
+        over_seeds.mean,
         "",
-        note=f"95 % interval {low:+.3f} to {high:+.3f}, {len(changes)} questions",
-        details={"interval": [low, high], "questions": len(changes)},
+        note=f"95 % over {len(seeds)} seeds: {over_seeds.as_text()}; over {len(changes)} "
+        f"questions, these policies held fixed: {low:+.3f} to {high:+.3f}",
+        details={
+            "seeds": by_seed,
+            "interval_of_seeds": [over_seeds.low, over_seeds.high],
+            "interval_of_questions": [low, high],
+            "questions": len(changes),
+        },
     )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
+from bench.kit.seeds import Changes, seeds_table, seeds_verdict
 from bench.rl_evidence.arms import ARMS, ON_OMISSIONS
 from scorekit.report.page import picture
 
@@ -29,7 +30,7 @@ Run = dict[str, Any]
 def show(results: dict[str, Any]) -> None:
     """The tables on the terminal."""
     of = omission_tables if _on_omissions(results) else tables
-    Console(width=160).print(Markdown(of(results)))
+    Console(width=160).print(Markdown(of(results)))  # its last lines say what the seeds show
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -71,6 +72,7 @@ def tables(results: dict[str, Any]) -> str:
         "### Ablations (seed 1)",
         reward_table([*compared, *shown]),
         quality_table([*compared, *shown], results["start"]),
+        *seed_parts(arms),
     ]
     return "\n\n".join(parts)
 
@@ -109,6 +111,31 @@ def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
         of_end = [cell(end["omission"], 2), f"{100 * end['cut']:.0f} %"]
         rows.append([run["title"], str(run["seed"]), *of_end, *lengths])
     return markdown_table(head, rows)
+
+
+def seed_parts(runs: Sequence[Run]) -> list[str]:
+    """Tables and sentences by seeds as the unit; none where the control is missing.
+
+    The own rewards of two arms have no common scale; chrF and the MetricX reward (5 - score) have.
+    """
+    titles = dict.fromkeys(run["title"] for run in runs)
+    control = ARMS["shuffled"].title
+    if control not in titles:
+        return []
+    parts, verdicts = [], []
+    for what, key, sign in (("chrF", "chrf", 1.0), ("MetricX reward", "metricx_score", -1.0)):
+        arms: dict[str, Changes] = {
+            title: {
+                run["seed"]: sign * run["changes"][key]["change"]
+                for run in runs
+                if run["title"] == title
+            }
+            for title in titles
+        }
+        parts += [f"### {what}: change from the start, seeds as the unit"]
+        parts += [seeds_table(arms, control, digits=2)]
+        verdicts.append(seeds_verdict(what, arms, control))
+    return [*parts, "### What the seeds show", *verdicts]
 
 
 def reward_table(runs: Sequence[Run]) -> str:

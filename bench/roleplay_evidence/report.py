@@ -11,6 +11,7 @@ from rich.markdown import Markdown
 
 from bench.common import ROOT
 from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
+from bench.kit.seeds import Changes, seeds_table, seeds_verdict
 from bench.roleplay_evidence.arms import ALL, ARMS, UNSEEN_NAMES
 from scorekit.report.page import picture
 
@@ -53,8 +54,29 @@ def tables(results: dict[str, Any]) -> str:
         names_table(results),
         "### The first turns of the set, as they were answered",
         examples_table(results),
+        *seed_parts(results["runs"]),
     ]
     return "\n\n".join(parts)
+
+
+def seed_parts(runs: Sequence[Run]) -> list[str]:
+    """Tables and sentences by seeds as the unit; none where the control is missing."""
+    names = [name for name in ARMS if any(run["arm"] == name for run in runs)]
+    control = ARMS["shuffled"].title
+    if "shuffled" not in names:
+        return []
+    parts, verdicts = [], []
+    for what, key, digits in (("weighted sum", "reward", 3), ("chrF", "chrf", 1)):
+        arms: dict[str, Changes] = {
+            ARMS[name].title: {
+                run["seed"]: run["changes"][key]["change"] for run in runs if run["arm"] == name
+            }
+            for name in names
+        }
+        parts += [f"### {what}: change from the start, seeds as the unit"]
+        parts += [seeds_table(arms, control, digits=digits)]
+        verdicts.append(seeds_verdict(what, arms, control))
+    return [*parts, "### What the seeds show", *verdicts]
 
 
 def rewards_table(results: dict[str, Any]) -> str:

@@ -59,6 +59,8 @@ class Arm:
 
 
 JUDGE_ONLY = ("reward.preset=focused",)
+#: The arm that no other may fail to beat: its rewards belong to other episodes.
+CONTROL = "shuffled"
 #: The generator is asked about an episode without any page, too: what it knows counts.
 UNGUARDED = ("answering.judge.no_evidence=ask",)
 ARMS = {

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
+from bench.kit.seeds import Changes, seeds_table, seeds_verdict
+from bench.search_evidence.arms import CONTROL
 from bench.search_evidence.sets import SETS
 from scorekit.report.page import picture
 
@@ -41,6 +43,8 @@ COLUMNS = {
     "invalid": ("invalid_mean", 2),
     "forced": ("forced_share", 3),
 }
+#: Figures of the tables by seeds.
+SEED_FIGURES = {"reward": "reward_mean", "NDCG": "ndcg_mean"}
 #: Those whose changes are told with an interval.
 CHANGED = ("reward", "NDCG", "judge", "without evidence", "invalid", "forced")
 STARTS = {
@@ -53,7 +57,7 @@ Results = Mapping[str, Any]
 
 
 def show(results: Results) -> None:
-    """The tables on the terminal."""
+    """The tables on the terminal; the last lines say what they show of each set."""
     Console(width=160).print(Markdown(tables(results)))
 
 
@@ -83,19 +87,51 @@ def tables(results: Results) -> str:
             f"{of['questions']} questions about {len(of['documents'])} documents, "
             f"{of['episodes']} episodes a policy.",
             ends_table(results, of),
-            f"### Changes from the start on {title} [95 %]",
+            f"### Changes on {title}, seeds as the unit",
+            *(
+                part
+                for name, key in SEED_FIGURES.items()
+                if (arms := changes_of(results, of, key))
+                for part in (f"{name}:", seeds_table(arms, _title(results, CONTROL)))
+            ),
+            f"### Changes from the start on {title}, questions as the unit [95 %]",
+            "These intervals hold the trained policies fixed and draw the questions anew. They say "
+            "nothing about another seed.",
             changes_table(results, of, "changes"),
-            f"### Against both rewards, at the end, on {title} [95 %]",
+            f"### Against both rewards, at the end, on {title}, questions as the unit [95 %]",
             changes_table(results, of, "against_both"),
         ]
         if not number:
             parts += [
-                f"### The reward's change on {title}, seed by seed",
-                seeds_table(results, of),
                 f"### Why turns were invalid on {title}",
                 invalid_table(results, of),
             ]
-    return "\n\n".join([*parts, "### What training had nothing to learn from", flat_table(results)])
+    parts += ["### What training had nothing to learn from", flat_table(results)]
+    return "\n\n".join([*parts, "### What the seeds show", *verdicts(results)])
+
+
+def verdicts(results: Results) -> list[str]:
+    """A sentence on each set and figure, from the tables of seeds."""
+    return [
+        seeds_verdict(f"{name} on {SETS[of].title}", arms, _title(results, CONTROL))
+        for of, found in results["sets"].items()
+        for name, key in SEED_FIGURES.items()
+        if (arms := changes_of(results, found, key))
+    ]
+
+
+def changes_of(results: Results, of: Results, key: str) -> dict[str, Changes]:
+    """Title of an arm -> its change of a figure by seed; empty where the control is missing."""
+    if CONTROL not in of["arms"]:
+        return {}
+    return {
+        _title(results, name): {
+            seed: changes[key]
+            for seed, changes in zip(arm["seeds"], arm["of_seeds"], strict=True)
+            if changes[key] is not None
+        }
+        for name, arm in of["arms"].items()
+    }
 
 
 def ends_table(results: Results, of: Results) -> str:
@@ -116,17 +152,6 @@ def changes_table(results: Results, of: Results, kind: str) -> str:
         if kind in arm
     ]
     return markdown_table(["", *CHANGED], rows)
-
-
-def seeds_table(results: Results, of: Results) -> str:
-    """How far seeds of one arm lie apart."""
-    seeds = sorted({seed for arm in of["arms"].values() for seed in arm["seeds"]})
-    rows = []
-    for name, arm in of["arms"].items():
-        found = dict(zip(arm["seeds"], arm["of_seeds"], strict=True))
-        cells = [_signed(found[seed]["reward_mean"]) if seed in found else "–" for seed in seeds]
-        rows.append([_title(results, name), *cells])
-    return markdown_table(["", *(f"seed {seed}" for seed in seeds)], rows)
 
 
 def flat_table(results: Results) -> str:

@@ -212,7 +212,13 @@ def test_runs_become_tables_and_a_picture(tmp_path):
     for arm in ARMS.values():
         for of in SETS:
             write_lines(start_path(tmp_path, arm.began, of), [line(q, 0.0) for q in range(12)])
-    for name, seeds in {"both": (1, 2), "rows": (1, 2), "ppo": (1,), "phases": (1,)}.items():
+    for name, seeds in {
+        "both": (1, 2),
+        "rows": (1, 2),
+        "ppo": (1,),
+        "phases": (1,),
+        "shuffled": (1, 2),
+    }.items():
         for seed in seeds:
             run = tmp_path / f"{name}-{seed}"
             write_lines(run / "measured.jsonl", [line(q, seed / 4) for q in range(12)])
@@ -225,11 +231,11 @@ def test_runs_become_tables_and_a_picture(tmp_path):
             (run / "run.json").write_text(json.dumps({"s": 9.0}), encoding="utf-8")
     write_lines(tmp_path / "ndcg-1/measured.jsonl", [line(0, 1.0)])  # not done: no run.json
     found = summarise(plan) | {"machine": {"commit": "abc"}}
-    assert list(found["arms"]) == ["both", "ppo", "rows", "phases"]
+    assert list(found["arms"]) == ["both", "ppo", "shuffled", "rows", "phases"]
     assert len(found["arms"]["phases"]["logged"]["ndcg_mean"][0]) == 2
     final, held_out = found["sets"]["final_test"], found["sets"][HELD_OUT]
-    assert list(final["arms"]) == ["both", "ppo", "rows"]
-    assert list(held_out["arms"]) == ["both", "ppo", "rows", "phases"]
+    assert list(final["arms"]) == ["both", "ppo", "shuffled", "rows"]
+    assert list(held_out["arms"]) == ["both", "ppo", "shuffled", "rows", "phases"]
     both = held_out["arms"]["both"]
     assert both["end"]["reward_mean"] == 0.375 and both["end"]["invalid"] == {"box_form": 24}
     assert [of["reward_mean"] for of in both["of_seeds"]] == [0.25, 0.5]
@@ -239,8 +245,11 @@ def test_runs_become_tables_and_a_picture(tmp_path):
     assert "against_both" not in held_out["arms"]["ppo"], "of another number of seeds"
     shown = tables(found)
     first, second = (shown.index(f"What each policy does on {of.title}") for of in SETS.values())
-    assert first < shown.index("| both rewards | +0.125 | +0.250 |") < second
-    assert "| both, PPO's token clip | +0.125 | – |" in shown
+    by_seed = shown.index("| both rewards | +0.125, +0.250 | +0.188 [-0.607, +0.982] | no |")
+    assert first < by_seed < second
+    assert "| both, PPO's token clip | +0.125 | +0.125 (one seed) |" in shown
+    of_final = "reward on final_test.** Rises from the start, clear of 0 over the seeds: none."
+    assert of_final in shown[second:]
     assert "| both rewards | 2.0 |" in shown[second:]
     assert picture_of(found) is not None
 
