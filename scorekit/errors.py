@@ -182,6 +182,6 @@ class RequestError(ServiceError):
         super().__init__(type, message, retryable=retryable)
         self.status = status or default_status
         # A wrong URL, key or option is the user's to mend; all else a service's.
-        self.exit_code = 2 if self.status in (401, 404, 405, 422) else 1
+        self.exit_code = 2 if self.status in (401, 403, 404, 405, 415, 422) else 1
         self.retry_after = retry_after
         self.request_id = request_id

@@ -144,19 +144,23 @@ ASKED: list[tuple[str, str, str, Any]] = [
 ]
 
 
+def _client(app: Any) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
 def open_service(service: str) -> TestClient:
     """A service in this process, on the fake backend; use it as a context."""
     if service == "judge":  # rules need no model to be faked
         judge = JudgeSettings(cache="memory")
-        return TestClient(create_app(make_backend(judge), judge))
+        return _client(create_app(make_backend(judge), judge))
     if service == "embedder":
         embedder = EmbedderSettings(cache="memory")
-        return TestClient(create_app(FakeEmbedder(), embedder))
+        return _client(create_app(FakeEmbedder(), embedder))
     if service == "retriever":
         retriever = RetrieverSettings(cache="memory", index=Path("fake"))
-        return TestClient(create_app(FakeRetriever(), retriever))
+        return _client(create_app(FakeRetriever(), retriever))
     settings = ServiceSettings(cache="memory")
-    return TestClient(create_app(FakeBackend(service), settings))  # type: ignore[arg-type]
+    return _client(create_app(FakeBackend(service), settings))  # type: ignore[arg-type]
 
 
 def answers() -> list[dict[str, Any]]:

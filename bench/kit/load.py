@@ -58,7 +58,7 @@ def encode(samples: Sequence[dict[str, str]], **rest: object) -> bytes:
     """A whole HTTP request."""
     body = to_json({"samples": list(samples), **rest})
     head = (
-        "POST /v1/score HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

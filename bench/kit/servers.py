@@ -24,6 +24,10 @@ from scorekit.server.http.settings import Secrets, ServiceSettings
 PATIENCE_S = 180.0
 
 
+#: Headers of a body that is given as bytes.
+JSON = {"Content-Type": "application/json"}
+
+
 class Held(FakeBackend):
     """A model that answers only while `go` is set, and tells that it was asked by `entered`."""
 

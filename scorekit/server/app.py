@@ -27,6 +27,7 @@ from scorekit.schemas import (
 from scorekit.server.backend import Backend
 from scorekit.server.http.body import Shape, read_query, read_request
 from scorekit.server.http.gate import Gate
+from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.page import add_page
 from scorekit.server.queue.work import Job
@@ -60,7 +61,8 @@ def create_app(
     app.state.service = service
     page = backend.verb.page if settings.page else None
     keys = load_api_keys(settings, secrets)
-    app.add_middleware(Gate, keys=keys, metrics=service.metrics, page=page is not None)
+    hosts = AllowedHosts(settings)
+    app.add_middleware(Gate, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     verbs = (backend.verb, *backend.verb.faces)
@@ -96,7 +98,7 @@ _STREAM_ANSWER = {
 
 
 def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> None:
-    statuses = (400, 408, 413, 422, 429, 431, 500, 503, 504)
+    statuses = (400, 403, 408, 413, 415, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
     verb = shape.verb
     router = APIRouter(route_class=DirectRoute)

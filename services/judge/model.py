@@ -217,6 +217,8 @@ class OpenAIBackend(_Judge):
             raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
         pictures = task.pictures(sample.images)
         model = options.model or self.model
+        if not self._settings.may_name(model):
+            raise SampleError("invalid_input", "options.model: not a model that may be named here")
         question = JudgeQuestion(task, texts, pictures, model, sampling, votes)
         # A batch is so many samples, however long.
         return Encoded(1, _read_whole(texts) if sample.task == MQM else {}, question)

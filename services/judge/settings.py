@@ -33,6 +33,11 @@ class JudgeSettings(ServiceSettings):
         None, description="The upstream server with its /v1; its key: JUDGE_UPSTREAM_API_KEY."
     )
     model: str | None = Field(None, description="Name of the model at the upstream server.")
+    allow_models: str | None = Field(
+        None,
+        description="Models beside --model that a request may name (options.model), separated by "
+        "commas; empty: none; null: any. The upstream server is paid for what a request names.",
+    )
     api: DialectName = Field(
         "vllm",
         description="vllm: chat completions with every sampling field; openai: with OpenAI's "
@@ -75,6 +80,13 @@ class JudgeSettings(ServiceSettings):
     # Of an LLM a batch is one sample, `max_concurrency` batches at once; of rules, what takes well
     # under a second.
     max_batch_tokens: CliSuppress[int | None] = None
+
+    def may_name(self, model: str) -> bool:
+        """Whether a request may have the upstream server's `model` answer."""
+        allowed = self.allow_models
+        if allowed is None or model == self.model:
+            return True
+        return model in (name.strip() for name in allowed.split(","))
 
     @model_validator(mode="after")
     def _follow(self) -> Self:

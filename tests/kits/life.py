@@ -111,7 +111,8 @@ def leave_work_behind(url: str, count: int = 1) -> None:
     body = json.dumps({"samples": samples}).encode()
     with connect(url) as client:
         client.sendall(
-            b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body)
         )
         client.sendall(body)
         wait_until(lambda: re.search("scorekit_queue_items [1-9]", _metrics(url)))

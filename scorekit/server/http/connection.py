@@ -22,6 +22,9 @@ UNREAD_S = 120.0
 _HEAD_TOO_LARGE = RequestError(
     "too_large", f"headers: more than {MAX_HEAD_BYTES} bytes", status=431
 )
+#: Connections beyond the limit that are taken for health checks.
+RESERVE = 16
+_CROWDED = RequestError("overloaded", "too many connections are open", retry_after=5.0)
 SHUTTING_DOWN = RequestError("unavailable", "the service is shutting down", retry_after=5.0)
 
 
@@ -34,6 +37,12 @@ class Connection(HttpToolsProtocol):
     receive_timeout_s: float
     unread_timeout_s = UNREAD_S
     max_request_bytes: int
+    max_connections: int
+    #: Of this server, the oldest first: who has not sent a whole head, who rests between two
+    #: requests, who has not sent a whole body.
+    heads: dict[Connection, None]
+    resting: dict[Connection, None]
+    bodies: dict[Connection, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come; now it has to send."""
@@ -43,10 +52,14 @@ class Connection(HttpToolsProtocol):
         self._fault: RequestError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._for_health = False  # taken from the reserve
         self._start_clock()
+        self._wait_in(self.heads)
+        self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone, or was sent away."""
+        self._wait_in(None)
         self._stop_clock()
         self._stop_reading_clock()
         super().connection_lost(exc)
@@ -77,6 +90,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         self._arriving = "head"
+        if not self._earlier_unanswered():
+            self._wait_in(self.heads)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -86,14 +101,26 @@ class Connection(HttpToolsProtocol):
             if head > MAX_HEAD_BYTES:
                 self._fault = _HEAD_TOO_LARGE
                 raise ValueError("the parser is told to stop")
+        if self._for_health and not self.url.startswith(b"/health/"):
+            self._fault = _CROWDED
+            raise ValueError("the parser is told to stop")
         self._arriving = "body"
+        if self in self.heads:
+            self._wait_in(self.bodies)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
         self._arriving = None
         self._received = 0
+        self._wait_in(None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The last byte of an answer."""
+        super().on_response_complete()
+        if self._arriving is None and not self._answering() and not self.transport.is_closing():
+            self._wait_in(self.resting)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser does not understand is refused in the form of all refusals."""
@@ -125,6 +152,35 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
         self.transport.close()
 
+    def _wait_in(self, line: dict[Connection, None] | None) -> None:
+        """Stand at the end of a line of those that may be closed for a newcomer, or in none."""
+        for other in (self.heads, self.resting, self.bodies):
+            other.pop(self, None)
+        if line is not None:
+            line[self] = None
+
+    def _make_room(self) -> None:
+        """Close the connection that is owed least, where there are too many.
+
+        Where all are owed an answer, this one is taken for a health check, or not at all.
+        """
+        excess = len(self.connections) - self.max_connections
+        if excess <= 0:
+            return
+        self.heads.pop(self)  # not for itself
+        for line in (self.heads, self.resting, self.bodies):
+            if line:
+                oldest = next(iter(line))
+                oldest._wait_in(None)
+                oldest.refuse(_CROWDED)
+                break
+        else:
+            self._for_health = True
+            if excess > RESERVE:
+                self.transport.abort()
+                return
+        self._wait_in(self.heads)
+
     def _late(self) -> None:
         self._deadline = None
         if self.flow.read_paused or self._earlier_unanswered():
@@ -154,13 +210,20 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
 
-def connection_type(receive_timeout_s: float, max_body_bytes: int) -> type[Connection]:
+def connection_type(
+    receive_timeout_s: float, max_body_bytes: int, max_connections: int
+) -> type[Connection]:
     """The protocol class for `uvicorn.Config(http=...)`.
 
     receive_timeout_s: seconds for one request. max_body_bytes: the application's own limit; here
-    twice that is let through, for chunk sizes and trailers are bytes as well.
+    twice that is let through, for chunk sizes and trailers are bytes as well. max_connections: open
+    at once; `RESERVE` more are taken for health checks.
     """
     limits = {
+        "max_connections": max_connections,
+        "heads": {},
+        "resting": {},
+        "bodies": {},
         "receive_timeout_s": receive_timeout_s,
         "max_request_bytes": 2 * max_body_bytes + MAX_HEAD_BYTES,
     }

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError
 from scorekit.server.http.metrics import Metrics
+from scorekit.server.http.origin import AllowedHosts, foreign_host, foreign_page, wrong_content
 
 log = structlog.get_logger()
 
@@ -31,13 +32,22 @@ _HOW_TO_GIVE_ONE = (
 
 class Gate:
     """ASGI middleware. Health is open, and the page at `/`, which holds no data; everything else
-    wants the key when one is configured. page: whether there is one."""
+    wants the key when one is configured. Where none is, no page of another site may ask.
+
+    page: whether there is one.
+    """
 
     def __init__(
-        self, app: ASGIApp, keys: tuple[bytes, ...], metrics: Metrics, page: bool = False
+        self,
+        app: ASGIApp,
+        keys: tuple[bytes, ...],
+        metrics: Metrics,
+        hosts: AllowedHosts,
+        page: bool = False,
     ) -> None:
         self.app = app
         self.page = page
+        self.hosts = hosts
         self.keys = {key: key_id(key) for key in keys}
         self.metrics = metrics
         for name in self.keys.values():  # as many as are configured; a wrong key has no series
@@ -73,12 +83,11 @@ class Gate:
             await send(message)
 
         try:
-            if not self.keys or scope["key_id"] or self._is_open(scope):
+            if (error := self._refusal(scope, headers, token)) is None:
                 await self.app(scope, receive, send_marked)
             else:
-                what = "not a key of this service" if token else "this service wants a key"
-                error = RequestError("unauthorized", f"{what}: {_HOW_TO_GIVE_ONE}")
-                await _refuse(send_marked, error, [(b"www-authenticate", b"Bearer")])
+                more = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+                await _refuse(send_marked, error, more)
         except ClientDisconnect:
             # Nobody reads an answer any more: the client left, or connection.py sent it away.
             status = scope.get("cut_off", 499)
@@ -93,12 +102,26 @@ class Gate:
         finally:
             self._note(scope, token, status, time.perf_counter() - started)
 
+    def _refusal(
+        self, scope: Scope, headers: dict[bytes, bytes], token: bytes
+    ) -> RequestError | None:
+        """Return why a request may not pass; None where it may."""
+        if _path(scope).startswith("/health/"):
+            return None
+        if not self.keys and (error := foreign_host(headers, self.hosts)) is not None:
+            return error
+        if self._is_open(scope):
+            return None
+        if self.keys and not scope["key_id"]:
+            what = "not a key of this service" if token else "this service wants a key"
+            return RequestError("unauthorized", f"{what}: {_HOW_TO_GIVE_ONE}")
+        if (error := foreign_page(headers, self.hosts)) is not None:
+            return error
+        return wrong_content(headers) if _has_body(headers) else None
+
     def _is_open(self, scope: Scope) -> bool:
         """Whether nobody needs a key for it."""
-        path = _path(scope)
-        if path == "/":
-            return self.page and scope["method"] in ("GET", "HEAD")
-        return path.startswith("/health/")
+        return self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD")
 
     def _known(self, token: bytes) -> str | None:
         """The id of a configured key; None for any other token."""
@@ -155,8 +178,10 @@ def _path(scope: Scope) -> str:
 
 def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     """Whether a refusal came before the body was read (read_request notes that it has read it)."""
-    if scope.get("body_read"):
-        return False
+    return not scope.get("body_read") and _has_body(headers)
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 

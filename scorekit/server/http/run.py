@@ -22,7 +22,7 @@ import uvicorn
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
-from scorekit.server.http.connection import SHUTTING_DOWN, Connection, connection_type
+from scorekit.server.http.connection import RESERVE, SHUTTING_DOWN, Connection, connection_type
 from scorekit.server.http.gate import request_id_now
 from scorekit.server.http.settings import ServiceSettings, parse_settings
 from scorekit.server.service import ScoringService
@@ -35,6 +35,10 @@ S = TypeVar("S", bound=ServiceSettings)
 LEAVE_S = 8.0
 #: The same after a second signal.
 LEAVE_NOW_S = 1.5
+#: Connections where neither a setting nor the limit of open files says less.
+MOST_CONNECTIONS = 8192
+#: Open files beside connections: model, cache, log, sockets to an upstream server.
+OTHER_FILES = 64
 #: Longer than clients keep an idle connection (httpx: 5 s): the side that sends next closes it.
 KEEP_ALIVE_S = 65
 
@@ -67,7 +71,11 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
     """How uvicorn serves the application."""
     return uvicorn.Config(
         app,
-        http=connection_type(settings.receive_timeout_s, settings.max_body_bytes),
+        http=connection_type(
+            settings.receive_timeout_s,
+            settings.max_body_bytes,
+            settings.max_connections or _most_connections(),
+        ),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -202,6 +210,14 @@ def _allow_many_connections() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):  # a system that allows less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _most_connections() -> int:
+    """As many as fit under the limit of open files, beside the reserve and what else is open."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, files - RESERVE - OTHER_FILES))
 
 
 def _in_url(host: str) -> str:

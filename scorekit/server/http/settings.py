@@ -42,6 +42,11 @@ class ServiceSettings(BaseSettings):
     no_auth: CliToggleFlag[bool] = Field(
         False, description="Allow an address that others can reach without an API key."
     )
+    allow_host: str = Field(
+        "",
+        description="Further names of this service, separated by commas. Without API keys it "
+        "answers to loopback names, addresses and these alone. Web pages on them may ask it, too.",
+    )
     page: CliToggleFlag[bool] = Field(
         True, description="Serve a page at / to try the service by hand; --no-page: none."
     )
@@ -89,6 +94,13 @@ class ServiceSettings(BaseSettings):
     receive_timeout_s: float = Field(
         30.0, gt=0, description="Seconds a client may take to send a request, to its last byte."
     )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="Most open connections. Beyond it the oldest that has not sent its request is "
+        "closed, and a few more are taken for health checks; null: 8,192, or what the limit of "
+        "open files allows.",
+    )
     stall_after: float | None = Field(
         None,
         gt=0,
@@ -112,6 +124,11 @@ class ServiceSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity of the log lines."
     )
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """The names in `allow_host`."""
+        return tuple(name.strip().lower() for name in self.allow_host.split(",") if name.strip())
 
 
 class Secrets(BaseSettings):
@@ -174,7 +191,7 @@ def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, .
         keys += _keys_in(secrets.api_keys.get_secret_value().split(","), "SCOREKIT_API_KEYS")
     if settings.api_keys_file is not None:
         keys += _keys_in(_lines_of(settings.api_keys_file), f"{settings.api_keys_file}")
-    if not keys and not settings.no_auth and not _is_loopback(settings.host):
+    if not keys and not settings.no_auth and not is_loopback(settings.host):
         raise UserError(
             f"--host {settings.host} can be reached by others: set SCOREKIT_API_KEYS or "
             "--api-keys-file, or say --no-auth"
@@ -200,7 +217,8 @@ def _lines_of(path: Path) -> list[str]:
         raise UserError(f"{path}: not UTF-8 text") from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is one of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -39,6 +39,7 @@ class CallError extends Error {
 
 const MEANS = {
   401: "The key is missing or wrong",
+  403: "The service does not answer to this address",
   408: "The request took too long to arrive",
   413: "Too large for this service",
   422: "The service does not take this",

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from bench.kit.servers import PATIENCE_S, Held, running_service, wait_until
+from bench.kit.servers import JSON, PATIENCE_S, Held, running_service, wait_until
 from scorekit.server.fake import FakeBackend
 from tests.kits.contract import PAIR, _score
 
@@ -58,10 +58,10 @@ def test_the_work_of_a_client_that_leaves_is_dropped():
 
 def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
     body = b'{"samples": [' + b"0," * 400_000 + b"0]}"
-    response = httpx.post(f"{url}/v1/score", content=body)
+    response = httpx.post(f"{url}/v1/score", content=body, headers=JSON)
     assert response.status_code in (413, 422)
     few = b'{"samples": [' + b"0," * 400 + b"0]}"
-    message = httpx.post(f"{url}/v1/score", content=few).json()["error"]["message"]
+    message = httpx.post(f"{url}/v1/score", content=few, headers=JSON).json()["error"]["message"]
     assert message.count("samples.") == 10
 
 

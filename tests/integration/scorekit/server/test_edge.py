@@ -13,15 +13,15 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import running_app, running_service, wait_until
+from bench.kit.servers import JSON, running_app, running_service, wait_until
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.connection import MAX_HEAD_BYTES
 from scorekit.server.http.settings import Secrets
 
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
 BODY = json.dumps({"samples": [PAIR]}).encode()
-POST = b"POST /v1/score HTTP/1.1\r\nHost: x\r\n"
-GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+POST = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_who_asks_first_is_told_to_go_on_when_all_is_well(url):
 def test_a_refusal_of_a_body_that_was_read_leaves_the_connection_open(url):
     with httpx.Client() as client:
         for _ in range(3):
-            refused = client.post(f"{url}/v1/score", content=b"not json")
+            refused = client.post(f"{url}/v1/score", content=b"not json", headers=JSON)
             assert refused.status_code == 422 and "connection" not in refused.headers
 
 
@@ -263,8 +263,8 @@ def test_malformed_headers_are_400_in_the_usual_form(url, headers):
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 tls\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
     ],
@@ -279,7 +279,7 @@ def test_what_is_no_http_request_is_400(url, request_bytes):
         [POST + b"X: " + b"a" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n"],
         [POST + b"X: "] + [b"a" * 4096] * 200,
         [POST] + [b"X-%d: a\r\n" % i for i in range(20_000)],
-        [b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"],
     ],
     ids=["one", "endless", "many", "path"],
 )
@@ -307,7 +307,7 @@ def test_chunks_over_the_limit_and_trailers_without_end_are_413(url):
 def test_an_upgrade_to_websockets_is_an_ordinary_request():
     with running_service(FakeBackend(), Secrets(api_keys=SecretStr("right"))) as url:
         upgrade = b"Connection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
-        assert _exchange(url, b"GET /v1/info HTTP/1.1\r\nHost: x\r\n" + upgrade)[0] == 401
+        assert _exchange(url, b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n" + upgrade)[0] == 401
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])

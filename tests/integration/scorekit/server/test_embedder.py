@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from bench.kit.servers import (
+    JSON,
     PATIENCE_S,
     free_port,
     running_app,
@@ -175,7 +176,7 @@ def test_limits_and_shapes_are_told(url, body, status, told):
 
 def test_a_lone_surrogate_is_no_json(url):
     body = b'{"input": ["\\ud800"]}'
-    answer = httpx.post(f"{url}/v1/embeddings", content=body)
+    answer = httpx.post(f"{url}/v1/embeddings", content=body, headers=JSON)
     assert answer.status_code == 422 and "Invalid JSON" in answer.json()["error"]["message"]
 
 

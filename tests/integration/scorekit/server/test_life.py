@@ -91,7 +91,8 @@ def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     assert answer.json()["results"][0]["error"]["type"] == "model_failure"
     with socket.create_connection(("127.0.0.1", port)) as half:  # a client that breaks off
         half.sendall(
-            b"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer TOPSECRETKEY\r\n"
+            b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer TOPSECRETKEY\r\n"
             b"Content-Length: 999\r\n\r\n{CONFIDENTIAL"
         )
         time.sleep(0.2)

@@ -145,7 +145,7 @@ def _check_shut_down(answer):
 def test_a_half_sent_request_does_not_hold_the_end():
     with fake_service() as (process, url):
         wait_ready(url)
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with connect(url) as in_head, connect(url) as in_body, connect(url):
             in_head.sendall(head)
             in_body.sendall(head + b"Content-Length: 999\r\n\r\n{")
@@ -181,7 +181,10 @@ def _body_of(answer):
 def test_a_slow_reader_gets_all_of_an_answer_that_was_due():
     samples = [{"id": f"{i}".ljust(1200), "src": f"{i}", "mt": "m"} for i in range(10_000)]
     body = json.dumps({"samples": samples}).encode()
-    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = (
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
     with fake_service() as (process, url):
         wait_ready(url)
         with connect(url) as reader:

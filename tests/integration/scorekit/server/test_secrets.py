@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.kit.servers import free_port, wait_ready
+from bench.kit.servers import JSON, free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]
 KEY, FILE_KEY, TEXT = "KEY-from-the-environment", "KEY-from-a-file", "CONFIDENTIAL"
@@ -115,7 +115,7 @@ def test_no_text_of_a_sample_reaches_the_log_whatever_happens_to_it(tmp_path):
         assert _score(client, id="option", options={TEXT: TEXT}).status_code == 422
         assert _score(client, src=[TEXT]).status_code == 422
         for body in (f"{TEXT} no json", f'{{"{TEXT}": 1}}', f'["{TEXT}'):
-            assert client.post("/v1/score", content=body).status_code == 422
+            assert client.post("/v1/score", content=body, headers=JSON).status_code == 422
         assert client.get(f"/v1/{TEXT}?src={TEXT}").status_code == 404
         output = _end(process)
     assert TEXT not in output

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from bench.kit.servers import running_app, running_service, wait_ready, wait_until
+from bench.kit.servers import JSON, running_app, running_service, wait_ready, wait_until
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
@@ -70,7 +70,10 @@ def service(name="metricx", **settings):
 
 
 PAIR = {"samples": [{"src": "a", "mt": "b"}]}
-HALF_SENT = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b" " * 700_000
+HALF_SENT = (
+    b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 999999\r\n\r\n" + b" " * 700_000
+)
 
 
 def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
@@ -84,7 +87,11 @@ def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
             assert budget.held <= 2 * MIB
             filler = " " * 900_000
             wait_until(
-                lambda: httpx.post(f"{url}/v1/score", content=json.dumps(PAIR) + filler).is_success,
+                lambda: (
+                    httpx.post(
+                        f"{url}/v1/score", content=json.dumps(PAIR) + filler, headers=JSON
+                    ).is_success
+                ),
                 30,
             )
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
@@ -108,7 +115,7 @@ def test_who_comes_slowly_is_told_to_come_again():
 def test_what_was_answered_refused_or_left_holds_nothing():
     with service(max_field_chars=1000) as (url, budget):
         httpx.post(f"{url}/v1/score", json=PAIR)
-        httpx.post(f"{url}/v1/score", content=b"{" * 300_000)
+        httpx.post(f"{url}/v1/score", content=b"{" * 300_000, headers=JSON)
         httpx.post(f"{url}/v1/score", json={"samples": [{"src": "a", "mt": "x" * 300_000}]})
         httpx.post(f"{url}/v1/score/stream", json=PAIR)
         with httpx.stream("POST", f"{url}/v1/score/stream", json=PAIR):
@@ -123,7 +130,7 @@ def test_what_was_answered_refused_or_left_holds_nothing():
 def test_millions_of_values_are_counted_before_they_are_parsed(junk):
     with service(max_samples=50) as (url, _):
         body = b'{"samples":[' + junk * 200_000 + b"{}]}"
-        answer = httpx.post(f"{url}/v1/score", content=body)
+        answer = httpx.post(f"{url}/v1/score", content=body, headers=JSON)
         assert answer.status_code == 413 and answer.json()["error"]["type"] == "too_large"
         assert f"more than {VALUES_A_SAMPLE * 50 + 1000} values" in answer.text
 
@@ -134,7 +141,7 @@ def test_millions_of_values_are_counted_before_they_are_parsed(junk):
 def test_a_body_that_is_no_json_is_looked_at_once(body):
     """Were a part of it tried again from each place, a megabyte would take hours."""
     with service() as (url, budget):
-        answer = httpx.post(f"{url}/v1/score", content=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/score", content=body, headers=JSON, timeout=60)
         assert answer.status_code in (413, 422)
         wait_until(lambda: budget.held == 0, 30)
 
@@ -168,7 +175,10 @@ def test_equal_samples_give_a_long_answer_in_parts():
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
     monkeypatch.setattr(Connection, "unread_timeout_s", 0.2)
     body = json.dumps({"samples": [{"src": "a", "mt": "word " * 60}] * 10_000}).encode()
-    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = (
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
     with service("xcomet") as (url, budget), connections(url, 1) as (deaf,):
         deaf.sendall(head + body)
         assert deaf.recv(12) == b"HTTP/1.1 200"

@@ -1,0 +1,97 @@
+"""Requests that a stranger's web page sends through the browser of somebody who can reach us.
+
+A page of any site may send requests to `http://127.0.0.1:8003`, and a name of its own may be made
+to point there (DNS rebinding), so that the browser takes us for a part of that site. A service
+without keys tells such requests by the headers that no page can set: `Host`, `Origin` and
+`Sec-Fetch-Site` (https://www.w3.org/TR/fetch-metadata/).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from scorekit.errors import RequestError
+from scorekit.server.http.settings import ServiceSettings, is_loopback
+
+JSON = "application/json"
+
+
+class AllowedHosts:
+    """Names under which a service may be asked, and whose pages may ask it.
+
+    Loopback names, the address that it listens on, and those of --allow-host.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.names = {settings.host.lower()} | set(settings.allowed_hosts)
+
+    def has(self, name: str) -> bool:
+        """Whether a host name, without its port, is allowed."""
+        name = name.lower().rstrip(".")
+        return is_loopback(name) or name.endswith(".localhost") or name in self.names
+
+
+def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestError | None:
+    """Return the refusal of a request whose Host header names another host; None where it may pass.
+
+    Address literals pass: no site can make a browser take one for its own name. So does a request
+    without the header, which no browser sends.
+    """
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not host:
+        return None
+    name = _name_in(f"//{host}")
+    if name and (_is_address(name) or allowed.has(name)):
+        return None
+    return _refusal("Host: not a name of this service", "start it with --allow-host NAME")
+
+
+def foreign_page(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestError | None:
+    """Return the refusal of a request that a page of another site sends; None where it may pass."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if not origin:
+        if headers.get(b"sec-fetch-site") == b"cross-site":
+            return _refusal("Sec-Fetch-Site: sent by a page of another site", "ask directly")
+        return None
+    host = headers.get(b"host", b"").decode("latin-1")
+    is_own = bool(host) and origin.partition("://")[2].lower() == host.lower()
+    if is_own or allowed.has(_name_in(origin)):
+        return None
+    how = "where the page is yours, start the service with --allow-host and the name of its host"
+    return _refusal("Origin: sent by a page of another site", how)
+
+
+def wrong_content(headers: dict[bytes, bytes]) -> RequestError | None:
+    """Return the refusal of a body that is not said to be plain JSON; None where it is.
+
+    A page of another site can send other types without asking; for JSON its browser asks first.
+    """
+    given = headers.get(b"content-type", b"").decode("latin-1")
+    if given.partition(";")[0].strip().lower() != JSON:
+        message = f"Content-Type: {JSON} is required. Send the header Content-Type: {JSON}"
+        return RequestError("invalid_request", message, status=415)
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        message = "Content-Encoding: not supported. Send the body as it is"
+        return RequestError("invalid_request", message, status=415)
+    return None
+
+
+def _refusal(problem: str, what_to_do: str) -> RequestError:
+    return RequestError("unauthorized", f"{problem}; {what_to_do}", status=403)
+
+
+def _name_in(url: str) -> str:
+    """Return the host of a URL or of `//HOST:PORT`; empty where it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
