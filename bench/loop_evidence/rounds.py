@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bench.common import Figure
-from bench.kit.seeds import seed_interval
+from bench.kit.evidence import seed_interval
 from bench.search_evidence.sets import HELD_OUT, SETS
 from demo.processes import child_environment, serving
 from demo.run import paired_interval

@@ -9,8 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
-from bench.kit.seeds import Changes, seeds_table, seeds_verdict
+from bench.kit.evidence import (
+    PICTURES,
+    Changes,
+    cell,
+    markdown_table,
+    seeds_table,
+    seeds_verdict,
+    write_between,
+)
 from bench.rl_evidence.arms import ARMS, ON_OMISSIONS
 from scorekit.report.page import picture
 

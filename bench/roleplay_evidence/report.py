@@ -10,8 +10,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import ROOT
-from bench.kit.evidence import PICTURES, cell, markdown_table, write_between
-from bench.kit.seeds import Changes, seeds_table, seeds_verdict
+from bench.kit.evidence import (
+    PICTURES,
+    Changes,
+    cell,
+    markdown_table,
+    seeds_table,
+    seeds_verdict,
+    write_between,
+)
 from bench.roleplay_evidence.arms import ALL, ARMS, UNSEEN_NAMES
 from scorekit.report.page import picture
 

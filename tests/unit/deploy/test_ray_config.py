@@ -98,7 +98,7 @@ def test_a_replica_whose_model_hangs_is_unhealthy(replica):
         go, forward = threading.Event(), service.backend.forward
         service.backend.forward = lambda batch: go.wait(180) and forward(batch)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://ray") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             body = {"samples": [{"src": "a", "mt": "b"}]}
             asked = asyncio.create_task(http.post("/v1/score", json=body))
             async with asyncio.timeout(180):

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from bench.kit.judge import GOOD, judge, running_judge
+from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 
 PASS = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
@@ -84,3 +85,17 @@ def test_no_more_are_asked_at_once_than_the_setting_says(upstream):
         upstream.go.set()
         asking.join(60)
     assert len(results) == 6 and all(result["ok"] for result in results)
+
+
+def test_a_model_that_the_operator_does_not_list_is_not_asked():
+    fake = FakeOpenAI("teacher", respond=lambda body, seed: PASS)
+    with fake.running() as upstream:
+        for allowed, names in {"": [], "small, other": ["small", "other"]}.items():
+            with running_judge(upstream=upstream, allow_models=allowed) as url:
+                for name in ("small", "other", "dear", "sma", "small, other"):
+                    (result,) = judge(url, GOOD, model=name)
+                    refused = result["error"]["type"] == "invalid_input"
+                    assert refused != (name in names)  # the upstream server knows none of them
+                    assert name not in result["error"]["message"] or not refused
+                assert judge(url, GOOD)[0]["ok"]  # the service's own
+    assert {request.body["model"] for request in fake.requests} == {"teacher", "small", "other"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.seeds import against, seed_interval, seeds_table, seeds_verdict
+from bench.kit.evidence import against, seed_interval, seeds_table, seeds_verdict
 
 CONTROL = "shuffled"
 ARMS = {

@@ -18,7 +18,7 @@ from bench.kit.servers import JSON, Held, free_port, running_service, wait_ready
 from scorekit.processes import end_with_parent
 from scorekit.server.fake import FakeBackend
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()
 HEAD = (
     b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
