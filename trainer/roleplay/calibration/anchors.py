@@ -123,6 +123,8 @@ class Calibration(Config):
             return ""
         if len(kept) != len(vector):
             return f"vectors of {len(vector)} numbers, not {len(kept)}"
+        if fault := vector_fault(vector):
+            return fault
         alike = cosine(kept, vector)
         return "" if alike >= _SAME else f"another vector for a known text (cosine {alike:.3f})"
 
