@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scorekit.errors import RequestError, SampleError, UserError
+from scorekit.numeric.thresholds import below
 from scorekit.numeric.vectors import cosine
 from scorekit.retrieval.client import Retriever
 from trainer.search.curation.samples import carriers
@@ -191,6 +192,6 @@ def _proposals(
 def _best(values: Mapping[str, float], least: float, most: int) -> list[str]:
     """The greatest; of equals the first by name."""
     there = sorted(
-        (page for page in values if values[page] >= least), key=lambda p: (-values[p], p)
+        (page for page in values if not below(values[page], least)), key=lambda p: (-values[p], p)
     )
     return there[:most]
