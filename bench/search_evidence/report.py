@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -165,8 +166,8 @@ def flat_table(results: Results) -> str:
     """Of the groups of an update those whose episodes have all the same reward."""
     rows = []
     for arm in results["arms"].values():
-        means = [sum(run) / max(1, len(run)) for run in arm["logged"]["groups_without_spread"]]
-        rows.append([arm["title"], cell(sum(means) / max(1, len(means)), 1)])
+        means = [fmean(run) for run in arm["logged"]["groups_without_spread"] if run]
+        rows.append([arm["title"], cell(fmean(means) if means else None, 1)])
     return markdown_table(["", "groups without spread, an update"], rows)
 
 

@@ -68,8 +68,7 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
     """What each training changed, with intervals over the held-out turns."""
     start, sft, grpo = stages
     said = [
-        f"SFT with the mended template: replies that do not end "
-        f"{_cut(start):.0%} -> {_cut(sft):.0%}.",
+        f"SFT with the mended template: replies that do not end {_cut(start)} -> {_cut(sft)}.",
     ]
     for key, name in (("reward", "reward"), ("chrf", "chrF to the reference (never rewarded)")):
         both = zip(grpo.lines, sft.lines, strict=True)
@@ -82,5 +81,6 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
     return said
 
 
-def _cut(stage: Stage) -> float:
-    return mean_of([line["finish_reason"] == "length" for line in stage.lines]) or 0.0
+def _cut(stage: Stage) -> str:
+    share = mean_of([line["finish_reason"] == "length" for line in stage.lines])
+    return "\N{EN DASH}" if share is None else f"{share:.0%}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -36,6 +37,10 @@ SHOWN = (
 )
 
 
+#: A figure of an episode; None: it has none.
+Value = Callable[[Trajectory], float | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """An evaluation: its figures, and its episodes, one of each held-out question."""
@@ -62,8 +67,8 @@ def show_figures(console: Console, stages: Sequence[Stage]) -> None:
     shown = Table("", *(stage.title for stage in stages))
     for figure in table():
         values = [stage.figures.get(figure.key) for stage in stages]
-        if figure.key in SHOWN and None not in values:
-            cells = [f"{value:.{figure.digits}f}" for value in values]
+        if figure.key in SHOWN and any(value is not None for value in values):
+            cells = [_cell(value, figure.digits) for value in values]
             shown.add_row(figure.title or figure.key, *cells)
     console.print(shown)
 
@@ -73,7 +78,10 @@ def show_types(console: Console, stages: Sequence[Stage]) -> None:
     by_type = [_by_type(stage.episodes) for stage in stages]
     shown = Table("NDCG / judge", *(stage.title for stage in stages))
     for name, episodes in by_type[0].items():
-        cells = [f"{_ndcg(of[name]):.2f} / {_judged(of[name]):.2f}" for of in by_type]
+        cells = [
+            f"{_cell(_mean(_ndcg, of[name]), 2)} / {_cell(_mean(_score, of[name]), 2)}"
+            for of in by_type
+        ]
         shown.add_row(f"{name} ({len(episodes)})", *cells)
     console.print(shown)
 
@@ -91,22 +99,41 @@ def show_episode(console: Console, stage: Stage) -> None:
 
 
 def verdict(stages: Sequence[Stage]) -> list[str]:
-    """What the two phases changed, with intervals over the held-out questions, and what is left."""
-    said = []
-    for title, value in (("NDCG", lambda one: one.ndcg or 0.0), ("judge's score", _score)):
-        first, last = ([value(one) for one in stage.episodes] for stage in (stages[0], stages[-1]))
-        changes = [b - a for a, b in zip(first, last, strict=True)]
-        low, high = paired_interval(changes)
-        said.append(
-            f"Both phases: {title} {mean_of(changes) or 0.0:+.3f} a question "
-            f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f})."
-        )
-    worst, left = min(
-        _by_type(stages[-1].episodes).items(), key=lambda of_type: _judged(of_type[1])
+    """What the two phases changed, with intervals over the held-out questions, and what is left.
+    What has no figure in one of the two is in no mean, and is counted."""
+    return [
+        _changed("NDCG", _ndcg, stages[0], stages[-1]),
+        _changed("judge's score", _score, stages[0], stages[-1]),
+        _not_learned(stages[-1]),
+    ]
+
+
+def _changed(title: str, value: Value, first: Stage, last: Stage) -> str:
+    pairs = [(value(a), value(b)) for a, b in zip(first.episodes, last.episodes, strict=True)]
+    changes = [b - a for a, b in pairs if a is not None and b is not None]
+    missing = len(pairs) - len(changes)
+    without = f"; {missing} of {len(pairs)} questions have none" if missing else ""
+    if not changes:
+        return f"Both phases: {title} \N{EN DASH} a question{without}."
+    low, high = paired_interval(changes)
+    return (
+        f"Both phases: {title} {fmean(changes):+.3f} a question "
+        f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f}{without})."
     )
-    wrong = sum(_score(one) < 1 for one in left)
-    said.append(f"Not learned: of {len(left)} questions of type {worst!r} {wrong} go wrong still.")
-    return said
+
+
+def _not_learned(stage: Stage) -> str:
+    """Of the type with the lowest mean: how many are wrong, and how many nobody has judged."""
+    means = {name: _mean(_score, of) for name, of in _by_type(stage.episodes).items()}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if not known:
+        return "Not learned: not known, for no answer is judged."
+    worst = min(known, key=lambda name: known[name])
+    scores = [_score(one) for one in _by_type(stage.episodes)[worst]]
+    wrong = sum(score is not None and score < 1 for score in scores)
+    left = f"of {len(scores)} questions of type {worst!r} {wrong} go wrong still."
+    unjudged = scores.count(None)
+    return f"Not learned: {left}" + (f" {unjudged} are not judged." if unjudged else "")
 
 
 def _by_type(episodes: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -116,15 +143,19 @@ def _by_type(episodes: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
     return dict(sorted(found.items()))
 
 
-def _ndcg(episodes: Sequence[Trajectory]) -> float:
-    return mean_of([one.ndcg for one in episodes if one.ndcg is not None]) or 0.0
+def _mean(value: Value, episodes: Sequence[Trajectory]) -> float | None:
+    """Of those that have one; None where none has."""
+    return mean_of([found for one in episodes if (found := value(one)) is not None])
 
 
-def _judged(episodes: Sequence[Trajectory]) -> float:
-    return mean_of([_score(one) for one in episodes]) or 0.0
+def _cell(value: float | None, digits: int) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.{digits}f}"
 
 
-def _score(episode: Trajectory) -> float:
-    """The judge's; 0 where nothing could be judged."""
-    judged = episode.judged
-    return 0.0 if judged is None or judged.score is None else judged.score
+def _ndcg(episode: Trajectory) -> float | None:
+    return episode.ndcg
+
+
+def _score(episode: Trajectory) -> float | None:
+    """The judge's; None where nothing could be judged."""
+    return None if episode.judged is None else episode.judged.score

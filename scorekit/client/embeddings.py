@@ -10,7 +10,6 @@ that our service names are set apart, else the request is cut in halves until th
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,6 +26,7 @@ from scorekit.client.embedding_answers import (
 from scorekit.client.transport import OneServer, checked_url, own_key
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.net.own_loop import OwnLoop
+from scorekit.numeric.vectors import vector_fault
 
 #: A vector, or why a text has none.
 Embedded = list[float] | SampleError
@@ -107,8 +107,8 @@ class Embeddings:
         A text that the server cannot take (empty, NUL, not Unicode, too long) has a SampleError in
         its place. Raises ServiceUnreachable where the server gives no answer until the deadline, or
         one that is none: another shape, another model or dimension than before, a number that is
-        not finite, another vector than the canary's. Raises RequestError where it refuses a plain
-        text, too.
+        not finite, a vector of zeros, another vector than the canary's. Raises RequestError where
+        it refuses a plain text, too.
         """
         return self._own.run(lambda client: client.embed(list(texts), canary))
 
@@ -286,8 +286,8 @@ class _Client:
             if len(vector) != self._dimension:
                 what = f"a vector of {len(vector)} numbers, others have {self._dimension}"
                 raise self._unwanted(what)
-            if not math.isfinite(sum(vector)):
-                raise self._unwanted("a number of a vector is not finite")
+            if fault := vector_fault(vector):
+                raise self._unwanted(fault)
         if canary and (fault := canary.fault(vectors.pop())):
             raise self._unwanted(fault)
         return vectors

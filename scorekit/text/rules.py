@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from scorekit.languages import find_language
+from scorekit.numeric.thresholds import above
 from scorekit.text import checks
 from scorekit.text.markup import mask
 from scorekit.text.variants import other_variant
@@ -181,7 +182,7 @@ def third_language(pair: Pair, at: Thresholds) -> float | None:
 def repetition(pair: Pair, at: Thresholds) -> float | None:
     """How much more of the translation stands in loops than of the source, if too much does."""
     more = checks.repetition(pair.src, pair.mt)
-    return more if more > at.max_repetition else None
+    return more if above(more, at.max_repetition) else None
 
 
 def length_ratio(pair: Pair, at: Thresholds) -> tuple[float, float, float] | None:

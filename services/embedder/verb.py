@@ -167,10 +167,13 @@ class Embedding(Verb):
         return item
 
     def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
-        """A number that is not finite."""
-        if np.isfinite(fields["embedding"]).all():
-            return None
-        return SampleError("non_finite", "a number of the vector is not finite")
+        """A number that is not finite, or zeros: what overflows in the model ends as either."""
+        vector = np.asarray(fields["embedding"])
+        if not np.isfinite(vector).all():
+            return SampleError("non_finite", "a number of the vector is not finite")
+        if not _is_of_length_one(vector):
+            return SampleError("non_finite", "the vector cannot be brought to the length 1: zeros")
+        return None
 
     def write(self, fields: dict[str, Any]) -> bytes:
         """Tokens, then the numbers."""
@@ -182,9 +185,7 @@ class Embedding(Verb):
         assert isinstance(told, EmbedderDescription)
         if len(value) != _TOKENS.size + 4 * told.dimension:
             return False
-        length = np.linalg.norm(_numbers(value).astype(np.float64))
-        # Only a vector of zeros cannot be brought to the length 1.
-        return bool(length == 0.0 or abs(length - 1.0) < 1e-3)
+        return _is_of_length_one(_numbers(value))
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
@@ -254,6 +255,10 @@ def _refusal(faults: dict[int, SampleError]) -> RequestError:
 
 def _numbers(value: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(value, dtype="<f4", offset=_TOKENS.size)
+
+
+def _is_of_length_one(vector: np.ndarray[Any, Any]) -> bool:
+    return bool(abs(np.linalg.norm(vector.astype(np.float64)) - 1.0) < 1e-3)
 
 
 def _body(vectors: list[bytes], model: str, packed: bool) -> Iterator[bytes]:

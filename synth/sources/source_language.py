@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scorekit.languages import find_language
+from scorekit.numeric.thresholds import below
 from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
 from scorekit.text.rules import SOURCES
 from scorekit.text.variants import other_variant
@@ -54,7 +55,7 @@ class SourceLanguage:
         told = [False] * len(texts)
         asked = []
         for i in long:
-            told[i] = sums[i] // _FIELD < SOURCES.min_script_share * (sums[i] % _FIELD)
+            told[i] = below(sums[i] // _FIELD, SOURCES.min_script_share * (sums[i] % _FIELD))
             if not told[i]:
                 asked.append(i)
         if self._odds is not None and asked:

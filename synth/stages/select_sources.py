@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
+from scorekit.numeric.thresholds import below, lowest_equal
 from synth.config import SynthConfig
 from synth.context import Context
 from synth.drive.kinds import WholeStage
@@ -131,7 +132,7 @@ def _write_shard(
 
 def _not_chosen(record: Record, least: float | None) -> Rejected:
     improvement = record["prefilter"]["improvement"]
-    if least is not None and improvement < least:
+    if least is not None and below(improvement, least):
         return Rejected(record, "below_min_improvement", f"{improvement:.3f}, under {least:g}")
     return Rejected(record, "not_selected")
 
@@ -249,4 +250,4 @@ def _rows(path: Path, least: float | None, apart: bool) -> Iterator[np.ndarray]:
             if not apart:
                 rows["bucket"] = 0
             start += len(found)
-            yield rows if least is None else rows[rows["improvement"] >= least]
+            yield rows if least is None else rows[rows["improvement"] >= lowest_equal(least)]

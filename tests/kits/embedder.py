@@ -35,7 +35,7 @@ def kinds(outcomes: Sequence[Embedded]) -> list[str]:
 
 
 class ToyEmbedder(FakeEmbedder):
-    """`nan` gives a NaN, `poison` raises, and `slow` waits for `go`."""
+    """`nan` gives a NaN, `zeros` zeros, `poison` raises, and `slow` waits for `go`."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH, MAX_TOKENS)
@@ -52,8 +52,9 @@ class ToyEmbedder(FakeEmbedder):
             raise RuntimeError("poisoned batch")
         outcomes: list[Any] = super().forward(batch)
         for text, outcome in zip(texts, outcomes, strict=True):
-            if text == "nan":
-                outcome["embedding"] = np.full(LENGTH, np.nan, dtype=np.float32)
+            if text in ("nan", "zeros"):
+                number = np.nan if text == "nan" else 0.0
+                outcome["embedding"] = np.full(LENGTH, number, dtype=np.float32)
         return outcomes
 
 

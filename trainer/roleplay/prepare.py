@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from scorekit.files import replacing_folder
+from scorekit.numeric.thresholds import below
 from trainer.roleplay.messages import WrongMessages, read_messages
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell
@@ -163,7 +164,7 @@ def split(
     held: set[str] = set()
     count = 0
     for name in order[:-1]:
-        if count >= ratio * len(turns):
+        if not below(count, ratio * len(turns)):
             break
         held.add(name)
         count += len(groups[name])

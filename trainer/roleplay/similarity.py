@@ -8,7 +8,6 @@ second tries, for the run to end with a checkpoint.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,13 +20,13 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.numeric.vectors import cosine, vector_fault
 from trainer.roleplay.calibration.anchors import (
     CANARIES,
     FILE,
     Calibration,
     Embedder,
     Use,
-    cosine,
     read_calibration,
 )
 from trainer.roleplay.calibration.fit import fit
@@ -96,8 +95,8 @@ class Similarity:
         if len(vector) != self.calibration.dimension:
             known = self.calibration.dimension
             raise self._other(f"a vector of {len(vector)} numbers, not {known}")
-        if not math.isfinite(math.fsum(vector)):
-            raise self._other("a number of a vector is not finite")
+        if fault := vector_fault(vector):
+            raise self._other(fault)
 
     def _another(self, fault: str) -> str:
         return f"not the model of this run's calibration ({self.calibration.model}): {fault}"

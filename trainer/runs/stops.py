@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scorekit.numeric.thresholds import above
 from trainer.runs.config import HeldOutStopConfig, StopConfig
 
 #: Share of the samples that a metric has to have scored for its mean to be held against others.
@@ -122,7 +123,7 @@ class StopRules:
     def _kl_ceiling(self, value: float | None) -> str | None:
         mean = _mean_of_window(self._kl, value)
         limit = self.cfg.kl_ceiling
-        if limit is None or mean is None or mean <= limit:
+        if limit is None or mean is None or not above(mean, limit):
             return None
         return (
             f"the mean KL to the reference of {len(self._kl)} updates is {mean:.4g}, above "
@@ -136,7 +137,7 @@ class StopRules:
             return None
         self._best = mean if self._best is None else max(self._best, mean)
         limit, drop = self.cfg.reward_drop, self._best - mean
-        if limit is None or drop <= limit:
+        if limit is None or not above(drop, limit):
             return None
         return (
             f"the mean reward of {len(self._rewards)} updates is {mean:.4g}, {drop:.4g} "
@@ -161,4 +162,4 @@ def _mean_of_window(window: deque[float], value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     window.append(value)
-    return sum(window) / len(window) if len(window) == window.maxlen else None
+    return math.fsum(window) / len(window) if len(window) == window.maxlen else None

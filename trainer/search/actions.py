@@ -1,7 +1,7 @@
 """What a turn of the policy says: one action, or what is wrong with it.
 
-A turn is a think block and, behind it, exactly one action: a query, a box, or the end. What stands
-in the think block is no action, however it looks.
+A turn is a think block that says something and, behind it, exactly one action: a query, a box, or
+the end; nothing stands beside them. What stands in the think block is no action, however it looks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ Reason = Literal[
     "text_before_think",
     "unclosed_think",
     "several_thinks",
+    "empty_think",
     "tag_in_think",
     "misspelt_tag",
     "unclosed_tag",
     "no_action",
     "several_actions",
+    "text_beside_action",
     "answer",
     "empty_query",
     "unreadable_query",
@@ -49,12 +51,14 @@ DETAILS: Final[dict[Reason, str]] = {
     "text_before_think": "something stands before the think block: begin with <think>",
     "unclosed_think": "the think block is not opened, or not closed: write <think>...</think>",
     "several_thinks": "there are several think blocks: write one, and the action behind it",
+    "empty_think": "the think block is empty: write what you know and what is missing",
     "tag_in_think": "an action's tag stands inside the think block: write the action behind "
     "</think>, and no action's tag before it",
     "misspelt_tag": "a tag is misspelt: tags are written in small letters and without spaces",
     "unclosed_tag": "a tag is not opened, not closed, or closed by another one",
     "no_action": "there is no action behind the think block",
     "several_actions": "there are several actions: write exactly one a turn",
+    "text_beside_action": "something stands beside the action: write it alone behind </think>",
     "answer": "there is an <answer>: another model answers, from the pages that you find",
     "empty_query": "the query is empty",
     "unreadable_query": "the query has characters that are none of a text",
@@ -124,7 +128,19 @@ def _behind_think(text: str) -> str | Invalid:
     for opened, closed in zip(marks[::2], marks[1::2], strict=True):
         if _ACTION_TAG.search(text, opened.end(), closed.start()):
             return Invalid("tag_in_think")
-    return Invalid("several_thinks") if len(marks) > 2 else text[marks[1].end() :]
+    if len(marks) > 2:
+        return Invalid("several_thinks")
+    opened, closed = marks
+    if _ANSWER_TAG.search(text, opened.end(), closed.start()):
+        return Invalid("answer")
+    if _is_blank(text[opened.end() : closed.start()]):
+        return Invalid("empty_think")
+    return text[closed.end() :]
+
+
+def _is_blank(text: str) -> bool:
+    """Return whether nothing of a text is seen."""
+    return not any(char.isprintable() and not char.isspace() for char in text)
 
 
 def _only_action(text: str) -> Action:
@@ -141,6 +157,8 @@ def _only_action(text: str) -> Action:
     if len(pairs) > 1:
         return Invalid("several_actions")
     opened, closed = pairs[0]
+    if not _is_blank(text[: opened.start()] + text[closed.end() :]):
+        return Invalid("text_beside_action")
     body = text[opened.end() : closed.start()]
     if opened[2] == COMPLETE:
         return Complete(body.strip().lower() == "true")

@@ -50,13 +50,12 @@ function cosine(a, b) {
 
 function likeness(answer) {
   const [a, b] = answer.data.map((one) => one.embedding);
-  const value = cosine(a, b); // NaN of a vector of zeros
-  const told = Number.isNaN(value) ? "none: a vector is all zeros" : shown(value);
+  const value = cosine(a, b);
   return el(
     "article",
     { class: "card" },
-    el("div", { class: "head" }, "cosine similarity ", el("strong", { class: "score" }, told)),
-    el("meter", { min: -1, max: 1, value: value || 0, "aria-label": "similarity from -1 to 1" }),
+    el("div", { class: "head" }, "cosine similarity ", el("strong", { class: "score" }, shown(value))),
+    el("meter", { min: -1, max: 1, value, "aria-label": "similarity from -1 to 1" }),
     el("p", { class: "quiet" }, `${a.length} numbers a vector; ${answer.usage.prompt_tokens} tokens read`),
   );
 }

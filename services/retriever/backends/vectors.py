@@ -61,11 +61,11 @@ class KeptVectors:
 def _floats(found: Any) -> Vectors:
     if found.ndim != 2 or found.dtype.kind != "f":
         raise ValueError("no vectors")
-    return np.ascontiguousarray(found, dtype=np.float32)
+    return np.ascontiguousarray(checked_vectors(found))
 
 
 def checked_vectors(found: Any, dimension: int | None = None) -> Vectors:
-    """Float32 [n, D], all finite. Raises ValueError, in words, for anything else."""
+    """Float32 [n, D], finite, no row of zeros. Raises ValueError, in words, for anything else."""
     try:
         vectors = np.asarray(found, dtype=np.float32)
     except (ValueError, TypeError):
@@ -76,13 +76,15 @@ def checked_vectors(found: Any, dimension: int | None = None) -> Vectors:
         raise ValueError(f"vectors of {vectors.shape[1]} numbers, others have {dimension}")
     if not np.isfinite(vectors).all():
         raise ValueError("a number that is not finite")
+    if not vectors.any(axis=1).all():
+        # Its product with any vector is 0: it would win over all that is less than nothing.
+        raise ValueError("a vector of zeros (padding? then leave it out)")
     return vectors
 
 
 def of_length_one(vectors: Vectors) -> Vectors:
-    """The same directions; a vector of zeros stays one."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+    """The same directions, of vectors that `checked_vectors` has let through."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), dtype=np.float32)
 
 
 def pack(vectors: Sequence[Vectors], folder: Path) -> int:
@@ -112,6 +114,8 @@ class PackedVectors:
 
     def __init__(self, folder: Path) -> None:
         self._values: Vectors = np.load(folder / "values.npy", allow_pickle=False)
+        if not self._values.any(axis=1).all():  # an older version packed what servers gave it
+            raise UserError(f"{folder}: a vector of zeros. Ingest the pages anew.")
         starts = np.load(folder / "starts.npy", allow_pickle=False)
         self._pages = len(starts) - 1
         self._owners = np.flatnonzero(np.diff(starts))  # pages with vectors

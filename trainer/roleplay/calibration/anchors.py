@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from scorekit.client.embeddings import Canary, EmbeddingModel
 from scorekit.config import Config, describe_faults
 from scorekit.errors import SampleError, UserError
 from scorekit.files import write_atomic
+from scorekit.numeric.vectors import cosine, vector_fault
 
 Use = Literal["grounded", "reference"]
 USES: tuple[Use, ...] = ("grounded", "reference")
@@ -91,6 +91,14 @@ class Calibration(Config):
     seed: int = 0
     canaries: dict[str, list[float]] = Field(default_factory=dict)
 
+    @field_validator("canaries")
+    @classmethod
+    def _vectors(cls, canaries: dict[str, list[float]]) -> dict[str, list[float]]:
+        for text, vector in canaries.items():
+            if fault := vector_fault(vector):
+                raise ValueError(f"{fault}, of {text!r}: calibrate anew with a server that works")
+        return canaries
+
     def anchors(self, use: Use) -> Anchors:
         """Those of one of the two functions."""
         return self.grounded if use == "grounded" else self.reference
@@ -115,6 +123,8 @@ class Calibration(Config):
             return ""
         if len(kept) != len(vector):
             return f"vectors of {len(vector)} numbers, not {len(kept)}"
+        if fault := vector_fault(vector):
+            return fault
         alike = cosine(kept, vector)
         return "" if alike >= _SAME else f"another vector for a known text (cosine {alike:.3f})"
 
@@ -122,15 +132,6 @@ class Calibration(Config):
 def _plain(told: object) -> str:
     """As servers write it in different ways: last_token, lasttoken."""
     return str(told).replace("_", "").casefold()
-
-
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """In [-1, 1]; 0 where a vector is zero."""
-    length = math.sqrt(math.fsum(x * x for x in one) * math.fsum(y * y for y in other))
-    if not length:
-        return 0.0
-    dot = math.fsum(x * y for x, y in zip(one, other, strict=True))
-    return min(1.0, max(-1.0, dot / length))
 
 
 def read_calibration(path: Path) -> Calibration:

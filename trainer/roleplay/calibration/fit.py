@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from scorekit.errors import SampleError, UserError
+from scorekit.numeric.vectors import vector_fault
 from scorekit.seeds import stream_seed
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration, Embedder
 from trainer.roleplay.reply import can_be_embedded
@@ -126,8 +127,11 @@ def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
 
 
 def _vectors(embedder: Embedder, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """Of the texts that the server takes."""
+    """Of the texts that the server takes. Raises UserError for what is no vector."""
     found = embedder.embed(texts)
+    for vector in found:
+        if not isinstance(vector, SampleError) and (fault := vector_fault(vector)):
+            raise UserError(f"reward.embedding_model: {fault}. Look at the server's log.")
     vectors = {
         text: np.asarray(vector, dtype=np.float64)
         for text, vector in zip(texts, found, strict=True)
@@ -210,7 +214,7 @@ def _cosines(pairs: Sequence[Pair], vectors: dict[str, np.ndarray]) -> np.ndarra
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     length = math.sqrt(float(one @ one) * float(other @ other))
-    return min(1.0, max(-1.0, float(one @ other) / length)) if length else 0.0
+    return min(1.0, max(-1.0, float(one @ other) / length))
 
 
 def separation(true: np.ndarray, false: np.ndarray) -> float:

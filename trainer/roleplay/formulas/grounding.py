@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from scorekit.numeric.thresholds import above, below
 from scorekit.text.markup import normalised
 from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
 from trainer.roleplay.korean.questions import asks
@@ -62,16 +63,16 @@ def score_grounding(
     reasons = [] if cosine is not None else ["it cannot be embedded"]
     score = similarity or 0.0
     if question:
-        components["grounded/question_missed"] = float(score < _FAR_FROM_QUESTION)
+        components["grounded/question_missed"] = float(below(score, _FAR_FROM_QUESTION))
     if cosine is not None:
         components["grounded/cosine"] = cosine
     components["grounded/similarity"] = score
     if cosine is not None and score < 1.0:
         reasons.append(f"similarity to the user turn {score:.2f} (cosine {cosine:.2f})")
-    if question and score < _FAR_FROM_QUESTION:
+    if question and below(score, _FAR_FROM_QUESTION):
         reasons.append("the user turn asks, and this is far from it")
         return ReplyScore(0.0, components, tuple(reasons))
-    taken = next((taken for share, taken in _REPEATED if repeated > share), 0.0)
+    taken = next((taken for share, taken in _REPEATED if above(repeated, share)), 0.0)
     if taken:
         reasons.append(f"{repeated:.0%} of the user turn is said after")
     return ReplyScore(max(0.0, score - taken), components, tuple(reasons))

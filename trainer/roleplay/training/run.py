@@ -253,10 +253,10 @@ class Run:
         report.examples = self.log.write_evaluation(line, report.examples)
         track(self.accelerator, "eval", report.figures, update)
         self.console.say(tables.evaluation_line(table(), update, report.figures))
-        best = max((of.rating or 0.0 for at, of in self.reports if at > 0), default=-math.inf)
+        best = is_best(report.rating, [of.rating for at, of in self.reports if at > 0])
         self.reports.append((update, report))
         every = self.cfg.misc.save_every_n_updates
-        if update and ((every and (report.rating or 0.0) >= best) or self.leaving.asked):
+        if update and ((every and best) or self.leaving.asked):
             self.trainer.control.should_save = True
         if self.leaving.asked:
             self.trainer.control.should_training_stop = True
@@ -336,6 +336,12 @@ def calibration_origin(folder: Path) -> Origin:
     content = read_calibration(path).model_dump_json().encode()
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     return {"reward.calibration": {"path": FILE, "digest": digest}}
+
+
+def is_best(rating: float | None, earlier: Sequence[float | None]) -> bool:
+    """Return whether an evaluation is at least as good as all before it. One without a rating is
+    neither good nor bad."""
+    return rating is not None and all(one is None or rating >= one for one in earlier)
 
 
 def read_reports(folder: Path, done: int) -> list[tuple[int, RoleplayReport]]:

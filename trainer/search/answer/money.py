@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 
 from scorekit.errors import UserError
+from scorekit.numeric.thresholds import above
 from trainer.search.answer.config import MoneyConfig, PriceConfig
 from trainer.search.records import Charge
 
@@ -104,7 +105,7 @@ class Money:
 
     def _fits(self, most: float) -> bool:
         spent = together(self._totals).money or 0.0
-        return self._cap is None or spent + self._reserved + most <= self._cap
+        return self._cap is None or not above(spent + self._reserved + most, self._cap)
 
     def _refusal(self, most: float) -> str:
         spent = together(self._totals).money or 0.0

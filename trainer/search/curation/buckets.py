@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
+from scorekit.numeric.thresholds import above, below
 from scorekit.report.page import picture
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row, refs
@@ -29,9 +30,9 @@ def bucket_of(prompt: CuratedPrompt, cfg: BucketConfig) -> Bucket:
     mean = prompt.mean(cfg.combine, cfg.measure)
     if mean is None:
         return "unscored"
-    if mean > cfg.mastered:
+    if above(mean, cfg.mastered):
         return "B"
-    return "0" if mean < cfg.unsolved else "A"
+    return "0" if below(mean, cfg.unsolved) else "A"
 
 
 def make_buckets(

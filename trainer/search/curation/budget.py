@@ -14,6 +14,7 @@ from functools import partial
 from statistics import median_high
 from typing import Any
 
+from scorekit.numeric.thresholds import above, below
 from scorekit.report.page import picture
 from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
@@ -94,7 +95,7 @@ def _figures(prompt: CuratedPrompt, of: BudgetConfig) -> dict[str, Any]:
     and those among whose hits was a page that carries the fact. rank: the better half's worst place
     of it; None: half have not found it, or none searched."""
     values = [one.value(of.measure) for one in prompt.counted(of.combine, of.measure)]
-    succeeded = sum(value is not None and value >= of.success for value in values)
+    succeeded = sum(value is not None and not below(value, of.success) for value in values)
     searched = [one for one in prompt.samples if one.searches]
     places = [math.inf if one.rank is None else one.rank for one in searched]
     middle = median_high(places) if places else None
@@ -102,7 +103,7 @@ def _figures(prompt: CuratedPrompt, of: BudgetConfig) -> dict[str, Any]:
     return {
         "scored": len(values),
         "succeeded": succeeded,
-        "rare": 0 < succeeded <= of.rare * len(values),
+        "rare": succeeded > 0 and not above(succeeded / len(values), of.rare),
         "searched": len(searched),
         "found": sum(one.rank is not None for one in searched),
         "rank": int(middle) if middle is not None and math.isfinite(middle) else None,

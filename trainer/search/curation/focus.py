@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from scorekit.numeric.thresholds import above
 from scorekit.report.page import picture
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
@@ -100,12 +101,16 @@ def _row(prompt: CuratedPrompt, cfg: CurationConfig, known: Known, last: int) ->
 def _rule(row: _Row, of: FocusConfig) -> Rule | None:
     """The first that the row fits."""
     fits: Mapping[Rule, Callable[[], bool]] = {
-        "hard_a": lambda: row.bucket == "A" and row.low is not None and row.low <= of.hard_a,
+        "hard_a": lambda: row.bucket == "A" and _is_low(row.low, of.hard_a),
         "bucket_0": lambda: row.bucket == "0",
-        "last_round": lambda: row.last is not None and row.last <= of.last_round,
+        "last_round": lambda: _is_low(row.last, of.last_round),
         "unscored": lambda: row.bucket == "unscored",
     }
     return next((rule for rule in of.take if fits[rule]()), None)
+
+
+def _is_low(mean: float | None, most: float) -> bool:
+    return mean is not None and not above(mean, most)
 
 
 def _why_not(row: _Row, of: FocusConfig) -> str:

@@ -7,6 +7,7 @@ questions, and the lines of the prompt that is looked at.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def mean_of(samples: Iterable[Sample], measure: Measure) -> float | None:
     """Of those that have a value; None where none has."""
     values = [sample.value(measure) for sample in samples]
     found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
+    return math.fsum(found) / len(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)

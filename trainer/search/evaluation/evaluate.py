@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from scorekit.numeric.thresholds import below
 from trainer.rl.world import World
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import Dumped, read_jsonl
@@ -53,7 +54,7 @@ class SearchReport:
         reward: what a service left out may have been the hard ones."""
         could = self.samples - self.values["goldless"]
         covered = round(self.reward_coverage * self.samples)
-        return self.reward_mean if covered >= _RATED_FROM * could else None
+        return None if below(covered, _RATED_FROM * could) else self.reward_mean
 
     def figures(self) -> dict[str, Any]:
         """All of them by their keys, `values` among the others; not the examples. Groups are rows:

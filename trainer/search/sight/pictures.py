@@ -8,6 +8,7 @@ from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 from scorekit.errors import ScorekitError
+from scorekit.numeric.thresholds import above
 from trainer.search.sight.config import SightConfig
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def shown_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
 
     Raises PictureError above the largest aspect, where its own limits do not hold.
     """
-    if max(width, height) > sight.max_aspect * min(width, height):
+    if above(max(width, height), sight.max_aspect * min(width, height)):
         raise PictureError(
             f"a picture of {width} x {height} is too long: sight.max_aspect is {sight.max_aspect:g}"
         )

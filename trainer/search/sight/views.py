@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal
 
+from scorekit.numeric.thresholds import above
 from trainer.search.records import BoxConvention, Region, View
 from trainer.search.sight.config import SightConfig
 from trainer.search.sight.pictures import (
@@ -88,7 +89,7 @@ def crop_region(view: View, box: Region, sight: SightConfig) -> Region | NotCrop
             f"the box covers {width:g} x {height:g} pixels of the page, of which each side needs "
             f"{sight.min_crop}: take a larger one",
         )
-    if max(width, height) > sight.max_aspect * min(width, height):
+    if above(max(width, height), sight.max_aspect * min(width, height)):
         return NotCropped(
             "box_narrow",
             f"one side of the box is more than {sight.max_aspect:g} times the other: take a wider "

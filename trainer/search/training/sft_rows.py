@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scorekit.errors import UserError
+from scorekit.numeric.thresholds import below
 from trainer.rl.sampler import Sampled
 from trainer.search.actions import TAGS
 from trainer.search.config import SearchConfig
@@ -230,7 +231,7 @@ def _unwanted(trajectory: Trajectory, ended: Ended, least_reward: float | None) 
     reward = trajectory.reward.value if trajectory.reward else None
     if reward is None:
         return "no reward"
-    return f"a reward below {least_reward:g}" if reward < least_reward else None
+    return f"a reward below {least_reward:g}" if below(reward, least_reward) else None
 
 
 def keep_pictures(folder: Path, row: Mapping[str, Any], picture: Callable[[str], bytes]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from scorekit.numeric.thresholds import below
 from trainer.rl.sampler import Sampler, undisturbed
 from trainer.rl.world import World
 from trainer.runs.config import THE_SET
@@ -82,7 +83,7 @@ class Report:
         reward: what a service left out may have been the hard ones."""
         could = self.samples - self.source_errors
         covered = round(self.reward_coverage * self.samples)
-        return self.reward_mean if covered >= _RATED_FROM * could else None
+        return None if below(covered, _RATED_FROM * could) else self.reward_mean
 
     def figures(self) -> dict[str, Any]:
         """All of them by their keys, `values` among the others; not the examples."""

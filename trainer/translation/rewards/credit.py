@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from scorekit.errors import UserError
+from scorekit.numeric.thresholds import below
 from scorekit.schemas import ErrorSpan
 
 OverlapPolicy = Literal["any_overlap", "majority_overlap"]
@@ -91,7 +92,7 @@ def _tokens_hit(
         if start >= span.end:
             break
         shared = min(end, span.end) - max(start, span.start)
-        if shared > 0 and shared >= least * (end - start):
+        if shared > 0 and not below(shared, least * (end - start)):
             hit.append(token)
     return hit
 

@@ -253,6 +253,10 @@ def nan(answer):
     answer["data"][-1]["embedding"] = base64.b64encode(packed).decode()
 
 
+def zeros(answer):
+    answer["data"][-1]["embedding"] = [0.0] * LENGTH
+
+
 def other_model(answer):
     answer["model"] = "another"
 
@@ -286,6 +290,7 @@ def no_list(answer):
     [
         (shorter, "a vector of 2 numbers, others have 8"),
         (nan, "not finite"),
+        (zeros, "a vector of zeros"),
         (other_model, "another model answers than before"),
         (twice, "another shape"),
         (fewer, "another shape"),

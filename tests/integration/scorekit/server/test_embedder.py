@@ -119,7 +119,8 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
     good = verb.write({"tokens": 1, "embedding": vector_of("kept")})
     assert verb.fits(good, "kept", None, told)
     nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: not of length 1
-    for damaged in (b"", good[:-4], good + b"1234", nan, long):
+    zeros = good[:4] + bytes(4 * LENGTH)
+    for damaged in (b"", good[:-4], good + b"1234", nan, long, zeros):
         assert not verb.fits(damaged, "kept", None, told)
 
 
@@ -127,6 +128,7 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
     ("text", "message"),
     [
         ("nan", "input.1: non_finite: a number of the vector is not finite"),
+        ("zeros", "input.1: non_finite: the vector cannot be brought to the length 1: zeros"),
         ("poison", "input.1: model_failure: the model failed: RuntimeError"),
     ],
 )
@@ -235,10 +237,11 @@ def test_keys_info_figures_and_routes_are_the_houses():
     }
 
 
-def test_a_model_that_embeds_no_plain_text_takes_no_work():
+@pytest.mark.parametrize("number", [np.nan, 0.0])
+def test_a_model_that_embeds_no_plain_text_takes_no_work(number):
     class Broken(ToyEmbedder):
         def forward(self, batch):
-            return [{"embedding": np.full(LENGTH, np.nan)} for _ in batch]
+            return [{"embedding": np.full(LENGTH, number)} for _ in batch]
 
     app = create_app(Broken(), ServiceSettings(cache="memory"))
     with running_app(app) as url:

@@ -15,7 +15,7 @@ from bench.embeddings.fake import FakeEmbedder, vector_of
 from bench.kit.servers import PATIENCE_S, running_app, running_service
 from bench.retrieval.drawn import draw_pdf
 from bench.retrieval.fake_pooling import FakePooling, picture_vectors, text_vectors
-from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.dense import DenseBuilder
 from services.retriever.backends.late import LateBuilder, VectorFile
@@ -149,6 +149,32 @@ def test_without_its_server_a_query_fails_and_the_service_does_not(
         assert httpx.get(f"{url}/v1/pages/trade_1").status_code == 200
 
 
+class Zeros(FakeEmbedder):
+    """Zeros for a text that has this word."""
+
+    def __init__(self, word):
+        super().__init__()
+        self.word = word
+
+    def forward(self, batch):
+        outcomes = super().forward(batch)
+        for one, outcome in zip(batch, outcomes, strict=True):
+            if self.word in one.payload:
+                outcome["embedding"] = np.zeros(self.dimension, np.float32)
+        return outcomes
+
+
+def test_a_server_of_zeros_fails_the_query_and_makes_no_index(made, index, tmp_path):
+    with running_service(Zeros("rice")) as server:
+        with running_service(RetrieverBackend(index, "dense", Servers(server))) as url:
+            (failed,) = search(url, ["rice"])
+            assert not failed["ok"] and failed["error"]["type"] == "upstream"
+            assert search(url, ["steel exports"])[0]["ok"]
+        with pytest.raises(RequestError, match="zeros"):
+            ingest([made.sources], tmp_path / "index", [DenseBuilder(server)])
+    assert Index(tmp_path / "index").manifest() is None
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -158,6 +184,7 @@ def test_without_its_server_a_query_fails_and_the_service_does_not(
         Response('{"data": []}'),
         Response('{"data": [{"index": 0, "data": [[1, NaN]]}]}'),
         Response('{"data": [{"index": 0, "data": [[1.0, 2.0]]}]}'),  # of another dimension
+        Response(f'{{"data": [{{"index": 0, "data": {[[0.0] * 16]}}}]}}'),  # of no direction
         Response('{"data": [{"index": 0, "data": "AAAA"}]}'),
         Response("[1]"),
         Response(status_code=404),
@@ -260,6 +287,7 @@ def test_vectors_from_a_file(made, pooling, tmp_path, kind):
         (lambda v: v.update(other_1=v["trade_1"]), "no page of the index: other_1"),
         (lambda v: v.update(trade_1=np.ones(4)), "trade_1: an array of 1 dimensions"),
         (lambda v: v.update(trade_1=np.full((2, 4), np.nan)), "not finite"),
+        (lambda v: v.update(trade_1=np.eye(4) * [[1], [1], [0], [1]]), "trade_1: a vector of zer"),
         (lambda v: v.update(trade_1=np.ones((2, 3))), "of 2 dimensions"),
         (lambda v: v.update(trade_1=np.array([[{}]], object)), "cannot be read"),
     ],

@@ -7,7 +7,9 @@ import base64
 import json
 import math
 import struct
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from bench.embeddings.fake import FakeEmbedder, vector_of
 from bench.kit.servers import free_port, running_app, running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from services.embedder.verb import Embedding
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
 from trainer.roleplay.reward_config import RewardConfig
@@ -40,11 +43,32 @@ TURNS = [
 ]
 
 
+class Unchecked(Embedding):
+    """As a server of somebody else's, which answers whatever its model gives."""
+
+    def outcome_fault(self, fields):
+        return None
+
+
 class Other(FakeEmbedder):
     """The same in all that it tells, with other vectors."""
 
     def forward(self, batch):
         return [{"embedding": vector_of([*one.payload, "x"], self.dimension)} for one in batch]
+
+
+class Zeros(FakeEmbedder):
+    """Zeros for every text but the canaries."""
+
+    verb = Unchecked()
+
+    def forward(self, batch):
+        known = [text.split() for text in CANARIES]
+        outcomes = super().forward(batch)
+        for one, outcome in zip(batch, outcomes, strict=True):
+            if one.payload not in known and len(one.payload) < 4:
+                outcome["embedding"] = np.zeros(self.dimension, np.float32)
+        return outcomes
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +187,28 @@ def test_a_number_that_is_not_finite_ends_the_run_before_it_begins(folder, tmp_p
         _opened(stub, folder)
     with _server_that_gives([1.0] * 32) as stub, pytest.raises(UserError, match="tells nothing"):
         _opened(stub, tmp_path, TURNS)
+
+
+def test_zeros_end_a_run_though_the_canary_is_intact(folder, tmp_path):
+    with running_service(Zeros(dimension=32)) as broken:
+        similarity = open_similarity(RewardConfig(embedding_model=broken), None, folder)
+        configure(RewardConfig(), similarity)
+        for reward in (reward_grounded_to_user, reward_reference_alignment):
+            with pytest.raises(ServiceUnreachable, match="a vector of zeros") as failed:
+                reward(["가"], ["나"], reference=["다"])
+            assert failed.value.exit_code == 2 and not failed.value.retryable
+        similarity.embedder.close()
+        with pytest.raises(UserError, match="a vector of zeros"):
+            _opened(broken, tmp_path, TURNS)
+
+
+def test_an_embedder_of_ones_own_is_held_to_the_same(folder):
+    calibration = read_calibration(folder / FILE)
+    for number, told in ((0.0, "a vector of zeros"), (math.nan, "not finite")):
+        embedder = SimpleNamespace(embed=lambda texts, canary, n=number: [[n] * 32] * len(texts))
+        configure(RewardConfig(), Similarity(embedder, calibration))
+        with pytest.raises(ServiceUnreachable, match=told):
+            reward_grounded_to_user(["가"], ["나"])
 
 
 def test_a_server_that_goes_away_in_mid_run_raises_what_the_run_ends_with(folder):

@@ -11,6 +11,8 @@ import yaml
 
 from tests.kits.trainer.searching.finished import episode, png_of
 from trainer.search.curation.dataset import question_row
+from trainer.search.curation.samples import CuratedPrompt, Sample, sample_of
+from trainer.search.curation.spool import Spool
 from trainer.search.data import gold_pages
 from trainer.search.records import (
     EpisodeReward,
@@ -61,6 +63,15 @@ def searched(
         "reward": None if reward is None else EpisodeReward(status="ok", value=reward),
     }
     return episode(f"{step}-{question.id}-{sample}", shown, **(fields | more))
+
+
+def prompt_of(**scores: Sequence[float]) -> CuratedPrompt:
+    """A prompt of the episodes that have these `judge`, `ndcg`, `reward`; in memory alone."""
+    question, spool = asked("q", 1), Spool(Sample)
+    for n, values in enumerate(zip(*scores.values(), strict=True)):
+        found = searched(question, n, **dict(zip(scores, values, strict=True)))
+        spool.append(sample_of(found, 0, "run"), question.id)
+    return CuratedPrompt(question, spool)
 
 
 def write_run(

@@ -11,7 +11,7 @@ from scorekit.errors import SampleError, UserError
 from services.retriever.backends import vectors as module
 from services.retriever.backends.hybrid import HybridSearcher
 from services.retriever.backends.ranking import best
-from services.retriever.backends.vectors import KeptVectors, PackedVectors, pack
+from services.retriever.backends.vectors import KeptVectors, PackedVectors, checked_vectors, pack
 
 
 def packed(folder, pages):
@@ -58,6 +58,16 @@ def test_no_vectors_at_all_and_several_dimensions_are_refused(tmp_path):
         pack([np.zeros((0, 1), np.float32)], tmp_path)
     with pytest.raises(UserError, match="of 2 dimensions"):
         pack([np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)], tmp_path)
+
+
+def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
+    good = np.array([[1, 0], [0, -1]], np.float32)
+    assert checked_vectors(good).tolist() == good.tolist()
+    with pytest.raises(ValueError, match="a vector of zeros"):
+        checked_vectors(good * [[1], [0]])
+    assert packed(tmp_path, [good]).dimension == 2
+    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages anew"):
+        packed(tmp_path, [good, good * 0])
 
 
 @given(
@@ -110,7 +120,9 @@ def test_kept_vectors_that_are_damaged_are_asked_for_again(tmp_path):
     kept.put("ab", np.ones((2, 3), np.float32))
     assert kept.get("ab").shape == (2, 3) and kept.get("cd") is None
     assert KeptVectors(tmp_path, ("model", 2)).get("ab") is None
-    (path,) = tmp_path.rglob("*.npy")
+    kept.put("ef", np.array([[1, 0], [0, 0]], np.float32))
+    assert kept.get("ef") is None
+    (path,) = tmp_path.rglob("ab.npy")
     path.write_bytes(path.read_bytes()[:-4])
     assert kept.get("ab") is None
     np.save(path, np.array([{"a": 1}], dtype=object))  # pickled: never read

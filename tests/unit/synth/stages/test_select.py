@@ -59,6 +59,12 @@ def by_sorting(records, cfg):
     return [records.index(r) for r in ranked[:wanted]]
 
 
+def test_an_improvement_on_the_border_is_chosen(tmp_path):
+    """3.4 - 3.1 is 0.2999999999999998 as floats."""
+    records = [record(n, x, 0) for n, x in enumerate([3.4 - 3.1, 0.1 + 0.2, 0.2999, 0.3])]
+    assert sorted(chosen(tmp_path, records, config(9, least=0.3))) == [0, 1, 3]
+
+
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """So that what is held is cut while rows come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import random
 
 import numpy as np
@@ -15,7 +16,6 @@ from trainer.roleplay.calibration.anchors import (
     CANARIES,
     Anchors,
     Calibration,
-    cosine,
     read_calibration,
 )
 from trainer.roleplay.calibration.fit import LEAST_PAIRS, fit, separation
@@ -136,10 +136,24 @@ def test_scores_are_linear_between_the_anchors_and_clipped():
     assert [anchors.score(x) for x in (-1, 0.2, 0.45, 0.7, 1)] == pytest.approx([0, 0, 0.5, 1, 1])
 
 
-def test_cosines_stay_in_their_range():
-    assert cosine([3e-200, 0], [1e-200, 0]) in (0.0, 1.0)
-    assert cosine([0, 0], [1, 0]) == 0
-    assert cosine([0.1] * 3, [0.1] * 3) == 1
+class Broken(Topics):
+    """Gives every text but the canaries this number again and again."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def embed(self, texts, canary=None):
+        broken = np.full(32, self.number)
+        return [_random(text) if text in CANARIES else broken for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0.0, "a vector of zeros"), (math.nan, "is not finite")]
+)
+def test_nothing_is_fitted_on_what_is_no_vector(number, told):
+    with pytest.raises(UserError, match=rf"reward\.embedding_model: .*{told}"):
+        fit(Broken(number), _turns(60), rows=512)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +163,7 @@ def test_cosines_stay_in_their_range():
         ('{"model": "a", "dimension": 4}', "grounded: Field required"),
         ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high is the larger"),
         ('{"model":"a","dimension":4,"grounded":{"low":NaN,"high":1}}', "grounded.low"),
+        ('{"model":"a","dimension":2,"canaries":{"x":[0,0]}}', "a vector of zeros, of 'x'"),
     ],
 )
 def test_a_file_that_is_none_is_named(tmp_path, content, told):

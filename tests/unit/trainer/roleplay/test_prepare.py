@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,8 @@ def test_no_scenario_is_on_both_sides_and_the_seed_chooses():
     assert split(turns, 0.2, "dialogue", 0) == (train, held)
     assert split(turns, 0.2, "dialogue", 1) != (train, held)
     assert split(turns, 0, "dialogue", 0) == (turns, [])
+    many = [replace(turns[0], id=f"{n}", dialogue=f"d{n}") for n in range(100)]
+    assert len(split(many, 0.07, "dialogue", 0)[1]) == 7  # 0.07 * 100 is 7.000000000000001
     with pytest.raises(UserError, match="nothing can be held out"):
         split(turns[:1], 0.2, "scenario", 0)
 

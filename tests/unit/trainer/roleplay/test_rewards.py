@@ -202,6 +202,15 @@ def test_a_question_that_is_far_from_the_reply_is_nothing(similarity):
     assert asked == 0 < told < 0.2
 
 
+def test_a_similarity_on_the_border_of_a_question_is_no_nothing(similarity, monkeypatch):
+    """(0.16 - 0.1) / (0.4 - 0.1) is 0.19999999999999996 as floats."""
+    anchors = Anchors(low=0.1, high=0.4)
+    similarity.calibration = similarity.calibration.model_copy(update={"grounded": anchors})
+    for cosine, value in ((0.16, 0.2), (0.159, 0.0)):
+        monkeypatch.setattr(similarity, "cosines", lambda pairs, beside, c=cosine: [c])
+        assert reward_grounded_to_user(["aaaa?"], ["bbbb"]) == [pytest.approx(value)]
+
+
 def test_a_row_without_reference_is_neutral_and_counted():
     logged = {}
     values = reward_reference_alignment(
@@ -249,7 +258,7 @@ def test_a_text_that_the_server_refuses_is_nothing_and_another_failure_ends_the_
 
 
 @pytest.mark.parametrize(
-    "vector", [[math.nan] * 16, [math.inf] * 16, [1.0] * 8, list(np.eye(16)[3])]
+    "vector", [[math.nan] * 16, [math.inf] * 16, [0.0] * 16, [1.0] * 8, list(np.eye(16)[3])]
 )
 def test_a_server_that_becomes_another_ends_the_run(vector):
     configure(RewardConfig(), _similarity(**{CANARIES[0]: vector}))

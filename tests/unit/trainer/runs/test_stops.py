@@ -47,6 +47,16 @@ def test_a_reward_that_falls_from_its_best_mean_ends_the_run() -> None:
     assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2:" in stopped[1]
 
 
+def test_a_mean_on_its_limit_does_not_end_the_run() -> None:
+    """As floats eight times 0.7 have the mean 0.7000000000000001, and 0.8 - 0.6 is over 0.2."""
+    cfg = StopConfig(kl_ceiling=0.7, patience=8)
+    assert first_stop(cfg, lines(kl_ref_k3=[0.7] * 8)) is None
+    assert first_stop(cfg, lines(kl_ref_k3=[0.7] * 7 + [0.701])) is not None
+    cfg = StopConfig(reward_drop=0.2, patience=1)
+    assert first_stop(cfg, lines(reward_mean=[0.8, 0.6])) is None
+    assert first_stop(cfg, lines(reward_mean=[0.8, 0.599])) is not None
+
+
 def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
     flags = [True, True, False, True, True, True]
     stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -22,9 +23,9 @@ THINK = "<think>why</think>\n"
         (THINK + SEARCH, Search("births 1990")),
         (f" \n{THINK}{SEARCH}\n", Search("births 1990")),
         (THINK + "<search>\n 두  개의\t질의 \n</search>", Search("두 개의 질의")),
-        (THINK + "I look. " + SEARCH + " Done.", Search("births 1990")),
+        (f"{THINK} \n\ufeff{SEARCH}\u200b \n", Search("births 1990")),  # what nobody sees
         (THINK + "<search>3 < 4 & <b>5</b></search>", Search("3 < 4 & <b>5</b>")),
-        ("<think></think>" + BOX, Crop((1.0, 2.0, 30.5, 40.0))),
+        ("<think>.</think>" + BOX, Crop((1.0, 2.0, 30.5, 40.0))),
         (THINK + "<bbox>\n[-1,0,1e2,4]\n</bbox>", Crop((-1.0, 0.0, 100.0, 4.0))),
         (THINK + END, Complete(True)),
         (THINK + "<search_complete> TRUE\n</search_complete>", Complete(True)),
@@ -49,11 +50,18 @@ FAULTS: dict[Reason, list[str]] = {
         "<think>a</think>b</think>" + SEARCH,
     ],
     "several_thinks": [THINK + THINK + SEARCH, THINK + SEARCH + THINK],
+    "empty_think": [
+        "<think></think>" + SEARCH,
+        "<think> \n\t</think>\n" + END,
+        "<think>\u200b\ufeff</think>" + BOX,
+        "<think></think>",
+    ],
     "tag_in_think": [
         f"<think>{SEARCH}</think>{END}",
         f"<think>{END}</think>",
         "<think>with <bbox> now</think>" + SEARCH,
         f"<think>{SEARCH}</think>",
+        f"<think>{SEARCH}<answer>7</answer></think>",
         "<think>a < / SEARCH ></think>" + SEARCH,
     ],
     "misspelt_tag": [
@@ -74,7 +82,22 @@ FAULTS: dict[Reason, list[str]] = {
     ],
     "no_action": [THINK, THINK + "I am done.", THINK + "search: births"],
     "several_actions": [THINK + SEARCH + SEARCH, THINK + SEARCH + "\n" + END, THINK + BOX + BOX],
-    "answer": [THINK + "<answer>7</answer>", THINK + END + "<answer>7</answer>"],
+    "text_beside_action": [
+        THINK + "I look. " + SEARCH,
+        THINK + SEARCH + " Done.",
+        THINK + SEARCH + "\n.",
+        THINK + "```\n" + BOX + "\n```",
+        THINK + "<action>" + END + "</action>",
+        THINK + "왜냐하면\n" + END,
+        THINK + "x<search></search>",  # before what is wrong with the action itself
+    ],
+    "answer": [
+        THINK + "<answer>7</answer>",
+        THINK + END + "<answer>7</answer>",
+        f"<think>it is <answer>7</answer></think>{END}",
+        f"<think>so < / Answer ></think>{SEARCH}",
+        f"<think><answer></think>{END}",
+    ],
     "empty_query": [THINK + "<search></search>", THINK + "<search> \n </search>"],
     "unreadable_query": [
         THINK + "<search>a\0b</search>",
@@ -123,16 +146,26 @@ _PIECES = ["<think>", "</think>", "<search>", "</search>", "<bbox>", "</bbox>", 
 _PIECES += ["<search_complete>", "</search_complete>", "<answer>", "<Search>", " ", "a", "\n", "\0"]
 
 
+_FORM = re.compile(
+    r"\s*<think>((?:(?!</think>).)*[^\s\0](?:(?!</think>).)*)</think>\s*"
+    r"<(search|bbox|search_complete)>((?:(?!<).)*)</\2>\s*",
+    re.DOTALL,
+)
+_TAGS = re.compile(r"</?(think|search|bbox|search_complete|answer)>", re.IGNORECASE)
+
+
 @given(st.one_of(st.text(), st.lists(st.sampled_from(_PIECES)).map("".join)))
 def test_any_text_is_an_action_or_has_a_reason(text) -> None:
     action = parse(text)
     assert parse(text) == action and isinstance(action, Search | Crop | Complete | Invalid)
     if not isinstance(action, Invalid):
-        assert text.lstrip().startswith("<think>") and text.count("<think>") == 1
+        # The docs' form, by another way: a thought without tags, and one action, and no more.
+        assert _FORM.fullmatch(text) and not _TAGS.search(_FORM.fullmatch(text)[1])
 
 
 @given(st.text(st.characters(exclude_characters="<>")), st.text("abc 가나다", min_size=1))
 def test_the_action_does_not_hang_on_what_is_thought(thought, words) -> None:
+    thought += "."
     expected = Search(" ".join(words.split())) if words.strip() else Invalid("empty_query")
     assert parse(f"<think>{thought}</think>\n<search>{words}</search>") == expected
 
@@ -141,11 +174,11 @@ def test_the_action_does_not_hang_on_what_is_thought(thought, words) -> None:
 def test_a_tag_that_never_ends_takes_no_time(tag) -> None:
     """Without an assertion on time: looked at n * n times, these would take the day."""
     blanks = " \n" * 500_000
-    assert parse(f"{THINK}{tag}{blanks}{SEARCH}") == Search("births 1990")
+    assert parse(f"{THINK}{tag}{blanks}{SEARCH}") == Invalid("text_beside_action")
     assert parse(f"<think>{tag}{blanks}</think>{END}") == Complete(True)
 
 
 @given(st.lists(st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6), min_size=4, max_size=4))
 def test_a_box_is_read_as_it_was_written(sides) -> None:
-    text = f"<think></think><bbox>[{', '.join(map(str, sides))}]</bbox>"
+    text = f"<think>.</think><bbox>[{', '.join(map(str, sides))}]</bbox>"
     assert parse(text) == Crop(tuple(map(float, sides)))

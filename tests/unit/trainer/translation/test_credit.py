@@ -55,6 +55,17 @@ def test_majority_overlap_has_a_threshold() -> None:
     assert rewards(span(3, 6), **options) == [0, -5, -5, 0, 0]
 
 
+def test_a_share_on_the_threshold_is_enough() -> None:
+    """0.07 * 100 is 7.000000000000001 as floats."""
+    text, tokens = "a" * 100, [(0, 100)]
+    options: dict[str, Any] = {"overlap_policy": "majority_overlap", "overlap_threshold": 0.07}
+    for length, reward in ((7, -5), (6, 0)):
+        hit = ErrorSpan.model_construct(
+            start=0, end=length, severity="MAJOR", confidence=0.5, text=text[:length]
+        )
+        assert spans_to_token_rewards(text, tokens, [hit], WEIGHTS, **options) == [reward]
+
+
 @pytest.mark.parametrize(("combine", "expected"), [("sum", -6), ("max", -5), ("min", -1)])
 def test_several_spans_on_a_token(combine: str, expected: float) -> None:
     both = (span(0, 4, "MINOR"), span(2, 6, "MAJOR"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from scorekit.numeric.thresholds import above
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.distil.config import DistillConfig, Rank
 from trainer.search.curation.distil.targets import Fault, repeated, target_fault
@@ -98,7 +100,7 @@ def _not_taken(
         return "none is judged"
     if not right:
         return "none is right"
-    if rate > cfg.rate_at_most:
+    if above(rate, cfg.rate_at_most):
         return f"more than {cfg.rate_at_most:g} of them are right"
     if cfg.successes_at_most is not None and right > cfg.successes_at_most:
         return f"more than {cfg.successes_at_most} of them are right"
@@ -117,7 +119,9 @@ def _no_row(
         return "not right"
     if sample.end == "failed" or (cfg.ended == "complete" and sample.end != "complete"):
         return f"ended as {sample.end}"
-    if cfg.ndcg_above is not None and (sample.ndcg is None or sample.ndcg <= cfg.ndcg_above):
+    if cfg.ndcg_above is not None and (
+        sample.ndcg is None or not above(sample.ndcg, cfg.ndcg_above)
+    ):
         return "no NDCG" if sample.ndcg is None else f"an NDCG of {cfg.ndcg_above:g} at most"
     if cfg.invalid == "drop" and sample.invalid:
         return "an invalid turn"
@@ -130,8 +134,8 @@ def _key(sample: Sample, written: Written, order: list[Rank]) -> tuple[float, ..
     """Sorts the best first; a figure that was not had is behind all others. Equal ones stay in the
     order of the runs."""
     of: dict[Rank, float] = {
-        "judge": -(sample.judge or 0.0),
-        "ndcg": 1.0 if sample.ndcg is None else -sample.ndcg,
+        "judge": math.inf if sample.judge is None else -sample.judge,
+        "ndcg": math.inf if sample.ndcg is None else -sample.ndcg,
         "searches": sample.searches,
         "crops": sample.crops,
         "turns": sample.turns,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from scorekit.numeric.thresholds import above
 from trainer.search.actions import ANSWER, SPELLING, THINK, Invalid, parse
 from trainer.search.curation.distil.claims import claims
 from trainer.search.curation.distil.spelling import plain
@@ -82,7 +83,7 @@ def thought_breach(before: str, after: str, longer_at_most: float) -> Breach | N
         return "a tag in a thought"
     if not after.strip() and before.strip():
         return "empty"
-    if len(after) > max(_SHORT, longer_at_most * len(before)):
+    if len(after) > _SHORT and above(len(after), longer_at_most * len(before)):
         return "too long"
     if invented(after) is not None and invented(before) is None:
         return "an invented observation"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
+from scorekit.numeric.thresholds import below
 from scorekit.report.page import picture
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row
@@ -73,7 +74,7 @@ def _decided(prompt: CuratedPrompt, clues: Spool[Clue], cfg: DiagnoseConfig) -> 
     of = {one.ref: cause_of(one, clues[one.ref], prompt.question, suspects, cfg) for one in samples}
     causes, corners = Counter(of.values()), Counter(corner_of(one, cfg) for one in samples)
     failed = [ref for ref, cause in of.items() if cause not in ("right", "unscored")]
-    low = mean is None or mean < cfg.low
+    low = mean is None or below(mean, cfg.low)
     reason = main_cause(causes) if low else NOT_LOW
     figures = {
         "mean": mean,

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scorekit.errors import RequestError, SampleError, UserError
+from scorekit.numeric.thresholds import below
+from scorekit.numeric.vectors import cosine
 from scorekit.retrieval.client import Retriever
 from trainer.search.curation.samples import carriers
 from trainer.search.curation.truth.answers import parts_of
@@ -160,18 +162,13 @@ def _cosines(
     of_page = dict(zip(pages, vectors[len(questions) :], strict=True))
     return {
         name: {
-            page: _cosine(mine, theirs)
+            page: cosine(mine, theirs)
             for page in pools[name]
             if (theirs := of_page.get(page)) is not None
         }
         for name, mine in asked.items()
         if mine is not None
     }
-
-
-def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    norm = math.hypot(*a) * math.hypot(*b)
-    return sum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0
 
 
 def _proposals(
@@ -195,6 +192,6 @@ def _proposals(
 def _best(values: Mapping[str, float], least: float, most: int) -> list[str]:
     """The greatest; of equals the first by name."""
     there = sorted(
-        (page for page in values if values[page] >= least), key=lambda p: (-values[p], p)
+        (page for page in values if not below(values[page], least)), key=lambda p: (-values[p], p)
     )
     return there[:most]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple, get_args
 
+from scorekit.numeric.thresholds import below
 from scorekit.text.markup import normalised
 
 #: OK: the reference stands, and the generator finds it. GT_ERROR: the reference is wrong.
@@ -68,7 +69,7 @@ def stance_of(groups: Sequence[int], unsure: int, consensus: float) -> Stance:
     """Of the verifier's answers. groups: how many there are of each answer of which it is sure.
     consensus: the share of all that one of them needs."""
     best, total = max(groups, default=0), sum(groups) + unsure
-    if best and best >= consensus * total:
+    if best and not below(best / total, consensus):
         return "sure"
     return "unsure" if unsure >= best else "differs"
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
+from scorekit.numeric.thresholds import above, below
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
 from trainer.search.answer.generator import reckoned_words
 from trainer.search.answer.judging import reckoned_verdict
@@ -69,9 +70,9 @@ def why_not(prompt: CuratedPrompt, cfg: VerifyConfig, max_images: int) -> str | 
     ndcg = prompt.mean(cfg.combine, "ndcg")
     if score is None:
         return "never scored"
-    if score > cfg.max_score:
+    if above(score, cfg.max_score):
         return "scores above max_score"
-    if cfg.min_ndcg is not None and (ndcg is None or ndcg < cfg.min_ndcg):
+    if cfg.min_ndcg is not None and (ndcg is None or below(ndcg, cfg.min_ndcg)):
         return "gold not seen"
     return None
 

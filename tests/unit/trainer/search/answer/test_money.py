@@ -47,6 +47,21 @@ def test_a_call_that_could_pass_the_cap_is_not_made():
     asyncio.run(work())
 
 
+def test_the_last_call_below_the_cap_is_made():
+    """Three calls of 0.1 cost 0.3, which is 0.30000000000000004 as floats."""
+
+    async def work():
+        found = money(cap=0.3)
+        for _ in range(3):
+            async with found.reserved("generator", 100_000, 0):
+                found.count("generator", 100_000, 0)
+        with pytest.raises(MoneySpent):
+            async with found.reserved("generator", 1, 0):
+                raise AssertionError
+
+    asyncio.run(work())
+
+
 def test_others_in_flight_are_waited_for_and_their_room_comes_back():
     async def work():
         found, go, order = money(cap=1.0), asyncio.Event(), []

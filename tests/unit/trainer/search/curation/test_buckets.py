@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from scorekit.config import load_config
@@ -18,6 +21,7 @@ from tests.kits.trainer.searching.curated import (
     decided,
     everything,
     kept,
+    prompt_of,
     searched,
     write_rows,
     write_run,
@@ -58,6 +62,36 @@ def run(*arguments: str) -> Any:
 )
 def test_a_mean_on_a_border_is_at_the_edge(tmp_path: Path, mean: float | None, bucket: str) -> None:
     assert bucket_of(only(tmp_path, searched(asked("q"), ndcg=mean)), BucketConfig()) == bucket
+
+
+@pytest.mark.parametrize(
+    ("scores", "bucket"),
+    [
+        ([0.7] * 8, "A"),
+        ([0.7] * 7 + [0.701], "B"),
+        ([0.6, 0.8] * 4, "A"),
+        ([0.1] * 8, "A"),
+        ([0.1] * 7 + [0.099], "0"),
+        ([0.1, 0.0, 0.2], "A"),
+    ],
+)
+def test_a_mean_on_a_border_is_at_the_edge_however_many_are_summed(
+    scores: list[float], bucket: str
+) -> None:
+    assert bucket_of(prompt_of(ndcg=scores, reward=scores), BucketConfig()) == bucket
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=16),
+)
+def test_the_bucket_is_that_of_the_exact_mean(unsolved: int, more: int, scores: list[int]) -> None:
+    mastered = min(1000, unsolved + more)
+    mean = Fraction(sum(scores), len(scores))
+    cfg = BucketConfig(unsolved=unsolved / 1000, mastered=mastered / 1000)
+    wanted = "B" if mean > mastered else "0" if mean < unsolved else "A"
+    assert bucket_of(prompt_of(ndcg=[n / 1000 for n in scores]), cfg) == wanted
 
 
 def test_it_is_the_mean_of_those_that_were_scored(tmp_path: Path) -> None:

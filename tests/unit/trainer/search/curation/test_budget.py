@@ -14,12 +14,14 @@ from tests.kits.trainer.searching.curated import (
     decided,
     everything,
     kept,
+    prompt_of,
     searched,
     write_run,
 )
 from tests.kits.trainer.searching.finished import complete_turn, search_turn
 from trainer.search.config_data import SearchData
-from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.budget import _figures
+from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.samples import read_prompts
 from trainer.search.data import load_questions
 from trainer.search.records import Question, Trajectory
@@ -88,6 +90,14 @@ def test_a_row_gets_what_its_episodes_showed(
     assert (found.n_agent, found.max_turns) == (n_agent, max_turns)
     (found,) = load_questions(str(out / "rows.parquet"), SearchData())
     assert (found.n_agent, found.max_turns) == (n_agent, max_turns)
+
+
+@pytest.mark.parametrize(("right", "rare"), [(28, True), (29, True), (30, False)])
+def test_as_many_successes_as_are_rare_are_rare(right: int, rare: bool) -> None:
+    """0.29 * 100 is 28.999999999999996 as floats."""
+    judges = [1.0] * right + [0.0] * (100 - right)
+    found = _figures(prompt_of(judge=judges), BudgetConfig(rare=0.29))
+    assert (found["succeeded"], found["rare"]) == (right, rare)
 
 
 @pytest.fixture

@@ -118,6 +118,24 @@ def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
     assert [at["rows"] for at in manifest(third)["funnel"]] == [854, 795, 436, 366, 352]
 
 
+def test_a_mean_on_a_border_is_low_however_many_are_summed(tmp_path: Path) -> None:
+    groups = {
+        "last": [0.2, 0.4] * 4,
+        "above": [0.2, 0.4] * 3 + [0.2, 0.401],
+        "few": [0.1, 0.2, 0.6],
+    }
+    played = [
+        searched(asked(id), n, reward=v) for id, of in groups.items() for n, v in enumerate(of)
+    ]
+    run_ = write_run(tmp_path / "run", played)
+    out = made("focus", tmp_path / "last", "--run", run_, "--set", "focus.take=[last_round]")
+    assert [row["id"] for row in kept(out)] == ["last", "few"]
+    flags = ("--set", "focus.take=[hard_a]", "--set", "focus.hard_a=0.3")
+    flags += ("--set", "buckets.measure=reward")
+    out = made("focus", tmp_path / "hard", "--run", run_, *flags)
+    assert [row["id"] for row in kept(out)] == ["last", "few"]
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[Path, Path]:
     """(a first run, a later one of some). By NDCG b is B, a and h are A, z is 0, u has nothing."""

@@ -9,6 +9,7 @@ from tests.kits.trainer.searching.curated import asked
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, played, scripted, search
 from tests.kits.trainer.searching.finished import page
 from trainer.search.curation.distil.targets import invented, repeated, target_fault
+from trainer.search.records import Trajectory
 from trainer.search.turns.config import EpisodeConfig
 from trainer.search.turns.prompt import (
     correction,
@@ -74,6 +75,13 @@ HARMLESS = [
 ]
 
 
+def accepted(text: str) -> Trajectory:
+    """An episode of a run of an earlier release, which took words behind an action."""
+    episode = wrote(asked("q"), text, COMPLETE)
+    episode.turns[0].action = "search"
+    return episode
+
+
 @pytest.mark.parametrize("said", [*SAID, *MARKS])
 def test_what_the_environment_says_is_found_wherever_a_turn_says_it(said: str) -> None:
     assert invented(f"<think>births {said}</think>\n<search>births</search>") or invented(
@@ -84,8 +92,7 @@ def test_what_the_environment_says_is_found_wherever_a_turn_says_it(said: str) -
         f"<think>{said}</think>\n<search>births</search>",
         f"<think>births</think>\n<search>births</search>\n{said}",
     ):
-        fault = target_fault(wrote(asked("q"), text, COMPLETE))
-        assert fault == "an invented observation"
+        assert target_fault(accepted(text)) == "an invented observation"
 
 
 def test_every_line_that_episodes_are_told_is_found() -> None:
@@ -120,7 +127,8 @@ def test_a_query_that_comes_again_later_is_none() -> None:
 
 def test_words_behind_an_action_are_found() -> None:
     more = search("births") + "\nand now the total"
-    assert target_fault(wrote(asked("q"), more, COMPLETE)) == "text behind an action"
+    assert target_fault(accepted(more)) == "text behind an action"
+    assert target_fault(wrote(asked("q"), more, COMPLETE)) is None  # invalid, and not learned
     assert target_fault(wrote(asked("q"), search("births") + " \n", COMPLETE)) is None
 
 

@@ -146,6 +146,14 @@ def test_prompts_that_go_well_are_told_and_dropped(tmp_path: Path) -> None:
     ]
 
 
+def test_a_mean_on_the_border_goes_well(tmp_path: Path) -> None:
+    """Eight times 0.1 have the mean 0.09999999999999999 as floats."""
+    on = [wrong(n, shown=("deck_2",), judge=0.1) for n in range(8)]
+    assert not diagnosed(tmp_path, *on, low=0.1)["kept"]
+    under = [*on[:7], wrong(7, shown=("deck_2",), judge=0.099)]
+    assert diagnosed(tmp_path / "under", *under, low=0.1)["kept"]
+
+
 def test_corners_count_episodes_that_have_both(tmp_path: Path) -> None:
     pairs = [(1.0, 0.4), (0.0, 1.0), (1.0, 0.0), (0.2, 0.0), (0.0, 0.0), (None, 0.0), (1.0, None)]
     episodes = [

@@ -106,6 +106,8 @@ def test_several_answers_agree_where_more_than_half_do(found, wanted):
         ([2], 1, 0.51, "sure"),
         ([1], 2, 0.51, "unsure"),
         ([], 3, 1.0, "unsure"),
+        ([14], 11, 0.56, "sure"),  # 0.56 * 25 is 14.000000000000002
+        ([14], 12, 0.56, "differs"),
     ],
 )
 def test_the_verifier_is_sure_of_what_enough_of_its_answers_say(groups, unsure, consensus, wanted):

@@ -1,0 +1,1 @@
+"""Numbers that decide: vectors of texts, and means beside the thresholds of a config."""

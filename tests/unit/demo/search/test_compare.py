@@ -1,0 +1,65 @@
+"""What the demo says of its stages where something was not judged."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from demo.search.compare import Stage, show_figures, show_types, verdict
+from tests.kits.trainer.searching.curated import asked, searched
+
+
+def stage(title, scores, ndcg=0.5, **figures):
+    """scores: by type of question; None: not judged."""
+    episodes = [
+        searched(asked(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
+        for type, of in scores.items()
+        for n, score in enumerate(of)
+    ]
+    return Stage(title, figures, episodes)
+
+
+def shown(show, *stages):
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as printed:
+        show(console, stages)
+    return printed.get()
+
+
+BEFORE = {"sum": [0.0, 0.0, 0.0, 0.0], "chart": [0.0, 0.0]}
+
+
+def test_an_answer_that_nobody_judged_is_no_wrong_one():
+    after = stage("after", {"sum": [1.0, None, 0.0, None], "chart": [1.0, 1.0]})
+    ndcg, judge, left = verdict([stage("before", BEFORE), after])
+    assert ndcg.startswith("Both phases: NDCG +0.000 a question (95 %")
+    assert judge.startswith("Both phases: judge's score +0.750 a question (95 %")
+    assert "; 2 of 6 questions have none)." in judge and "have none" not in ndcg
+    assert left == ("Not learned: of 4 questions of type 'sum' 1 go wrong still. 2 are not judged.")
+    assert "0.50 / 0.50" in shown(show_types, after)  # of the two of type sum that were judged
+
+
+def test_where_all_are_judged_it_says_what_it_said():
+    after = stage("after", {"sum": [1.0, 0.0, 0.0, 1.0], "chart": [1.0, 1.0]})
+    _, judge, left = verdict([stage("before", BEFORE), after])
+    assert judge.startswith("Both phases: judge's score +0.667 a question (95 %")
+    assert "have none" not in judge
+    assert left == "Not learned: of 4 questions of type 'sum' 2 go wrong still."
+
+
+def test_a_mean_of_nothing_is_a_dash():
+    nothing = stage("after", {"sum": [None] * 4, "chart": [None] * 2}, ndcg=None)
+    ndcg, judge, left = verdict([stage("before", BEFORE), nothing])
+    assert ndcg == "Both phases: NDCG – a question; 6 of 6 questions have none."
+    assert judge == "Both phases: judge's score – a question; 6 of 6 questions have none."
+    assert left == "Not learned: not known, for no answer is judged."
+    printed = shown(show_types, nothing)
+    assert printed.count("– / –") == 2 and "0.00" not in printed
+
+
+def test_a_figure_that_one_stage_lacks_is_a_dash_and_the_others_stay():
+    first = stage("first", BEFORE, ndcg_mean=0.25, judge_mean=None, money=None)
+    last = stage("last", BEFORE, ndcg_mean=0.5, judge_mean=0.75, money=None)
+    printed = shown(show_figures, first, last)
+    (line,) = [line for line in printed.splitlines() if "0.75" in line]
+    assert "–" in line and "0.25" in printed
+    assert "money" not in printed  # no stage has it
