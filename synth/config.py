@@ -220,8 +220,8 @@ class PrefilterConfig(Config):
     )
     min_improvement: float | None = Field(
         None,
-        description="Sources that improved less (MetricX points) are not taken; what a bucket lacks "
-        "then is filled from the other buckets. null: none is left out, also where sampling "
+        description="Sources that improved less (MetricX points) are not taken; what a bucket "
+        "lacks then is filled from the other buckets. null: none is left out, also where sampling "
         "improved nothing.",
     )
 
