@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
@@ -18,6 +19,8 @@ from synth.drive.kinds import MapStage, run_async
 from synth.drive.processes import shared_budget
 from synth.folder.begin import own_shards
 from synth.stages.table import map_stage
+
+T = TypeVar("T")
 
 #: Seconds in which a task that is ended has to be gone.
 _END_S = 30.0
@@ -32,19 +35,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     import ray
     import ray.exceptions
 
-    if not ray.is_initialized():
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
-            raise UserError(
-                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
-            ) from None
-    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    if "://" not in answers_place(ctx.cfg) and len(machines) > 1:
-        raise UserError(
-            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
-            "file is for one"
-        )
+    connect(ctx.cfg)
     ctx.stats.of_others = True  # each task writes its own
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
@@ -71,6 +62,35 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
         _end(waiting)
     if ctx.stats.open:
         raise Unfinished(stage.name, ctx.stats.open)
+
+
+def connect(cfg: SynthConfig) -> int:
+    """Join the cluster; its machines. Raises UserError where there is none, or its machines cannot
+    share the kept answers."""
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
+            raise UserError(
+                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
+            ) from None
+    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if "://" not in answers_place(cfg) and len(machines) > 1:
+        raise UserError(
+            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
+            "file is for one"
+        )
+    return len(machines)
+
+
+def on_a_node(work: Callable[..., T], *arguments: Any) -> T:
+    """What it gives on a machine of the cluster, which may reach what this one does not."""
+    import ray
+
+    found: T = ray.get(ray.remote(num_cpus=1)(work).remote(*arguments))
+    return found
 
 
 def _end(tasks: list[Any]) -> None:
