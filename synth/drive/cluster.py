@@ -41,15 +41,18 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     shards = source.shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
     todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
-    at_once = max(1, min(len(todo), int(ray.cluster_resources().get("CPU", 1))))
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
     cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
     where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
     ctx.advance(0, len(todo))
     told = (ctx.limit, ctx.give_up, shards)
-    waiting = [work.remote(stage.name, cfg, where, told, index) for index in todo]
+    waiting: list[Any] = []
     try:
-        while waiting:
+        while todo or waiting:
+            while todo and len(waiting) < at_once:
+                waiting.append(work.remote(stage.name, cfg, where, told, todo.pop(0)))
             finished, waiting = ray.wait(waiting)
             for records_in, records_out, open_ in ray.get(finished):
                 ctx.stats.records_in += records_in

@@ -12,7 +12,15 @@ from synth.context import Context
 from synth.drive.cluster import run_map_stage_on_ray, shared_budget
 from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
-from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
+from tests.kits.synth.driver import (
+    STAGES,
+    TEXTS,
+    asked_again,
+    config,
+    most_in_flight,
+    output,
+    write_sources,
+)
 
 
 @pytest.fixture
@@ -86,6 +94,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
         teacher.well()
         working.join(PATIENCE_S)
     assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
+    assert asked_again(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
     mine = {name: data for name, data in output(tmp_path).items() if stage.name in name}
     assert mine == {name: output(undisturbed)[name] for name in mine} and len(mine) == 3
 
