@@ -12,6 +12,8 @@ from synth.context import Context
 from synth.drive.cluster import run_map_stage_on_ray, shared_budget
 from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
+from synth.preflight import look_at_run
+from synth.run import RunOptions
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,
@@ -117,6 +119,21 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
     with pytest.raises(UserError, match="does not serve a model named 'another'") as failed:
         start(cfg, overwrite=True)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.slow
+def test_a_node_of_the_cluster_asks_the_services_before_the_run(
+    tmp_path, cluster, teacher, metricx
+):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    options = RunOptions((STAGES[0].name,), engine="ray")
+    findings = look_at_run(cfg, options)
+    assert not findings.failed
+    assert {"ray", "teacher", "metricx"} <= {check.name for check in findings.checks}
+    cfg.teacher.model = "another"
+    (fault,) = look_at_run(cfg, options).faults
+    assert fault.startswith("teacher: ") and "does not serve a model named 'another'" in fault
 
 
 def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):
