@@ -1,4 +1,4 @@
-"""synth_parallel run|status|estimate: the stages of a synthesis run."""
+"""synth_parallel check|run|status|estimate: the stages of a synthesis run."""
 
 from __future__ import annotations
 
@@ -102,6 +102,30 @@ def run(
                 _ask_before_overwrite(one, options)
         if dataset := run_pairs(cfg, options):
             typer.echo(f"dataset of all pairs: {dataset}", err=True)
+
+
+@app.command()
+def check(
+    config: ConfigFile,
+    stage: Annotated[str, typer.Option(help="One of the stages, or all.")] = "all",
+    set_: Overrides = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="As for run --overwrite: of finished stages, too.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="As for run: local, or ray.")] = "local",
+) -> None:
+    """What a run would end with: config, folder, corpus, services. Nothing is written. The teacher
+    is asked for one token, a judge for one verdict."""
+    with _clean_exit():
+        cfg = load_config(SynthConfig, config, set_)
+        from scorekit.report.findings import say_findings
+        from synth.preflight import look_at_run
+        from synth.run import RunOptions
+        from synth.stages.table import named
+
+        options = RunOptions(named(stage), overwrite=overwrite, engine=engine)
+        _check(options, stage)
+        raise typer.Exit(say_findings(look_at_run(cfg, options)))
 
 
 @app.command()

@@ -219,7 +219,10 @@ class PrefilterConfig(Config):
         "bucket", description="Take the most improved of each bucket, or of all."
     )
     min_improvement: float | None = Field(
-        None, description="Sources that improved less (MetricX points) are not taken."
+        None,
+        description="Sources that improved less (MetricX points) are not taken; what a bucket "
+        "lacks then is filled from the other buckets. null: none is left out, also where sampling "
+        "improved nothing.",
     )
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
 
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import put, temporary_of, write_atomic
@@ -22,6 +24,7 @@ from synth.export.card import size_category
 from synth.folder.locks import held
 from synth.folder.stats import count_stage
 from synth.folder.store import StageFolder
+from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER, Export
 
@@ -37,7 +40,10 @@ class PairsUnfinished(Unfinished):
 
 def run_pairs(cfg: SynthConfig, options: RunOptions) -> Path | None:
     """Run the stages of every pair, then put their exports together; the dataset's folder, where
-    all are exported. A pair that is left unfinished stops no other. Raises UserError."""
+    all are exported. A pair that is left unfinished stops no other. Nothing is begun, and nothing
+    cleared, before what all of them need is there. Raises UserError."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    need_passing(cfg, options, partial(console.print, soft_wrap=True))
     if cfg.data.pairs is None:
         run_stages(cfg, options)
         return None

@@ -48,8 +48,10 @@ log = structlog.get_logger()
 
 #: Reasons that are explained after a stage: the most frequent.
 _REASONS_TOLD = 3
-#: Share of the records that go on with something to be told, from which on it is a warning.
+#: Share of the records that go on with something to be told, above which it is a warning; of some
+#: codes a single record is one.
 _MOST_TOLD = 0.5
+_WARNED_FROM = {"no_improvement": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def _run_one(
         for code, count in Counter(counts.rejected).most_common(_REASONS_TOLD):
             console.print(f"  {count:,} {code}: {explain(code)}", soft_wrap=True)
         for code, count in counts.told.items():
-            warning = "warning: " if count > _MOST_TOLD * counts.records_out else ""
+            most = _WARNED_FROM.get(code, _MOST_TOLD) * counts.records_out
+            warning = "warning: " if count > most else ""
             console.print(f"  {warning}{count:,} {code}: {explain(code)}", soft_wrap=True)
     if not folder.done():
         console.print(f"{name}: other machines' shards are not done")

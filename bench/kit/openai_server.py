@@ -207,7 +207,10 @@ class FakeOpenAI:
     async def _models(self, request: Request) -> Response:
         if not self._key_fits(request):
             return JSONResponse({"error": "Unauthorized"}, 401)
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        told: Body = {"id": self.model, "object": "model"}
+        if self.context_length is not None:
+            told["max_model_len"] = self.context_length
+        return JSONResponse({"object": "list", "data": [told]})
 
     async def _responses(self, request: Request) -> Response:
         """The Responses API: what `respond` says to the same chat, in that API's words."""

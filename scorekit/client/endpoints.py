@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from scorekit.client.transport import checked_url, is_retryable
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from scorekit.schemas import Info
 
 #: Seconds that a URL which failed is used only if every other one failed too.
 _REST_S = 5.0
@@ -69,3 +70,21 @@ class Endpoints:
     def pause(self) -> float:
         """Seconds until the first URL may be asked again, by what each said in Retry-After."""
         return max(0.0, min(e.asked_until for e in self.all) - time.monotonic())
+
+
+def check_service(key: str, url: str, info: Info, wanted: str) -> None:
+    """Raise UserError where another kind of service answers at a URL. key: of the config."""
+    if info.service != wanted:
+        raise UserError(f"{key}: {url} is a {info.service} service, not {wanted}: mend the URL")
+
+
+def check_agreement(key: str, infos: Mapping[str, Info]) -> None:
+    """Raise UserError where two URLs of one service would not give the same scores."""
+    (first, one), *others = infos.items()
+    for url, other in others:
+        for name in ("model", "revision", "dtype", "tokenizer"):
+            if getattr(one, name) != getattr(other, name):
+                raise UserError(
+                    f"{key}: {first} has {name} {getattr(one, name)!r}, {url} has "
+                    f"{getattr(other, name)!r}: scores of one run must be of one model"
+                )

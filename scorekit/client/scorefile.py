@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -141,14 +142,16 @@ class ScoreJob:
         try:
             with ExitStack() as files:
                 out = _opened(files, self.out)
-                tally = self._resume(out, self.out, self._about(contents.digest, info))
+                about = self._about(contents.digest, info)
+                tally = Tally() if self.overwrite else self._resume(out, self.out, about)
                 advance = on_start(tally)
                 if tally.retryable:
                     again = _opened(files, _beside(self.out, "again"))
                     await self._ask_again(client, out, again, tally, advance)
                     put(_beside(self.out, "again"), self.out)
                     out = again
-                await self._score_rest(client, out, tally, advance)
+                begin = partial(self._begin, out, self.out, about) if self.overwrite else None
+                await self._score_rest(client, out, tally, advance, begin)
         except OSError as error:
             raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
         return tally
@@ -172,12 +175,9 @@ class ScoreJob:
     def _resume(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> Tally:
         """What the output holds already; it ends with a whole line then."""
         meta = _beside(path, "meta.json")
-        if self.overwrite:
-            out.truncate(0)
         out.seek(0)
         if out.read(1) == b"":
-            _beside(path, "again").unlink(missing_ok=True)
-            write_atomic(meta, json.dumps(about, indent=1, ensure_ascii=False), alone=True)
+            self._begin(out, path, about)
             return Tally()
         try:
             before = json.loads(meta.read_text(encoding="utf-8"))
@@ -194,6 +194,13 @@ class ScoreJob:
         for _, result in _results(out, path):
             tally.add(result)
         return tally
+
+    def _begin(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> None:
+        """Make the output an empty one of this job."""
+        out.truncate(0)
+        _beside(path, "again").unlink(missing_ok=True)
+        meta = json.dumps(about, indent=1, ensure_ascii=False)
+        write_atomic(_beside(path, "meta.json"), meta, alone=True)
 
     async def _ask_again(
         self,
@@ -218,10 +225,15 @@ class ScoreJob:
         await self._score_items(client, items, again, tally, advance)
 
     async def _score_rest(
-        self, client: ScoringClient, out: BinaryIO, tally: Tally, advance: Callable[[int], None]
+        self,
+        client: ScoringClient,
+        out: BinaryIO,
+        tally: Tally,
+        advance: Callable[[int], None],
+        begin: Callable[[], None] | None = None,
     ) -> None:
         items = map(_Item, self.samples.lines(after=tally.last_line))
-        await self._score_items(client, items, out, tally, advance)
+        await self._score_items(client, items, out, tally, advance, begin)
 
     async def _score_items(
         self,
@@ -230,9 +242,11 @@ class ScoreJob:
         out: BinaryIO,
         tally: Tally,
         advance: Callable[[int], None],
+        begin: Callable[[], None] | None = None,
     ) -> None:
         """Keep `max_in_flight` requests going; write their results in order. At most twice as
-        many batches are in memory."""
+        many batches are in memory. begin: called once, when the first results are there: the
+        service may yet refuse the task or its options."""
         batches = _batches(items, self.batch_size)
         waiting: deque[tuple[list[_Item], asyncio.Task[list[Result]]]] = deque()
         try:
@@ -240,10 +254,16 @@ class ScoreJob:
                 for batch in islice(batches, 2 * self.max_in_flight - len(waiting)):
                     waiting.append((batch, asyncio.create_task(self._score(client, batch))))
                 if not waiting:
-                    return
+                    break
                 batch, task = waiting.popleft()
-                _append(out, batch, await task, tally)
+                results = await task
+                if begin is not None:
+                    begin()
+                    begin = None
+                _append(out, batch, results, tally)
                 advance(sum(item.is_asked for item in batch))
+            if begin is not None:  # of no samples
+                begin()
         finally:
             for _, task in waiting:
                 task.cancel()

@@ -121,25 +121,33 @@ class LLMClient:
         """Close the connections."""
         await self._server.close()
 
-    async def check(self) -> None:
-        """Return if the server is there, takes the key and knows the model.
+    async def check(self) -> int | None:
+        """Return if the server is there, takes the key and knows the model: the tokens that the
+        model reads and writes together, None where the server does not say (vLLM does).
 
         Raises UserError that says what to do; a server that is away is waited for
         `wait_for_server_s` before.
         """
         patience = Patience(1, *self._patience[1:])
-        served: list[str] = []
+        served: dict[str, int | None] = {}
         try:
             async for attempt in patience.tries(_may_pass, lambda state: None):
                 with attempt:
-                    served = await self._served_models()
+                    try:
+                        served = await self._served_models()
+                    except LLMError as error:
+                        self.away = error.server_is_away
+                        raise
+                    self.away = False
         except LLMError as error:
             raise UserError(
                 f"no LLM server answers at {self.base_url}: start it, or mend base_url ({error})"
             ) from None
-        if not {self.model, f"models/{self.model}"} & set(served):  # Gemini's list has the folder
-            names = ", ".join(map(repr, served)) or "nothing"
-            raise wrong_model(self.base_url, self.model, f"it serves {names}")
+        for name in (self.model, f"models/{self.model}"):  # Gemini's list has the folder
+            if name in served:
+                return served[name]
+        names = ", ".join(map(repr, served)) or "nothing"
+        raise wrong_model(self.base_url, self.model, f"it serves {names}")
 
     async def chat(
         self,
@@ -318,12 +326,15 @@ class LLMClient:
         self.counts.completion_tokens += usage.completion_tokens
         return found
 
-    async def _served_models(self) -> list[str]:
+    async def _served_models(self) -> dict[str, int | None]:
+        """Name -> `max_model_len`."""
         answer = await self._server.ask("/models", read_timeout_s=self._request_timeout_s)
         self._raise_refusal(answer)
         try:
-            return [str(model["id"]) for model in from_json(answer.body)["data"]]
-        except (ValueError, KeyError, TypeError):
+            served = from_json(answer.body)["data"]
+            lengths = {str(model["id"]): model.get("max_model_len") for model in served}
+            return {name: n if type(n) is int else None for name, n in lengths.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(
                 f"{self.base_url} is no OpenAI-compatible API: base_url usually ends in /v1"
             ) from None

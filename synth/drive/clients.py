@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -83,15 +83,8 @@ class Clients:
         self._identities = dict(identities or {})
         self._give_up = give_up
         self._failing: Counter[str] = Counter()
-        self._template = load_template(cfg.teacher.prompt)
-        source, target = languages(cfg)
-        self._fields = {
-            "source_lang": language_name(source),
-            "target_lang": language_name(target),
-            "src_lang_code": source,
-            "tgt_lang_code": target,
-        }
-        self.languages = (source, target)
+        self._messages = asking(cfg)
+        self.languages = languages(cfg)
         seed = cfg.teacher.generation.seed
         self.seed = cfg.run.seed if seed is None else seed
 
@@ -221,17 +214,7 @@ class Clients:
         """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}.
         Raises NotYet, unless a verdict that is missing lets pass."""
         assert self._judge is not None
-        judge = self.cfg.filters.llm_judge
-        sample = {
-            "task": "translation_filter",
-            "source_lang": self.languages[0],
-            "target_lang": self.languages[1],
-            "source_text": src,
-            "candidate": candidate,
-        }
-        options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
-        if judge.model is not None:
-            options["model"] = judge.model  # type: ignore[assignment]
+        sample, options = judge_request(self.cfg, self.languages, src, candidate)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])
         found = dict(await self._answers.get([key]))
         self.stats.answers_kept += len(found)
@@ -239,7 +222,7 @@ class Clients:
             results = await self._ask(self._judge, [sample], self.stats.judge, options)
             (result,) = results
             found = {key: result["verdict"] if result["ok"] else {"error": result["error"]["type"]}}
-            lenient = judge.fail_policy == "permissive"
+            lenient = self.cfg.filters.llm_judge.fail_policy == "permissive"
             await self._keep(found, results, "a verdict", lenient=lenient)
         verdict: dict[str, Any] = found[key]
         return verdict
@@ -328,12 +311,43 @@ class Clients:
             self._failing[service] = 0
         return answers
 
-    def _messages(self, text: str) -> list[dict[str, str]]:
+
+def asking(cfg: SynthConfig) -> Callable[[str], list[dict[str, str]]]:
+    """How the teacher is asked for the translation of a text: as the messages of a chat."""
+    template, (source, target) = load_template(cfg.teacher.prompt), languages(cfg)
+    fields = {
+        "source_lang": language_name(source),
+        "target_lang": language_name(target),
+        "src_lang_code": source,
+        "tgt_lang_code": target,
+    }
+
+    def messages(text: str) -> list[dict[str, str]]:
         text = neutral(text)  # or a token of a chat template in it would end the turn
         return [
             {"role": "system", "content": TEACHER_SYSTEM},
-            {"role": "user", "content": fill(self._template, {**self._fields, "text": text})},
+            {"role": "user", "content": fill(template, {**fields, "text": text})},
         ]
+
+    return messages
+
+
+def judge_request(
+    cfg: SynthConfig, pair: tuple[str, str], src: str, candidate: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A candidate as the judge is asked about it: the sample, and the options of the request.
+
+    pair: `languages` of the config."""
+    judge = cfg.filters.llm_judge
+    sample = {
+        "task": "translation_filter",
+        "source_lang": pair[0],
+        "target_lang": pair[1],
+        "source_text": src,
+        "candidate": candidate,
+    }
+    options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
+    return sample, options if judge.model is None else {**options, "model": judge.model}
 
 
 def _keys(shared: Any, own: Sequence[Any]) -> list[str]:

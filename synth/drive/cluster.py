@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
@@ -18,6 +19,8 @@ from synth.drive.kinds import MapStage, run_async
 from synth.drive.processes import shared_budget
 from synth.folder.begin import own_shards
 from synth.stages.table import map_stage
+
+T = TypeVar("T")
 
 #: Seconds in which a task that is ended has to be gone.
 _END_S = 30.0
@@ -32,33 +35,24 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     import ray
     import ray.exceptions
 
-    if not ray.is_initialized():
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
-            raise UserError(
-                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
-            ) from None
-    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    if "://" not in answers_place(ctx.cfg) and len(machines) > 1:
-        raise UserError(
-            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
-            "file is for one"
-        )
+    connect(ctx.cfg)
     ctx.stats.of_others = True  # each task writes its own
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
     todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
-    at_once = max(1, min(len(todo), int(ray.cluster_resources().get("CPU", 1))))
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
     cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
     where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
     ctx.advance(0, len(todo))
     told = (ctx.limit, ctx.give_up, shards)
-    waiting = [work.remote(stage.name, cfg, where, told, index) for index in todo]
+    waiting: list[Any] = []
     try:
-        while waiting:
+        while todo or waiting:
+            while todo and len(waiting) < at_once:
+                waiting.append(work.remote(stage.name, cfg, where, told, todo.pop(0)))
             finished, waiting = ray.wait(waiting)
             for records_in, records_out, open_ in ray.get(finished):
                 ctx.stats.records_in += records_in
@@ -71,6 +65,35 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
         _end(waiting)
     if ctx.stats.open:
         raise Unfinished(stage.name, ctx.stats.open)
+
+
+def connect(cfg: SynthConfig) -> int:
+    """Join the cluster; its machines. Raises UserError where there is none, or its machines cannot
+    share the kept answers."""
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
+            raise UserError(
+                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
+            ) from None
+    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if "://" not in answers_place(cfg) and len(machines) > 1:
+        raise UserError(
+            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
+            "file is for one"
+        )
+    return len(machines)
+
+
+def on_a_node(work: Callable[..., T], *arguments: Any) -> T:
+    """What it gives on a machine of the cluster, which may reach what this one does not."""
+    import ray
+
+    found: T = ray.get(ray.remote(num_cpus=1)(work).remote(*arguments))
+    return found
 
 
 def _end(tasks: list[Any]) -> None:

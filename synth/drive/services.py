@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
 from scorekit.client import ScoringClient
-from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.files import write_atomic
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
@@ -25,14 +25,19 @@ from synth.folder.store import StageFolder, read_json, to_line
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient
 
+#: The keys of the config that name the services.
+METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
+#: Seconds that a scoring service which is loading is waited for.
+READY_S = 60.0
 #: Seconds without an answer from which on it is told that a service is away; between two looks.
 AWAY_S, _LOOK_S = 5.0, 0.5
 #: What makes a service another one, whose answers are not to be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
 
-def open_teacher(cfg: SynthConfig) -> LLMClient:
-    """The client of the teacher; its key comes from the environment."""
+def open_teacher(cfg: SynthConfig, *, patient: bool = True) -> LLMClient:
+    """The client of the teacher; its key comes from the environment. patient: it is asked again, as
+    the config says."""
     from scorekit.llm import LLMClient
 
     teacher = cfg.teacher
@@ -45,11 +50,11 @@ def open_teacher(cfg: SynthConfig) -> LLMClient:
         connect_timeout_s=teacher.connect_timeout_s,
         max_concurrency=teacher.max_concurrency,
         max_sequences=teacher.max_sequences,
-        max_attempts=teacher.retry.max_attempts,
+        max_attempts=teacher.retry.max_attempts if patient else 1,
         backoff_s=tuple(teacher.retry.backoff_s),
         requests_per_minute=teacher.requests_per_minute,
         strategy=cfg.final_generation.strategy,
-        wait_for_server_s=teacher.wait_for_server_s,
+        wait_for_server_s=teacher.wait_for_server_s if patient else 0.0,
     )
 
 
@@ -58,6 +63,11 @@ def check_metricx(cfg: SynthConfig, info: Info) -> None:
     told = cfg.metricx
     if Path(told.checkpoint).name != Path(info.model).name:
         raise UserError(f"metricx.checkpoint is {told.checkpoint}, the service has {info.model}")
+    if info.higher_is_better:
+        raise UserError(
+            f"metricx.url: of {info.model} the higher score is better, and the lowest is taken: "
+            "name a MetricX service"
+        )
     if told.device is not None and not info.device.startswith(told.device):
         raise UserError(f"metricx.device is {told.device}, the service runs on {info.device}")
 
@@ -72,33 +82,46 @@ def check_judge(cfg: SynthConfig, info: Info) -> None:
         )
 
 
-async def service_info(client: ScoringClient, name: str) -> Info:
-    """What a service says of itself, once it is ready. Raises UserError where it is not there."""
+async def service_info(client: ScoringClient, key: str, *, patient: bool = True) -> Info:
+    """What a service says of itself, once it is ready. key: of its URL in the config. patient: one
+    that is away or loading is waited for. Raises UserError where it is not there."""
     try:
-        await client.wait_ready(60.0)
-        return await client.info()
-    except ServiceUnreachable as error:
-        raise UserError(f"{name}: {error}; start it, or give {name}'s url") from None
+        try:
+            info = await client.info()
+        except (ServiceUnreachable, RequestError) as error:
+            if not (patient and error.retryable):
+                raise
+            info = None
+        if patient:
+            await client.wait_ready(READY_S)
+        return info or await client.info()
+    except (ServiceUnreachable, RequestError) as error:
+        raise UserError(f"{key}: {error}; start it, or mend the URL") from None
 
 
-def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
-    """Keep what the service says of itself, for the stage and for the run; what makes it another
-    one. Raises UserError where the stage was begun with another: half of its answers would be of
-    that."""
+def is_known(folder: StageFolder, name: str, info: Info) -> bool:
+    """Whether the stage was begun with this service. Raises UserError where it was with another:
+    half of its answers would be of that."""
+    before = read_json(folder.service(name))
+    if before is None:
+        return False
     told = info.model_dump()
-    path = folder.service(name)
-    before = read_json(path)
-    if before is not None:
-        changed = [key for key in _IDENTITY if before.get(key) != told[key]]
-        if changed:
-            key = changed[0]
+    for key in _IDENTITY:
+        if before.get(key) != told[key]:
             raise UserError(
                 f"{folder.path}: the {name} service's {key} was {before.get(key)}, is {told[key]}; "
                 "start the same one again, or give --overwrite"
             )
-    else:
+    return True
+
+
+def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
+    """Keep what the service says of itself, for the stage and for the run; what makes it another
+    one. Raises as `is_known`."""
+    told = info.model_dump()
+    if not is_known(folder, name, info):
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, to_line(told))
+        write_atomic(folder.service(name), to_line(told))
     write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
     return {key: told[key] for key in _IDENTITY}
 
@@ -150,6 +173,17 @@ class Absences:
                 self._tell(f"{name} does not answer: it is asked again, for {patience_s:g} s")
 
 
+@contextmanager
+def watching(tell: Callable[[str], None]) -> Iterator[Absences]:
+    """Absences that are looked for until the block ends."""
+    absences = Absences(tell)
+    watch = asyncio.create_task(absences.watch())
+    try:
+        yield absences
+    finally:
+        watch.cancel()
+
+
 @asynccontextmanager
 async def open_clients(
     cfg: SynthConfig,
@@ -165,19 +199,19 @@ async def open_clients(
     UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
-        absences = Absences(tell)
+        absences = stack.enter_context(watching(tell))
         identities = {}
         before: dict[str, float] = {}
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
             stats.teacher = teacher.counts  # they go on counting
-            await teacher.check()
             absences.mind("the teacher", teacher, cfg.teacher.wait_for_server_s)
+            await teacher.check()
         if "metricx" in uses:
             of = cfg.metricx
             client = _scoring_client(of.url, of.batch_size, cache_db=of.cache_db)
             metricx = await stack.enter_async_context(client)
-            info = await service_info(metricx, "metricx")
+            info = await service_info(metricx, METRICX_URL)
             check_metricx(cfg, info)
             absences.mind("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = note_service(folder, "metricx", info)
@@ -185,14 +219,12 @@ async def open_clients(
         if "judge" in uses:
             client = _scoring_client(cfg.filters.llm_judge.url, 16)
             judge = await stack.enter_async_context(client)
-            info = await service_info(judge, "judge")
+            info = await service_info(judge, JUDGE_URL)
             check_judge(cfg, info)
             absences.mind("the judge", judge, judge.deadline_s)
             identities["judge"] = note_service(folder, "judge", info)
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)
-        watch = asyncio.create_task(absences.watch())
-        stack.callback(watch.cancel)
         try:
             yield Clients(
                 cfg,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,22 +48,40 @@ def need_run(out_dir: Path) -> None:
         raise UserError(f"{out_dir}: no run here (no stage was begun)")
 
 
+def check_claim(out_dir: Path) -> None:
+    """Return if `claim` would make the folder; nothing is made. Raises UserError."""
+    _refuse_foreign(out_dir)
+    parent = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise UserError(f"run.out_dir: {out_dir}: {parent} is no folder that may be written to")
+
+
 def claim(out_dir: Path) -> None:
     """Make the folder of a run, before anything is written there. Raises UserError for a folder
     that is no run's and holds what a run would write over, and for one that may not be used."""
+    _refuse_foreign(out_dir)
+    try:
+        _locks(out_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
+
+
+def _locks(out_dir: Path) -> Path:
+    return StageFolder(out_dir, ORDER[0].name).lock().parent
+
+
+def _refuse_foreign(out_dir: Path) -> None:
     names = {"config.yaml", "stats.json", "logs.txt", REJECTED}
     names.update(name for stage in ORDER for name in stage.leaves)
     written = {out_dir / name for name in names}
-    locks = StageFolder(out_dir, ORDER[0].name).lock().parent
     try:
         there = sorted(path.name for path in written if _holds_something(path))
         # Looked at after them: another driver that begins makes it first.
-        if there and not locks.exists() and not is_run(out_dir):
+        if there and not _locks(out_dir).exists() and not is_run(out_dir):
             raise UserError(
                 f"run.out_dir: {out_dir}: holds {', '.join(there)}, and no run was begun there: it "
                 "would be written over: name a new folder"
             )
-        locks.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.out_dir: {out_dir}: {error.strerror}") from None
 

@@ -60,6 +60,8 @@ REASONS: dict[str, str] = {
     # Of sources that go on
     "identical_candidates": "All candidates of the source are one text: where most are, a server "
     "ignores seed or temperature.",
+    "no_improvement": "The sampled translation scored no better than the greedy one: "
+    "prefilter.min_improvement leaves such sources out.",
     # Families
     "greedy_*": "Of the greedy translation: {0}",
     "sample_*": "Of the sampled translation: {0}",

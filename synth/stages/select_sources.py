@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
 
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below, lowest_equal
@@ -26,6 +28,8 @@ from synth.stages.prefilter_score import improvement, improvements
 
 if TYPE_CHECKING:
     import numpy as np
+
+log = structlog.get_logger()
 
 #: What is sorted of a source: by improvement; of equal ones the id decides, in every run alike.
 _ENTRY = [("improvement", "<f8"), ("source_id", "S32"), ("bucket", "<u2")]
@@ -82,13 +86,36 @@ class SelectSources(WholeStage):
             chosen = choose(entries, ctx.cfg)
         finally:
             entries.unlink(missing_ok=True)
-        ranked = _ranked(_records(ctx, source), chosen)
+        _tell(chosen, ctx)
+        ranked = _ranked(_records(ctx, source), chosen.positions)
         per_shard = ctx.cfg.run.shard_records
-        shards = max(1, -(-len(chosen) // per_shard))
+        shards = max(1, -(-len(chosen.positions) // per_shard))
         for index in range(shards):
             room = None if index == shards - 1 else per_shard
             _write_shard(ctx, folder, index, ranked, room, source.manifest_digest())
         folder.set_manifest({**manifest, "shards": shards})
+
+
+def _tell(chosen: Chosen, ctx: Context) -> None:
+    """Say what became of the shares, and log how many sources sampling did not improve."""
+    wanted, count = ctx.cfg.data.target_examples_total, len(chosen.positions)
+    name = SelectSources.name
+    if chosen.refilled:
+        short = ", ".join(f"{bucket} ({lacks:,} short)" for bucket, lacks in chosen.short.items())
+        ctx.tell(
+            f"{name}: too few sources for their share in bucket {short}: {chosen.refilled:,} of "
+            "other buckets take their places"
+        )
+    if count < wanted:
+        least = ctx.cfg.prefilter.min_improvement
+        why = "" if least is None else f" with prefilter.min_improvement {least:g}"
+        ctx.tell(
+            f"{name}: {count:,} sources are left{why}: {wanted - count:,} fewer than "
+            "data.target_examples_total, and no bucket has more"
+        )
+    weak = chosen.improvements[chosen.improvements <= 0]
+    if len(weak):
+        log.warning("no_improvement", stage=name, sources=len(weak), worst=float(weak.min()))
 
 
 def _write_shard(
@@ -102,6 +129,7 @@ def _write_shard(
     """Write records until `room` of them are chosen (None: all), and the mark."""
     least = ctx.cfg.prefilter.min_improvement
     codes: dict[str, int] = {}
+    noted: Counter[str] = Counter()
     with (
         ShardWriter(folder.shard(index)) as kept,
         ShardWriter(folder.rejected(index)) as rejected,
@@ -112,6 +140,8 @@ def _write_shard(
                 break
             if rank is not None:
                 kept.write({**record, "rank": rank})
+                if record["prefilter"]["improvement"] <= 0:
+                    noted["no_improvement"] += 1
             else:
                 lost = _not_chosen(record, least)
                 rejected.write(lost.as_record(folder.name))
@@ -123,6 +153,7 @@ def _write_shard(
         mark = {
             "records": kept.records,
             "rejected": dict(sorted(codes.items())),
+            "told": dict(noted),
             "input": input_digest,
             "rejected_digest": rejected.commit(),
             "digest": kept.commit(),
@@ -168,8 +199,19 @@ def write_entries(path: Path, records: Iterator[Record]) -> None:
             file.write(np.array(found, dtype=_ENTRY).tobytes())
 
 
-def choose(path: Path, cfg: SynthConfig) -> np.ndarray:
-    """The positions of the chosen among the entries, the most improved first.
+class Chosen(NamedTuple):
+    """positions: of the chosen among the entries, the most improved first; improvements: theirs.
+    short: bucket -> sources that it lacks for its share. refilled: sources that other buckets gave
+    in their place."""
+
+    positions: np.ndarray
+    improvements: np.ndarray
+    short: dict[int, int]
+    refilled: int
+
+
+def choose(path: Path, cfg: SynthConfig) -> Chosen:
+    """Choose among the entries.
 
     rank_by bucket: an equal share for each bucket that has sources; what a bucket cannot fill goes
     to the most improved of the others.
@@ -188,7 +230,9 @@ def choose(path: Path, cfg: SynthConfig) -> np.ndarray:
     for rows in _rows(path, least, apart):
         for bucket, best in tops.items():
             best.offer(rows[rows["bucket"] == bucket])
-    chosen = np.concatenate([_no_rows(), *(best.rows() for best in tops.values())])
+    found = {bucket: best.rows() for bucket, best in tops.items()}
+    lacks = {bucket: best.count - len(found[bucket]) for bucket, best in tops.items()}
+    chosen = np.concatenate([_no_rows(), *found.values()])
     taken = np.sort(chosen["position"])
     if len(taken) < min(wanted, counts.total()):
         spare = _Best(wanted - len(taken))
@@ -196,21 +240,23 @@ def choose(path: Path, cfg: SynthConfig) -> np.ndarray:
             at = np.searchsorted(taken, rows["position"]).clip(max=len(taken) - 1)
             spare.offer(rows[taken[at] != rows["position"]])
         chosen = np.concatenate([chosen, spare.rows()])
-    return chosen[_order(chosen)]["position"]
+    rows = chosen[_order(chosen)]
+    short = {bucket: count for bucket, count in lacks.items() if count and apart}
+    return Chosen(rows["position"], rows["improvement"], short, len(chosen) - len(taken))
 
 
 class _Best:
     """The most improved of all rows that were offered, `count` at most."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self.count = count
         self._held = [_no_rows()]
         self._size = 0
 
     def offer(self, rows: np.ndarray) -> None:
         self._held.append(rows)
         self._size += len(rows)
-        if self._size > 2 * self._count + _CHUNK:
+        if self._size > 2 * self.count + _CHUNK:
             self._held = [self.rows()]
             self._size = len(self._held[0])
 
@@ -218,7 +264,7 @@ class _Best:
         import numpy as np
 
         held = np.concatenate(self._held)
-        return held[_order(held)[: self._count]]
+        return held[_order(held)[: self.count]]
 
 
 def _order(rows: np.ndarray) -> np.ndarray:

@@ -59,8 +59,8 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
 
 def check(cfg: RoleplayConfig) -> int:
     """Look at all that a training run needs, before any weights are loaded."""
+    from scorekit.report.findings import say_findings
     from trainer.roleplay.training.check import check_run
-    from trainer.runs.verbs.findings import say_findings
 
     return say_findings(check_run(cfg))
 

@@ -13,12 +13,12 @@ from torch import nn
 
 from scorekit.client import ScoringClient
 from scorekit.errors import UserError
+from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.engines.vllm import probe_server
 from trainer.rl.policy import check_tokenizer, stop_token_ids, without_wrappers
 from trainer.runs.config import set_key
-from trainer.runs.verbs.findings import Findings
 from trainer.runs.verbs.machine import look_at_device, look_at_memory
 from trainer.runs.verbs.places import look_at_places
 from trainer.runs.verbs.weights import look_at_model

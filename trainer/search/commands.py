@@ -75,7 +75,7 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
 
 def check(cfg: SearchConfig) -> int:
     """Look at all that a training run needs, before any weights are loaded."""
-    from trainer.runs.verbs.findings import say_findings
+    from scorekit.report.findings import say_findings
     from trainer.search.check import check_run
 
     return say_findings(check_run(cfg))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.report.findings import Findings
 from trainer.rl.config import PolicyConfig
 from trainer.rl.engines.vllm import probe_server
 from trainer.rl.policy import (
@@ -19,7 +20,6 @@ from trainer.rl.policy import (
     stop_token_ids,
 )
 from trainer.runs.config import set_key
-from trainer.runs.verbs.findings import Findings
 from trainer.runs.verbs.machine import look_at_device, look_at_memory
 from trainer.runs.verbs.places import look_at_places
 from trainer.runs.verbs.weights import look_at_model

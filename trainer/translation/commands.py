@@ -63,7 +63,7 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
 
 def check(cfg: TrainerConfig) -> int:
     """Look at all that a training run needs, before any weights are loaded."""
-    from trainer.runs.verbs.findings import say_findings
+    from scorekit.report.findings import say_findings
     from trainer.translation.check import check_run
 
     return say_findings(check_run(cfg))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from synth.config import SynthConfig
 from synth.context import Context
+from synth.drive.clients import EASY, PART
 from synth.drive.driver import run_map_stage
 from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
@@ -100,6 +102,26 @@ def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
             assert mark is not None
             found[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
     return found
+
+
+def most_in_flight(cfg: SynthConfig, n: int) -> int:
+    """The sequences of the teacher that a driver has in flight at most, where it asks for n of a
+    source: the bound that docs/synthesis.md states."""
+    teacher = cfg.teacher
+    sequences = teacher.max_sequences or PART * teacher.max_concurrency
+    return min(teacher.max_concurrency * min(n, PART, sequences), sequences)
+
+
+def asked_again(requests: Sequence[Any]) -> int:
+    """The sequences that a teacher was asked for once more, by what it recorded, whether or not it
+    answered; not the question whether it is there."""
+    asked: Counter[tuple[str, int]] = Counter()
+    for body in (request.body for request in requests):
+        text, first = body["messages"][-1]["content"], body.get("seed") or 0
+        if not text.endswith(EASY):
+            own = range(first, first + (body.get("n") or 1)) if body["temperature"] else [-1]
+            asked.update((text, seed) for seed in own)
+    return sum(count - 1 for count in asked.values())
 
 
 def records(out: Path, stage: str) -> list[Record]:

@@ -113,7 +113,7 @@ def the_selection(cfg, servers):
             for i in range(20)
         ),
     )
-    return len(choose(path, cfg))
+    return len(choose(path, cfg).positions)
 
 
 def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):

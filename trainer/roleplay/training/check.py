@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.report.findings import Check, Findings
 from trainer.rl.policy import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import in_both, load_held_out, load_train, untold
@@ -23,7 +24,6 @@ from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import grpo_arguments, told_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.on_trl import check_alone, one_device
-from trainer.runs.verbs.findings import Check, Findings
 from trainer.runs.verbs.machine import look_at_device
 from trainer.runs.verbs.places import look_at_places
 from trainer.runs.verbs.weights import look_at_model

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.report.findings import Findings
 from trainer.rl.policy import prepare_torch
 from trainer.runs.config import DeviceConfig, RunConfig
 from trainer.runs.memory import GIB, estimate_memory, free_memory
-from trainer.runs.verbs.findings import Findings
 
 
 def look_at_device(misc: DeviceConfig) -> tuple[torch.device, str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.report.findings import Findings
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.runlog import check_run_dir, open_run_dir
 from trainer.runs.trackers import check_trackers
-from trainer.runs.verbs.findings import Findings
 
 
 def look_at_places(findings: Findings, cfg: Any) -> None:

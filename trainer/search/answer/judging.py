@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from scorekit.client import ScoringClient
+from scorekit.client.endpoints import check_service
 from scorekit.errors import (
     RequestError,
     SampleError,
@@ -45,8 +46,7 @@ async def meet_judge(client: ScoringClient, cfg: AnswerJudgeConfig) -> Info:
             f"answering.judge.url: no judge answers at {cfg.url} ({error}): start one "
             "(python -m services.judge), or mend the address"
         ) from None
-    if info.service != "judge":
-        raise UserError(f"answering.judge.url: {cfg.url} is a {info.service} service, not a judge")
+    check_service("answering.judge.url", cfg.url, info, "judge")
     if cfg.model is not None and info.model != cfg.model:
         raise UserError(f"answering.judge.model: {cfg.url} has {info.model!r}, not {cfg.model!r}")
     if cfg.grounded and info.model == "rules":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,13 @@ def _evaluate(
         then: dict[str, EvaluatedSearch] = {}
         if earlier is not None:
             world.on_main(lambda: then.update(_earlier(earlier, sets, made_by)))
-        for candidate in candidates:
+
+        def begin(candidate: SearchCandidate) -> Episodes:
             stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
-            episodes = Episodes(cfg, around.retriever, around.stream, stores[-1], world)
-            reports = _reports(candidate, sets, episodes, world)
+            return Episodes(cfg, around.retriever, around.stream, stores[-1], world)
+
+        for candidate in candidates:
+            reports = _reports(candidate, sets, begin, world)
             found.append({})
             for name, report in reports.items() if world.is_main else ():
                 told = {"policy": candidate.name, "set": name, **made_by, **report.figures()}
@@ -144,10 +147,15 @@ def _evaluate(
 
 
 def _reports(
-    candidate: SearchCandidate, sets: Sets, episodes: Episodes, world: World
+    candidate: SearchCandidate,
+    sets: Sets,
+    begin: Callable[[SearchCandidate], Episodes],
+    world: World,
 ) -> dict[str, SearchReport]:
-    """An episode of each question; a set is a step. The policy is gone when it returns."""
+    """An episode of each question; a set is a step. The policy is gone when it returns. begin: is
+    called when the policy is there: what an earlier evaluation left goes then, and not before."""
     with opened(candidate, world) as policy:
+        episodes = begin(candidate)
         return {
             name: evaluate_questions(episodes, policy, questions, world, step=step, name=name)
             for step, (name, questions) in enumerate(sets.items(), 1)

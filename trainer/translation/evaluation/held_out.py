@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorekit.client import RemoteScorer
+from scorekit.client.endpoints import check_agreement
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from trainer.runs.config import set_key
 from trainer.runs.figures import mean_of
 from trainer.translation.data import Example
-from trainer.translation.rewards.services import Rewarder, check_agreement
+from trainer.translation.rewards.services import Rewarder
 
 log = logging.getLogger(__name__)
 #: Seconds in which a metric says that it is there; it may be down, and no run waits for it long.

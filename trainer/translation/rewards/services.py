@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from scorekit.client import RemoteScorer
+from scorekit.client.endpoints import check_agreement, check_service
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
@@ -267,8 +268,7 @@ class Rewarder:
         try:
             with self._remote(name, [url], None if name in self.needed else _PROBE_S) as probe:
                 info = probe.info()
-                if info.service != host(name):
-                    raise UserError(f"{self._key(name)}: {url} is a {info.service} service")
+                check_service(self._key(name), url, info, host(name))
                 if faults := self._mismatches(name, info):
                     raise UserError(f"{self._key(name)}: {url} {'; '.join(faults)}")
                 if isinstance(probe, JudgeScorer):
@@ -318,18 +318,6 @@ def _threads(misc: MachineConfig) -> int:
 
 def _is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
-
-
-def check_agreement(key: str, infos: dict[str, Info]) -> None:
-    """Raise UserError where two URLs of one service would not give the same scores."""
-    (first, one), *others = infos.items()
-    for url, other in others:
-        for name in ("model", "revision", "dtype", "tokenizer"):
-            if getattr(one, name) != getattr(other, name):
-                raise UserError(
-                    f"{key}: {first} has {name} {getattr(one, name)!r}, {url} has "
-                    f"{getattr(other, name)!r}: scores of one run must be of one model"
-                )
 
 
 def _from_environment(name: ServiceName) -> list[str]:

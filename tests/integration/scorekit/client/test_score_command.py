@@ -215,6 +215,19 @@ def test_another_job_does_not_go_on_with_an_output(url, tmp_path):
     assert "no out.jsonl.meta.json says what it was made from" in refused(url, source)
 
 
+def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):
+    source, out = _write(tmp_path / "in.jsonl", SAMPLES[:5]), tmp_path / "out.jsonl"
+    meta = Path(f"{out}.meta.json")
+    with running_service(FakeBackend("metricx")) as url:
+        assert _run(url, source, out).exit_code == 0
+        before = out.read_bytes(), meta.read_bytes()
+        refused = _run(url, source, out, "--overwrite", "--span-offsets", "exact")  # xCOMET's
+        assert refused.exit_code != 0 and "a field that is not known" in refused.stderr
+        assert (out.read_bytes(), meta.read_bytes()) == before
+        assert _run(url, source, out, "--overwrite", "--overlong", "truncate").exit_code == 0
+    assert len(_read(out)) == 5 and meta.read_bytes() != before[1]
+
+
 def test_the_input_is_not_overwritten(url, tmp_path):
     source = _write(tmp_path / "in.jsonl", SAMPLES[:5])
     before = source.read_bytes()

@@ -257,3 +257,19 @@ def test_the_rate_limiter_spaces_the_requests(url, fake):
     ask(url, fake, n=8, strategy="per_call", requests_per_minute=600)
     times = [r.time for r in fake.requests]
     assert times[-1] - times[0] > 0.4  # seven gaps of 0.1 s, less what the way may differ
+
+
+def test_an_answer_holds_its_place_until_it_is_kept(url, fake):
+    """So what a killed process has paid for and not kept is never more than was in flight."""
+    held = []
+
+    async def work():
+        async with client(url, fake, max_concurrency=1) as llm:
+
+            async def keep(choices):
+                held.append((len(choices), llm._in_flight.sequences_in_flight))
+
+            await llm.chat(MESSAGES, SAMPLED, n=3, request_id="a", keep=keep)
+            assert held == [(3, 3)] and llm._in_flight.sequences_in_flight == 0
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))

@@ -12,7 +12,17 @@ from synth.context import Context
 from synth.drive.cluster import run_map_stage_on_ray, shared_budget
 from synth.drive.kinds import MapStage
 from synth.folder.begin import begin
-from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
+from synth.preflight import look_at_run
+from synth.run import RunOptions
+from tests.kits.synth.driver import (
+    STAGES,
+    TEXTS,
+    asked_again,
+    config,
+    most_in_flight,
+    output,
+    write_sources,
+)
 
 
 @pytest.fixture
@@ -86,6 +96,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
         teacher.well()
         working.join(PATIENCE_S)
     assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
+    assert asked_again(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
     mine = {name: data for name, data in output(tmp_path).items() if stage.name in name}
     assert mine == {name: output(undisturbed)[name] for name in mine} and len(mine) == 3
 
@@ -108,6 +119,21 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
     with pytest.raises(UserError, match="does not serve a model named 'another'") as failed:
         start(cfg, overwrite=True)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.slow
+def test_a_node_of_the_cluster_asks_the_services_before_the_run(
+    tmp_path, cluster, teacher, metricx
+):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    options = RunOptions((STAGES[0].name,), engine="ray")
+    findings = look_at_run(cfg, options)
+    assert not findings.failed
+    assert {"ray", "teacher", "metricx"} <= {check.name for check in findings.checks}
+    cfg.teacher.model = "another"
+    (fault,) = look_at_run(cfg, options).faults
+    assert fault.startswith("teacher: ") and "does not serve a model named 'another'" in fault
 
 
 def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):

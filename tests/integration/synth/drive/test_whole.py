@@ -100,7 +100,7 @@ def test_every_row_is_of_the_schema(run):
 def test_the_teacher_was_asked_for_ten_translations_of_each_source(run):
     _, requests = run
     asked = Counter()
-    for request in requests:
+    for request in requests[1:]:  # the first is asked before the run: is it there?
         asked[request.body["temperature"] > 0] += request.body.get("n", 1)
     assert asked == {False: SOURCES, True: SOURCES * (1 + CANDIDATES)}
 

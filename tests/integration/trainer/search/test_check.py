@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from bench.kit.servers import free_port, running_app
 from scorekit.config import load_config
+from scorekit.report.findings import Findings
 from scorekit.retrieval.wire import IndexInfo
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.search_answers import serving
 from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny
 from trainer.__main__ import app
-from trainer.runs.verbs.findings import Findings
 from trainer.search.answer.answers import PaidAnswers
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig

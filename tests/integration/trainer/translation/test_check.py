@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
+from scorekit.report.findings import Findings
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llama, write_examples
 from trainer.__main__ import app
 from trainer.runs.memory import activation_bytes, estimate_memory
-from trainer.runs.verbs.findings import Findings
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples

@@ -41,7 +41,7 @@ CALLS = {
     "note_broken": 1,
 }
 #: Dictionaries of counts by code.
-COUNTS = ("rejected", "unread", "out", "left_out", "open")
+COUNTS = ("rejected", "unread", "out", "left_out", "open", "noted")
 #: Functions that return a code, by the end of their names.
 RETURN = re.compile(r"(_code|^broken_output|^_look)$")
 

@@ -34,7 +34,7 @@ def record(number, improvement, bucket):
 def chosen(tmp_path, records, cfg):
     path = tmp_path / "entries"
     write_entries(path, iter(records))
-    return choose(path, cfg).tolist()
+    return choose(path, cfg).positions.tolist()
 
 
 def order(row):

@@ -1,4 +1,4 @@
-"""What `python -m trainer check` found: one row for each thing that was looked at."""
+"""What a check before a run has found: one row for each thing that was looked at."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from scorekit.command import say
 from scorekit.errors import ScorekitError, UserError
+from scorekit.report.render import visible
 
 T = TypeVar("T")
 
@@ -37,6 +38,12 @@ class Findings:
         """Those that a run would end with."""
         return [check for check in self.checks if not check.ok]
 
+    @property
+    def faults(self) -> list[str]:
+        """A line for each of those, which begins with what was looked at."""
+        # an error names its key itself
+        return [f"{c.name}: {c.found.removeprefix(f'{c.name}: ')}" for c in self.failed]
+
     def look(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
         """Do `work`, which gives what is needed further on and what was found; note that, or why it
         cannot be."""
@@ -57,18 +64,17 @@ def say_findings(findings: Findings) -> int:
     console.print(check_table(findings))
     if findings.memory:
         console.print(memory_table(findings))
-    for fault in findings.failed:
-        found = fault.found.removeprefix(f"{fault.name}: ")  # an error names its key itself
-        typer.echo(f"error: {fault.name}: {found}", err=True)
+    for fault in findings.faults:
+        say(f"error: {fault}")
     return 2 if findings.failed else 0
 
 
 def check_table(findings: Findings) -> Table:
-    """What `python -m trainer check` found."""
+    """All checks, a row each."""
     table = Table("", "check", Column("found", overflow="fold"))
     for check in findings.checks:
         mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(check.found))
+        table.add_row(mark, check.name, Text(visible(check.found)))
     return table
 
 

@@ -1,0 +1,270 @@
+"""What is looked at before a run: each fault in a line, before anything is begun or cleared."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from bench.chaos.synth import write_corpus
+from bench.kit.judge import PASS, running_judge, saying
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import free_port, running_service
+from scorekit.errors import UserError
+from scorekit.server.fake import FakeBackend
+from synth.__main__ import app
+from synth.folder.store import StageFolder
+from synth.preflight import look_at_run, need_passing
+from synth.run import RunOptions
+from synth.stages.table import BY_NAME, named
+from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
+
+NOBODY = f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(autouse=True)
+def undisturbed_terminal(monkeypatch):
+    """That somebody is slow is not said, however busy the machine is. The log of a command is set
+    up for its process."""
+    monkeypatch.setattr("synth.drive.services.AWAY_S", 1e9)
+    kept = structlog.get_config()
+    yield
+    structlog.configure(**kept)
+
+
+@pytest.fixture(scope="module")
+def xcomet():
+    with running_service(FakeBackend("xcomet")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def rules():
+    with running_judge() as url:
+        yield url
+
+
+def whole(folder, teacher, metricx, judge=None, **more):
+    """A config of all stages, of which a corpus of five documents is made."""
+    write_corpus(folder / "corpus.jsonl.gz", 5)
+    return config(
+        folder / "run",
+        teacher,
+        metricx,
+        **{
+            "data__files": [str(folder / "corpus.jsonl.gz")],
+            "data__sample_pool_size": 8,
+            "data__target_examples_total": 4,
+            "filters__rule_based": False,
+            "filters__llm_judge": {"enabled": judge is not None, "url": judge or NOBODY},
+            **more,
+        },
+    )
+
+
+def command(cfg, verb, *flags):
+    """The command under this config, as a user gives it."""
+    path = cfg.run.out_dir.with_name("c.json")
+    path.write_text(json.dumps(cfg.model_dump(mode="json")))
+    return CliRunner().invoke(app, [verb, "--config", str(path), "--stage", "all", *flags])
+
+
+def wants_a_key(cfg, teacher, _):
+    teacher.api_key = "secret"
+
+
+def has_no_template(cfg, teacher, _):
+    teacher.no_template = True
+
+
+def has_no_chats(cfg, teacher, _):
+    teacher.fail(404, message="Not Found", times=None)
+
+
+def reads_too_little(cfg, teacher, _):
+    teacher.context_length = cfg.teacher.generation.max_tokens_blob
+
+
+def has_another_name(cfg, teacher, _):
+    cfg.teacher.model = "another"
+
+
+def is_away(cfg, teacher, _):
+    cfg.teacher.base_url = NOBODY
+
+
+def metricx_is_away(cfg, teacher, _):
+    cfg.metricx.url = [cfg.metricx.url, NOBODY]
+
+
+def metricx_has_another_model(cfg, teacher, _):
+    cfg.metricx.checkpoint = "google/metricx-24-hybrid-xl"
+
+
+def metricx_is_none(cfg, teacher, xcomet):
+    cfg.metricx.url, cfg.metricx.checkpoint = xcomet, "fake-xcomet"
+
+
+def judge_is_away(cfg, teacher, _):
+    cfg.filters.llm_judge.url = NOBODY
+
+
+def judge_is_none(cfg, teacher, xcomet):
+    cfg.filters.llm_judge.url = xcomet
+
+
+def judge_asks_no_model(cfg, teacher, _):
+    cfg.filters.llm_judge.model = "Qwen/Qwen3-235B"
+
+
+def corpus_is_gone(cfg, teacher, _):
+    cfg.data.files = [str(cfg.run.out_dir / "no.jsonl.gz")]
+
+
+FAULTS = {
+    wants_a_key: "teacher: {url} wants an API key and got none",
+    has_no_template: "has no chat template: start the server with --chat-template",
+    has_no_chats: "is no OpenAI-compatible API (HTTP 404)",
+    reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, and",
+    has_another_name: "does not serve a model named 'another'",
+    is_away: "teacher: no LLM server answers at",
+    metricx_is_away: f"metricx: metricx.url: {NOBODY} cannot be reached",
+    metricx_has_another_model: "metricx.checkpoint is google/metricx-24-hybrid-xl, the service has",
+    metricx_is_none: "of fake-xcomet the higher score is better",
+    judge_is_away: f"judge: filters.llm_judge.url: {NOBODY} cannot be reached",
+    judge_is_none: "is a xcomet service, not judge",
+    judge_asks_no_model: "filters.llm_judge.model is Qwen/Qwen3-235B, but the judge at",
+    corpus_is_gone: "data.files: ",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_one_line_before_anything_is_begun(
+    tmp_path, metricx, xcomet, rules, monkeypatch, fault
+):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    away = fault in (metricx_is_away, judge_is_away)
+    if away:  # is waited for, and so is what answers a busy machine late
+        monkeypatch.setattr("synth.drive.services.READY_S", 0.1)
+    teacher = FakeOpenAI(respond=korean)
+    with teacher.running() as teacher.url:
+        cfg = whole(tmp_path, teacher, metricx, rules)
+        fault(cfg, teacher, xcomet)
+        begun = command(cfg, "run")
+        looked = command(cfg, "check")
+    for done in (begun, looked):
+        lines = done.stderr.splitlines()
+        (line,) = [one for one in lines if FAULTS[fault].format(url=teacher.url) in one]
+        assert line.startswith("error: ") and done.exit_code == 2
+        assert lines == [line] or away
+    assert not (tmp_path / "run").exists()
+    assert sum(request.choices for request in teacher.requests) <= 2  # of one token
+
+
+def test_all_faults_are_told_at_once_and_a_run_that_can_begin_begins(
+    tmp_path, teacher, metricx, rules
+):
+    cfg = whole(tmp_path, teacher, metricx, rules)
+    broken = cfg.model_copy(deep=True)
+    broken.teacher.model, broken.metricx.checkpoint = "another", "another"
+    lines = command(broken, "run").stderr.splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == ["teacher", "metricx"]
+    assert command(cfg, "check").exit_code == 0
+    assert not (tmp_path / "run").exists()
+    done = command(cfg, "run")
+    assert done.exit_code == 0 and (tmp_path / "run/export/train.jsonl").exists()
+    assert "teacher: " in done.stderr and "judge: " in done.stderr
+
+
+def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
+    tmp_path, teacher, metricx, xcomet, rules
+):
+    cfg = whole(tmp_path, teacher, metricx, rules)
+    assert command(cfg, "run").exit_code == 0
+
+    def everything():
+        names = ("export/*", "stages/*/*", "stages/*/*/*", "*.jsonl")
+        return {p: p.read_bytes() for n in names for p in (tmp_path / "run").glob(n) if p.is_file()}
+
+    before = everything()
+    assert any(path.name == "train.parquet" for path in before)
+    for fault in (has_no_template, metricx_has_another_model, judge_is_none, corpus_is_gone):
+        broken = cfg.model_copy(deep=True)
+        fault(broken, teacher, xcomet)
+        done = command(broken, "run", "--overwrite", "--yes")
+        teacher.well()
+        assert done.exit_code == 2 and everything() == before, fault
+    assert command(cfg, "run", "--overwrite", "--yes").exit_code == 0
+
+
+def test_only_what_the_coming_stages_need_is_asked(tmp_path, teacher, metricx):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    cfg.filters.llm_judge.enabled = False
+
+    def asked(**options):
+        stages = named(options.pop("stage", "all"))
+        names = [c.name for c in look_at_run(cfg, RunOptions(stages, **options)).checks]
+        return [name for name in names if name in ("teacher", "metricx", "judge")]
+
+    assert asked() == ["teacher", "metricx"]
+    assert asked(stage="generate_128") == ["teacher"]
+    assert asked(stage="score_select_best") == ["metricx"]
+    assert asked(stage="select_sources") == asked(stage="format_filter") == []
+    run(cfg)
+    assert StageFolder(tmp_path, "score_select_best").done()
+    assert asked(resume=True) == []
+    assert asked(overwrite=True) == ["teacher", "metricx"]
+    assert asked(stage="generate_128", resume=True, repair=0) == ["teacher"]
+
+
+def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_path, metricx):
+    teacher, llm = FakeOpenAI(respond=korean), saying(PASS)
+    with (
+        teacher.running() as teacher.url,
+        llm.running() as upstream,
+        running_judge(upstream=upstream) as url,
+    ):
+        cfg = whole(tmp_path, teacher, metricx, url)
+        before = len(metricx.batches)
+        assert not look_at_run(cfg, RunOptions(named("all"))).failed
+    (asked,) = teacher.requests
+    assert asked.body["max_tokens"] == 1 and asked.body["n"] == 1
+    assert [message["role"] for message in asked.body["messages"]] == ["system", "user"]
+    assert len(llm.requests) == 1 and len(metricx.batches) == before
+
+
+def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, teacher, metricx):
+    llm = saying(PASS)
+    llm.api_key = "right"
+    with llm.running() as upstream, running_judge(upstream=upstream, key="wrong") as url:
+        findings = look_at_run(whole(tmp_path, teacher, metricx, url), RunOptions(named("all")))
+    (fault,) = findings.faults
+    assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in fault
+    assert "\n" not in fault and "refused the API key" in fault
+
+
+def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, metricx):
+    cfg = whole(tmp_path, teacher, metricx)
+    options, told = RunOptions(named("all")), []
+    teacher.fail(503)
+    assert "HTTP 503" in look_at_run(cfg, options).faults[0]
+    teacher.fail(503)
+    need_passing(cfg, options, told.append)
+    assert len(told) == 2 and told[0].startswith("teacher: ")
+
+
+def test_a_stage_that_goes_on_with_another_metricx_is_refused_before_the_others_run(
+    tmp_path, teacher, metricx
+):
+    write_sources(tmp_path, TEXTS)
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=[BY_NAME["prefilter_score"]], shard_id=0, num_shards=2)
+    folder = StageFolder(tmp_path, "prefilter_score")
+    path = folder.service("metricx")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "another"}))
+    with pytest.raises(UserError, match="metricx service's revision was another, is fake"):
+        need_passing(cfg, RunOptions(("prefilter_score",), resume=True), lambda line: None)
+    need_passing(cfg, RunOptions(("prefilter_score",), overwrite=True), lambda line: None)
