@@ -64,7 +64,13 @@ class RuleConfig(Config):
         SYNTHESIS.copy_letters,
         ge=0,
         description="copied_source, wrong_script, wrong_language: translations of fewer letters "
-        "are left alone; a name is the same everywhere.",
+        "are left alone. What has to be told by shares needs 30 or more.",
+    )
+    min_language_chars: int = Field(
+        SYNTHESIS.least_chars,
+        ge=0,
+        description="copied_source, wrong_script, wrong_language: translations of fewer "
+        "characters are left alone; a name is the same everywhere.",
     )
     max_copied_share: float = Field(
         SYNTHESIS.max_copied,
@@ -99,6 +105,13 @@ class RuleConfig(Config):
         description="wrong_language: natural logarithm of how much likelier a language that is "
         "neither the source's nor the target's must be. Null: it is not asked for.",
     )
+    short_language_margin: float | None = Field(
+        SYNTHESIS.short_language_margin,
+        ge=0,
+        description="wrong_language, into English or German, also of few letters: natural "
+        "logarithm of the odds against the target language that its groups of letters give; into "
+        "Chinese, Kana. Null: it is not asked for.",
+    )
     max_repetition: float = Field(
         SYNTHESIS.max_repetition,
         ge=0,
@@ -123,17 +136,25 @@ class RuleConfig(Config):
 
     def thresholds(self) -> Thresholds:
         """Those of the rules that judge and guards have, too."""
+        margin, short_margin = (
+            math.inf if margin is None else margin
+            for margin in (self.language_margin, self.short_language_margin)
+        )
         return Thresholds(
+            least_chars=self.min_language_chars,
             copy_letters=self.min_letters,
+            sure_copy_letters=SYNTHESIS.sure_copy_letters,
             max_copied=self.max_copied_share,
+            kept_letters=max(SYNTHESIS.kept_letters, self.min_letters),
             max_source_kept=self.max_copied_share,
             some_script_letters=self.min_letters,
-            script_letters=self.min_letters,
+            script_letters=max(SYNTHESIS.script_letters, self.min_letters),
             min_script_share=self.min_script_share,
             max_other_variant=self.max_other_variant,
-            language_letters=self.min_letters,
+            language_letters=max(SYNTHESIS.language_letters, self.min_letters),
             language_confidence=self.language_confidence,
-            language_margin=math.inf if self.language_margin is None else self.language_margin,
+            language_margin=margin,
+            short_language_margin=short_margin,
             max_repetition=self.max_repetition,
             length_slack=self.length_slack,
             length_floor=self.length_floor,
@@ -239,8 +260,10 @@ def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
     at = cfg.thresholds()
     if (found := rules.source_language(pair, at)) is not None:
         return f"{found[0]} ({found[1]:.2f})"
-    probability = rules.third_language(pair, at)
-    return None if probability is None else f"not {pair.target_lang} ({probability:.0e})"
+    if (probability := rules.third_language(pair, at)) is not None:
+        return f"not {pair.target_lang} ({probability:.0e})"
+    seen = rules.unlike_target(pair, at)
+    return None if seen is None else f"not {pair.target_lang} ({seen})"
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:

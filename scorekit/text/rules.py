@@ -8,12 +8,15 @@ caller's. Each caller has a profile of thresholds; they stand here one under the
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from scorekit.languages import find_language
 from scorekit.text import checks
+from scorekit.text.letter_groups import has_table, log_odds
 from scorekit.text.markup import mask
 from scorekit.text.variants import other_variant
+from scorekit.text.writing_scripts import LETTERS, scripts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +33,27 @@ class Pair:
 class Thresholds:
     """From where on a rule is broken; what is left out is never broken. Shares are of 1.
 
+    least_chars: translations of fewer characters are left alone by what asks for copies, scripts
+      and languages.
     copy_letters: translations of fewer are left alone; max_copied: share of the translation's
-      letters that are the source's; max_source_kept: share of the source's in the translation.
+      letters that are the source's; of fewer than sure_copy_letters, what `may_stay` is no copy.
+    max_source_kept: share of the source's letters in the translation, from kept_letters on.
     some_script_letters: from so many on at least one is in the target's script;
       script_letters: from so many on at least min_script_share of them.
     max_other_variant: share of the characters that only one standard of Chinese has.
     language_letters: translations of fewer are left alone, or believed in proportion;
       language_confidence: probability of the source's language; language_margin: natural logarithm
-      of how much likelier a third language is than the target's.
+      of how much likelier a third language is than the target's; short_language_margin: the same
+      by `letter_groups`, from some_script_letters on.
     max_repetition: how much more of the translation than of the source stands in loops.
     length_slack, length_floor: as `checks.length_band` takes them.
     """
 
+    least_chars: int = 0
     copy_letters: int = 0
+    sure_copy_letters: int = 0
     max_copied: float = 1.0
+    kept_letters: int = 0
     max_source_kept: float = 1.0
     some_script_letters: int = 0
     script_letters: int = 0
@@ -52,6 +62,7 @@ class Thresholds:
     language_letters: int = 0
     language_confidence: float = 1.0
     language_margin: float = math.inf
+    short_language_margin: float = math.inf
     max_repetition: float = 1.0
     length_slack: float = math.inf
     length_floor: int = 0
@@ -76,16 +87,20 @@ JUDGE = Thresholds(
 )
 #: synth: the defaults of `filters.rules`; another candidate stands by where one is rejected.
 SYNTHESIS = Thresholds(
-    copy_letters=30,
+    least_chars=10,
+    copy_letters=4,
+    sure_copy_letters=30,
     max_copied=0.85,
+    kept_letters=30,
     max_source_kept=0.85,
-    some_script_letters=30,
+    some_script_letters=4,
     script_letters=30,
     min_script_share=0.4,
     max_other_variant=0.2,
     language_letters=30,
     language_confidence=0.9,
     language_margin=20.0,
+    short_language_margin=1.0,
     max_repetition=0.3,
     length_slack=3.0,
     length_floor=40,
@@ -120,10 +135,34 @@ def same_language(pair: Pair) -> bool:
 
 def copied(pair: Pair, at: Thresholds) -> float | None:
     """Share of the translation that is the source's own, if too much is."""
-    if same_language(pair) or letters(pair.mt) < at.copy_letters:
+    count = letters(pair.mt)
+    if same_language(pair) or count < at.copy_letters or _is_too_short(pair, at):
         return None
     share = checks.copied_share(pair.src, pair.mt)
-    return share if share > at.max_copied else None
+    if share <= at.max_copied or (count < at.sure_copy_letters and may_stay(pair)):
+        return None
+    return share
+
+
+def may_stay(pair: Pair) -> bool:
+    """Whether a translator may leave so little as it is: what names are made of (a digit, `_`, a
+    capital inside) and fewer than 4 letters more; or a single word, where both languages have Latin
+    letters: "Administrator" is English and German."""
+    words = _WORD.findall(mask(pair.mt))
+    latin = all(scripts_of(key) == ("Latin",) for key in (pair.source_lang, pair.target_lang))
+    if latin and len(words) == 1:
+        return True
+    plain = "".join(word for word in words if not _NAME.search(word))
+    return sum(char.isalpha() for char in plain) < _FEW_LETTERS
+
+
+_WORD = re.compile(r"\w+")
+_NAME = re.compile(r"[\d_]|\w[A-Z]")
+_FEW_LETTERS = 4
+
+
+def _is_too_short(pair: Pair, at: Thresholds) -> bool:
+    return len(pair.mt.strip()) < at.least_chars
 
 
 def source_kept(pair: Pair, at: Thresholds) -> float | None:
@@ -131,7 +170,7 @@ def source_kept(pair: Pair, at: Thresholds) -> float | None:
     added to it."""
     if at.max_source_kept >= 1 or same_language(pair):
         return None
-    if min(letters(pair.mt), letters(pair.src)) < at.copy_letters:
+    if min(letters(pair.mt), letters(pair.src)) < at.kept_letters:
         return None
     share = checks.copied_share(pair.mt, pair.src)
     return share if share > at.max_source_kept else None
@@ -140,7 +179,7 @@ def source_kept(pair: Pair, at: Thresholds) -> float | None:
 def wrong_script(pair: Pair, at: Thresholds) -> float | None:
     """Share of the letters in the target's scripts, the source's names aside, if too few are."""
     count = letters(pair.mt)
-    if count < at.some_script_letters:
+    if count < at.some_script_letters or _is_too_short(pair, at):
         return None
     share = checks.script_share(pair.mt, pair.target_lang, pair.src)
     if share is None or share >= at.min_script_share:
@@ -176,6 +215,34 @@ def third_language(pair: Pair, at: Thresholds) -> float | None:
     if probability is None or probability >= math.exp(-at.language_margin):
         return None
     return probability
+
+
+def unlike_target(pair: Pair, at: Thresholds) -> str | None:
+    """Why a short translation is in no language of the source's or target's, where `tells_short`:
+    Kana in Chinese, or letters that English or German does not group so."""
+    if math.isinf(at.short_language_margin) or same_language(pair) or _is_too_short(pair, at):
+        return None
+    bare = checks.without_names(pair.mt, pair.src)
+    count = sum(char.isalpha() for char in bare)
+    if count < at.some_script_letters:
+        return None
+    if scripts_of(pair.target_lang) == ("Han",):
+        kana = len(LETTERS["Kana"].findall(bare))
+        return f"{kana} Kana" if kana > 1 and kana > _MOST_KANA * count else None
+    odds = log_odds(bare, pair.target_lang)
+    return None if odds is None or odds >= -at.short_language_margin else f"{odds:.1f}"
+
+
+#: Share of the letters of a Chinese text, in which a Japanese name may stand.
+_MOST_KANA = 0.1
+
+
+def tells_short(language: str) -> bool:
+    """Whether `wrong_script` and `unlike_target` see that a short text is in another language: one
+    whose script no other language with much text has, Chinese, English, German."""
+    others = set(checks.likely_others(language)) - {language.split("-")[0]}
+    own_script = bool(scripts_of(language)) and not others
+    return own_script or scripts_of(language) == ("Han",) or has_table(language)
 
 
 def repetition(pair: Pair, at: Thresholds) -> float | None:
