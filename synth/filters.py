@@ -20,6 +20,7 @@ from scorekit.text import chatmarks, chatter, checks, rules
 from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import asked_numbers, missing_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
+from scorekit.text.writing_scripts import scripts_of
 
 Code = Literal[
     "empty",
@@ -103,7 +104,8 @@ class RuleConfig(Config):
         SYNTHESIS.language_margin,
         gt=0,
         description="wrong_language: natural logarithm of how much likelier a language that is "
-        "neither the source's nor the target's must be. Null: it is not asked for.",
+        "neither the source's nor the target's must be. Null: it is not asked for, nor in short "
+        "texts.",
     )
     short_language_margin: float | None = Field(
         SYNTHESIS.short_language_margin,
@@ -136,10 +138,9 @@ class RuleConfig(Config):
 
     def thresholds(self) -> Thresholds:
         """Those of the rules that judge and guards have, too."""
-        margin, short_margin = (
-            math.inf if margin is None else margin
-            for margin in (self.language_margin, self.short_language_margin)
-        )
+        margin, short_margin = self.language_margin, self.short_language_margin
+        if margin is None:
+            short_margin = None
         return Thresholds(
             least_chars=self.min_language_chars,
             copy_letters=self.min_letters,
@@ -153,8 +154,8 @@ class RuleConfig(Config):
             max_other_variant=self.max_other_variant,
             language_letters=max(SYNTHESIS.language_letters, self.min_letters),
             language_confidence=self.language_confidence,
-            language_margin=margin,
-            short_language_margin=short_margin,
+            language_margin=math.inf if margin is None else margin,
+            short_language_margin=math.inf if short_margin is None else short_margin,
             max_repetition=self.max_repetition,
             length_slack=self.length_slack,
             length_floor=self.length_floor,
@@ -187,6 +188,21 @@ def check_rules(pair: Pair, cfg: RuleConfig) -> RuleVerdict:
             if code == "empty":
                 break
     return RuleVerdict(tuple(passed), failed)
+
+
+def abstentions(source: str, target: str) -> list[str]:
+    """Which rules say less, or nothing, of this pair of languages, each with the reason."""
+    told = []
+    if not scripts_of(target):
+        told.append(f"wrong_script says nothing: the script of {target} is not known")
+    if not rules.tells_short(target):
+        told.append(
+            f"wrong_language: no table for short texts in {target}: under "
+            f"{SYNTHESIS.language_letters} letters, another language in its script passes"
+        )
+    if without := [name for name in (source, target) if not asked_numbers("12", name)]:
+        told.append(f"numbers_missing says nothing: no table for {', '.join(without)}")
+    return told
 
 
 def _empty(pair: Pair, cfg: RuleConfig) -> str | None:

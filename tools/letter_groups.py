@@ -1,11 +1,12 @@
 """Make scorekit/text/letter_groups.txt: weights that tell English and German from other languages
 of Latin letters, in short texts.
 
-A logistic regression for each of the two, over texts of user interfaces (Home Assistant: Apache-2.0;
-Django: BSD-3-Clause), talks (bench/meta_eval) and documentation (demo/data). Of all these texts it
-learns from half, by a hash of the English text; the other half is for measuring.
+A logistic regression for each of the two, over texts of user interfaces (Home Assistant:
+Apache-2.0; Django: BSD-3-Clause), talks (bench/meta_eval) and documentation (demo/data). Of all
+these texts it learns from half, by a hash of the English text; the other half is for measuring.
 
-    pip download --no-deps home-assistant-frontend==20250109.2 homeassistant==2024.3.3 Django==5.2.19
+    pip download --no-deps home-assistant-frontend==20250109.2 homeassistant==2024.3.3
+    pip download --no-deps Django==5.2.19
     unzip each into FOLDER, and
     python -m tools.letter_groups FOLDER
 """
@@ -35,7 +36,8 @@ NOTICE = """\
 # documentation (PSF License).
 """
 TOLD = ("en", "de")
-OTHERS = tuple("es fr it pt nl pl sv da fi cs tr hu ro id vi ca nb et sk lt".split())
+_OTHERS = "es fr it pt nl pl sv da fi cs tr hu ro id vi ca nb et sk lt"
+OTHERS = tuple(_OTHERS.split())
 #: Languages that are hard to tell from English or German count more.
 HARD = {"en": 2.0, "de": 2.0, "nl": 1.5, "fr": 1.5, "es": 1.5}
 MOST_TEXTS = {"en": 14_000, "de": 14_000}
@@ -115,9 +117,9 @@ def _examples(rows: list[Row]) -> tuple[list[str], list[str]]:
     by_language: dict[str, list[str]] = {}
     for language, source, text in sorted(set(rows)):
         left = language != "en" and text.casefold() in english
-        if is_seen(source) and not left and len(text) >= 4 and not _FORMS.search(text):
-            if language in (*TOLD, *OTHERS):
-                by_language.setdefault(language, []).append(text.strip())
+        fits = language in (*TOLD, *OTHERS) and len(text) >= 4 and not _FORMS.search(text)
+        if fits and is_seen(source) and not left:
+            by_language.setdefault(language, []).append(text.strip())
     examples = []
     for language, texts in sorted(by_language.items()):
         rng.shuffle(texts)

@@ -36,7 +36,7 @@ class Thresholds:
     least_chars: translations of fewer characters are left alone by what asks for copies, scripts
       and languages.
     copy_letters: translations of fewer are left alone; max_copied: share of the translation's
-      letters that are the source's; of fewer than sure_copy_letters, what `may_stay` is no copy.
+      letters that are the source's; of fewer than sure_copy_letters, what `_may_stay` is no copy.
     max_source_kept: share of the source's letters in the translation, from kept_letters on.
     some_script_letters: from so many on at least one is in the target's script;
       script_letters: from so many on at least min_script_share of them.
@@ -139,26 +139,56 @@ def copied(pair: Pair, at: Thresholds) -> float | None:
     if same_language(pair) or count < at.copy_letters or _is_too_short(pair, at):
         return None
     share = checks.copied_share(pair.src, pair.mt)
-    if share <= at.max_copied or (count < at.sure_copy_letters and may_stay(pair)):
+    if share <= at.max_copied or (count < at.sure_copy_letters and _may_stay(pair, at)):
         return None
     return share
 
 
-def may_stay(pair: Pair) -> bool:
-    """Whether a translator may leave so little as it is: what names are made of (a digit, `_`, a
-    capital inside) and fewer than 4 letters more; or a single word, where both languages have Latin
-    letters: "Administrator" is English and German."""
-    words = _WORD.findall(mask(pair.mt))
-    latin = all(scripts_of(key) == ("Latin",) for key in (pair.source_lang, pair.target_lang))
-    if latin and len(words) == 1:
+def _may_stay(pair: Pair, at: Thresholds) -> bool:
+    """Whether a short translation whose letters are the source's may be right all the same.
+
+    Part of the source, for some of that is names ("UniFi Protect settings"); what names are made of
+    (a digit, `_`, a capital inside), and fewer than 4 letters more. Between two languages of Latin
+    letters, which share words, also what differs in case or marks ("MQTT transport",
+    "MQTT-Transport"), and a single word that does not read as the source's language, as
+    "Administrator" does not.
+    """
+    if checks.copied_share(pair.mt, pair.src) <= at.max_copied:
         return True
+    words = _WORD.findall(mask(pair.mt))
+    if _both_latin(pair):
+        if pair.mt.split() != pair.src.split():
+            return True
+        if len(words) == 1:
+            return _reads_as_source(words[0], pair) <= _SINGLE_WORD_MARGIN
     plain = "".join(word for word in words if not _NAME.search(word))
-    return sum(char.isalpha() for char in plain) < _FEW_LETTERS
+    return _weighed(plain) < 4
 
 
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"[\d_]|\w[A-Z]")
-_FEW_LETTERS = 4
+#: "Integration" is within it, nine of ten words of one language alone are not.
+_SINGLE_WORD_MARGIN = 2.5
+
+
+def _both_latin(pair: Pair) -> bool:
+    return scripts_of(pair.source_lang) == scripts_of(pair.target_lang) == ("Latin",)
+
+
+def _reads_as_source(word: str, pair: Pair) -> float:
+    """How much more the letters speak for the source's language than for the target's."""
+    odds = [log_odds(word, language) for language in (pair.source_lang, pair.target_lang)]
+    return 0.0 if odds[0] is None or odds[1] is None else odds[0] - odds[1]
+
+
+def _weighed(text: str) -> int:
+    """Letters; of the dense scripts each counts twice."""
+    return sum(char.isalpha() for char in text) + _dense(text, ())
+
+
+def _dense(text: str, own: tuple[str, ...]) -> int:
+    """Letters of Han, Kana and Hangul, but for the own scripts."""
+    return sum(len(LETTERS[name].findall(text)) for name in checks.DENSE if name not in own)
 
 
 def _is_too_short(pair: Pair, at: Thresholds) -> bool:
@@ -218,23 +248,27 @@ def third_language(pair: Pair, at: Thresholds) -> float | None:
 
 
 def unlike_target(pair: Pair, at: Thresholds) -> str | None:
-    """Why a short translation is in no language of the source's or target's, where `tells_short`:
-    Kana in Chinese, or letters that English or German does not group so."""
+    """What a translation, however short, has of another language than the target: letters of a
+    dense script (Han, Kana, Hangul) that is not the target's; or groups of letters that English or
+    German does not have."""
     if math.isinf(at.short_language_margin) or same_language(pair) or _is_too_short(pair, at):
         return None
     bare = checks.without_names(pair.mt, pair.src)
     count = sum(char.isalpha() for char in bare)
+    scripts = scripts_of(pair.target_lang)
+    dense = _dense(bare, scripts)
+    # Korean may have Chinese characters beside its own
+    most = 0.99 if scripts == ("Hangul",) else _MOST_DENSE
+    if scripts and dense > most * count:
+        return f"{dense} letters of Han, Kana or Hangul"
     if count < at.some_script_letters:
         return None
-    if scripts_of(pair.target_lang) == ("Han",):
-        kana = len(LETTERS["Kana"].findall(bare))
-        return f"{kana} Kana" if kana > 1 and kana > _MOST_KANA * count else None
     odds = log_odds(bare, pair.target_lang)
     return None if odds is None or odds >= -at.short_language_margin else f"{odds:.1f}"
 
 
-#: Share of the letters of a Chinese text, in which a Japanese name may stand.
-_MOST_KANA = 0.1
+#: Share of the letters, in which a name or a word that is quoted may stand.
+_MOST_DENSE = 0.1
 
 
 def tells_short(language: str) -> bool:
