@@ -46,7 +46,7 @@ RAREST = 12  # texts that a group stands in
 MOST_GROUPS = 10_000  # of each language
 PENALTY = 0.3
 #: Added to the odds, so that one threshold of -1 leaves alone 99 of 100 texts of either language.
-SHIFT = {"en": -0.5, "de": 0.5}
+SHIFT = {"en": -0.5, "de": 1.25}
 #: With plural forms, or a reference to another text.
 _FORMS = re.compile(r"plural,|select,|%[sd(]|\[%key")
 
