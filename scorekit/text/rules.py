@@ -168,7 +168,7 @@ def _may_stay(pair: Pair, at: Thresholds) -> bool:
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"[\d_]|\w[A-Z]")
 #: "Integration" is within it, nine of ten words of one language alone are not.
-_SINGLE_WORD_MARGIN = 2.5
+_SINGLE_WORD_MARGIN = 1.75
 
 
 def _both_latin(pair: Pair) -> bool:
