@@ -5,6 +5,9 @@ in German and Chinese; then user-interface texts and software documentation (dem
 rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
 pairs with a number in digits, one number of the translation is altered, and one left out.
 
+Then what of other languages passes, by length and direction: the source itself as its translation,
+and texts of a third language (tests/data/ui_seven.jsonl).
+
     python -m bench.filters [--quick]
 """
 
@@ -16,13 +19,14 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import permutations
 from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
 from scorekit.text.numbers import asked_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
-from synth.filters import RULES, RuleConfig, check_rules
+from synth.filters import RULES, Code, RuleConfig, check_rules
 
 MIN_SOURCE_CHARS = 20  # shorter sources are seldom taken by the pipeline
 MOST = 1.0  # per cent of a set that a rule may reject
@@ -66,8 +70,25 @@ SOFTWARE = (
 )
 
 
+#: Seven languages a row, none of which the tables were made of.
+SEVEN = ROOT / "tests/data/ui_seven.jsonl"
+DIRECTIONS = [(a, b) for pair in ("ko en", "en de", "zh en") for a, b in permutations(pair.split())]
+LANGUAGE_RULES: tuple[Code, ...] = ("copied_source", "wrong_script", "wrong_language")
+#: From how many characters on, to under how many.
+LENGTHS = ((10, 20), (20, 30), (30, 60), (60, 10_000))
+MOST_COPIES = 1.0  # per cent that may pass
+MOST_THIRDS = 2.0
+MOST_OF_A_SET = 2_000
+
+
 def questions(quick: bool) -> Iterator[Figure]:
     """Shares in per cent."""
+    yield from _rejected(quick)
+    for source, target in DIRECTIONS:
+        yield from _untranslated(source, target, 100 if quick else MOST_OF_A_SET)
+
+
+def _rejected(quick: bool) -> Iterator[Figure]:
     for texts in (*PROSE, *SOFTWARE):
         for turned in (False, True):
             source, target = reversed(texts.languages) if turned else texts.languages
@@ -76,6 +97,71 @@ def questions(quick: bool) -> Iterator[Figure]:
             yield _judge(name, asked, source, target)
             long = [pair for pair in asked if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS]
             yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
+
+
+def _untranslated(source: str, target: str, most: int) -> Iterator[Figure]:
+    """By length of the candidate: true pairs that the rules on languages reject, copies and third
+    languages that they let pass, and those that the judge's rules let pass."""
+    true = true_pairs(source, target, most)
+    copies = [Pair(pair.src, pair.src, source, target) for pair in true]
+    thirds = third_languages(source, target, most)
+    for what, pairs, passes, aim in (
+        ("true pairs rejected", true, False, MOST),
+        ("copies accepted", copies, True, MOST_COPIES),
+        ("third languages accepted", thirds, True, MOST_THIRDS),
+    ):
+        for name, least, under in (*_named_lengths(), ("10 characters or more", 10, 10_000)):
+            asked = [pair for pair in pairs if least <= len(pair.mt) < under]
+            if asked:
+                count = sum(is_told(pair) != passes for pair in asked)
+                whole = name.endswith("more") and least == 10
+                question = f"{what}: {source}-{target}, {name}"
+                yield _share(question, count, len(asked), at_most=aim if whole else None)
+        asked = [pair for pair in pairs if len(pair.mt) >= 10]
+        count = sum((_judge_code(*pair_texts(pair)) == "ok") == passes for pair in asked)
+        yield _share(f"{what} by the judge's rules: {source}-{target}", count, len(asked))
+
+
+def _named_lengths() -> Iterator[tuple[str, int, int]]:
+    for least, under in LENGTHS:
+        name = f"{least} to {under - 1} characters" if under < 10_000 else f"{least} or more"
+        yield name, least, under
+
+
+def pair_texts(pair: Pair) -> tuple[str, str, str, str]:
+    """Source, translation, and their languages."""
+    return pair.src, pair.mt, pair.source_lang, pair.target_lang
+
+
+def is_told(pair: Pair) -> bool:
+    """Whether one of the rules on copies, scripts and languages rejects the pair."""
+    return any(RULES[code](pair, RuleConfig()) is not None for code in LANGUAGE_RULES)
+
+
+def true_pairs(source: str, target: str, most: int) -> list[Pair]:
+    """Of each set of this direction at most so many, drawn by chance."""
+    sets = [[(row[source], row[target]) for row in seven()]]
+    for texts in (*PROSE, *SOFTWARE):
+        if {source, target} == set(texts.languages):
+            sets.append(texts.pairs(turned=source != texts.languages[0]))
+    rng = random.Random(0)
+    drawn = [pair for pairs in sets for pair in rng.sample(pairs, min(most, len(pairs)))]
+    return [Pair(src.strip(), mt.strip(), source, target) for src, mt in drawn]
+
+
+def third_languages(source: str, target: str, most: int) -> list[Pair]:
+    """Translations into each language that is neither of the two."""
+    return [
+        Pair(row[source], text, source, target)
+        for row in seven()[:most]
+        for language, text in row.items()
+        if language not in (source, target)
+    ]
+
+
+def seven() -> list[dict[str, str]]:
+    """The rows of `SEVEN`: language -> text."""
+    return [json.loads(line) for line in SEVEN.read_text(encoding="utf-8").splitlines()]
 
 
 def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:

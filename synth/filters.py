@@ -20,6 +20,7 @@ from scorekit.text import chatmarks, chatter, checks, rules
 from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import asked_numbers, missing_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
+from scorekit.text.writing_scripts import scripts_of
 
 Code = Literal[
     "empty",
@@ -64,7 +65,13 @@ class RuleConfig(Config):
         SYNTHESIS.copy_letters,
         ge=0,
         description="copied_source, wrong_script, wrong_language: translations of fewer letters "
-        "are left alone; a name is the same everywhere.",
+        "are left alone. What has to be told by shares needs 30 or more.",
+    )
+    min_language_chars: int = Field(
+        SYNTHESIS.least_chars,
+        ge=0,
+        description="copied_source, wrong_script, wrong_language: translations of fewer "
+        "characters are left alone; a name is the same everywhere.",
     )
     max_copied_share: float = Field(
         SYNTHESIS.max_copied,
@@ -97,7 +104,15 @@ class RuleConfig(Config):
         SYNTHESIS.language_margin,
         gt=0,
         description="wrong_language: natural logarithm of how much likelier a language that is "
-        "neither the source's nor the target's must be. Null: it is not asked for.",
+        "neither the source's nor the target's must be. Null: it is not asked for, nor in short "
+        "texts.",
+    )
+    short_language_margin: float | None = Field(
+        SYNTHESIS.short_language_margin,
+        ge=0,
+        description="wrong_language, into English or German, also of few letters: natural "
+        "logarithm of the odds against the target language that its groups of letters give; into "
+        "Chinese, Kana. Null: it is not asked for.",
     )
     max_repetition: float = Field(
         SYNTHESIS.max_repetition,
@@ -123,17 +138,24 @@ class RuleConfig(Config):
 
     def thresholds(self) -> Thresholds:
         """Those of the rules that judge and guards have, too."""
+        margin, short_margin = self.language_margin, self.short_language_margin
+        if margin is None:
+            short_margin = None
         return Thresholds(
+            least_chars=self.min_language_chars,
             copy_letters=self.min_letters,
+            sure_copy_letters=SYNTHESIS.sure_copy_letters,
             max_copied=self.max_copied_share,
+            kept_letters=max(SYNTHESIS.kept_letters, self.min_letters),
             max_source_kept=self.max_copied_share,
             some_script_letters=self.min_letters,
-            script_letters=self.min_letters,
+            script_letters=max(SYNTHESIS.script_letters, self.min_letters),
             min_script_share=self.min_script_share,
             max_other_variant=self.max_other_variant,
-            language_letters=self.min_letters,
+            language_letters=max(SYNTHESIS.language_letters, self.min_letters),
             language_confidence=self.language_confidence,
-            language_margin=math.inf if self.language_margin is None else self.language_margin,
+            language_margin=math.inf if margin is None else margin,
+            short_language_margin=math.inf if short_margin is None else short_margin,
             max_repetition=self.max_repetition,
             length_slack=self.length_slack,
             length_floor=self.length_floor,
@@ -166,6 +188,21 @@ def check_rules(pair: Pair, cfg: RuleConfig) -> RuleVerdict:
             if code == "empty":
                 break
     return RuleVerdict(tuple(passed), failed)
+
+
+def abstentions(source: str, target: str) -> list[str]:
+    """Which rules say less, or nothing, of this pair of languages, each with the reason."""
+    told = []
+    if not scripts_of(target):
+        told.append(f"wrong_script says nothing: the script of {target} is not known")
+    if not rules.tells_short(target):
+        told.append(
+            f"wrong_language: no table for short texts in {target}: under "
+            f"{SYNTHESIS.language_letters} letters, another language in its script passes"
+        )
+    if without := [name for name in (source, target) if not asked_numbers("12", name)]:
+        told.append(f"numbers_missing says nothing: no table for {', '.join(without)}")
+    return told
 
 
 def _empty(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -239,8 +276,10 @@ def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
     at = cfg.thresholds()
     if (found := rules.source_language(pair, at)) is not None:
         return f"{found[0]} ({found[1]:.2f})"
-    probability = rules.third_language(pair, at)
-    return None if probability is None else f"not {pair.target_lang} ({probability:.0e})"
+    if (probability := rules.third_language(pair, at)) is not None:
+        return f"not {pair.target_lang} ({probability:.0e})"
+    seen = rules.unlike_target(pair, at)
+    return None if seen is None else f"not {pair.target_lang} ({seen})"
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:

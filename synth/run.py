@@ -27,11 +27,12 @@ from rich.text import Text
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
-from synth.config import SynthConfig
+from synth.config import SynthConfig, languages
 from synth.context import Context, Stage
 from synth.drive.kinds import MapStage, WholeStage
 from synth.drive.processes import run_map_stage_on_processes
 from synth.export.rows import bare_url
+from synth.filters import abstentions
 from synth.folder.begin import begin, check_begun
 from synth.folder.locks import held
 from synth.folder.places import claim, warnings
@@ -84,7 +85,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     claim(out_dir)
     log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False, markup=False)
-    for warning in warnings(cfg, out_dir):
+    for warning in (*warnings(cfg, out_dir), *_abstentions(cfg, options)):
         console.print(warning, soft_wrap=True)
     port = cfg.run.prometheus_port
     try:
@@ -99,6 +100,12 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     if StageFolder(out_dir, ORDER[-1].name).done():
         console.print(f"report: {write_report(out_dir)}", soft_wrap=True)
     console.print(f"run folder: {out_dir}", soft_wrap=True)
+
+
+def _abstentions(cfg: SynthConfig, options: RunOptions) -> list[str]:
+    """What the rules of this run cannot see."""
+    asked = cfg.filters.rule_based and "format_filter" in options.stages
+    return [f"filters.rules: {line}" for line in abstentions(*languages(cfg))] if asked else []
 
 
 def _tell_unreadable(out_dir: Path, console: Console) -> None:

@@ -33,6 +33,10 @@ _BYTES_OF_SCRIPT = {
 _BYTES_OF_OTHERS = 2.6  # the Indic scripts: three bytes a letter
 
 
+#: A letter of these says as much as two of others.
+DENSE = ("Han", "Kana", "Hangul")
+
+
 def script_share(text: str, language: str, src: str = "") -> float | None:
     """Share of the letters that stand in the language's scripts. Markup, code and links are left
     out, and the source's names: words with a capital letter, digit or underscore that it has too.

@@ -25,6 +25,7 @@ from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.scoring import ScoreDescription, Scoring
 from scorekit.text import chatmarks, chatter, checks, markup, variants, writing_scripts
+from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
 from services.judge.asking import JudgeQuestion, JudgeTask, all_of, ask
@@ -117,8 +118,8 @@ class RulesBackend(_Judge):
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chatmarks, chatter, markup, writing_scripts, variants)
-        modules = (rules, answers, *texts, languages)
-        code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE]
+        modules = (rules, answers, groups, *texts, languages)
+        code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE, groups.TABLE]
         return self._describe(
             self._judged,
             model="rules",

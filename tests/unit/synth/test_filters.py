@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from bench.filters import DIRECTIONS, is_told, seven, third_languages
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
-from synth.filters import RULES, Code, RuleConfig, check_rules
+from synth.filters import RULES, Code, RuleConfig, abstentions, check_rules
 from synth.record import Kept, Rejected
 from synth.stages.format_filter import FormatFilter
 
@@ -198,8 +199,36 @@ def test_names_links_and_code_that_stay_are_no_copy():
     src = "Open https://example.org/download/installer-3.2.tar.gz and run `make install` there."
     mt = "https://example.org/download/installer-3.2.tar.gz 를 열고 `make install`을 실행하세요."
     assert failed(mt, src=src) == []
-    assert failed("Home Assistant", src="Home Assistant") == []
-    assert "copied_source" in failed("Home Assistant", src="Home Assistant", min_letters=5)
+    assert failed("PowerLink OpenTherm", src="PowerLink OpenTherm") == []
+    assert failed("Bluetooth", src="Bluetooth") == []
+    assert failed("Administrator", src="Administrator", languages="en-de") == []
+    assert failed("UniFi Protect 설정", src="UniFi Protect settings") == []
+    copy = "Home Assistant"  # a name, or two words that nobody translated
+    assert "copied_source" in failed(copy, src=copy)
+    assert failed(copy, src=copy, min_letters=30) == []
+    assert failed(copy, src=copy, min_language_chars=15) == []
+
+
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+def test_short_copies_and_third_languages_are_told(source, target):
+    """The aims of the bench, on texts that the table was not made of."""
+    rows = [row for row in seven() if 10 <= len(row[source]) < 30]
+    copies = [Pair(row[source], row[source], source, target) for row in rows]
+    true = [Pair(row[source], row[target], source, target) for row in seven()]
+    thirds = [pair for pair in third_languages(source, target, 500) if len(pair.mt) >= 10]
+    assert min(len(copies), len(true), len(thirds)) > 100
+    assert sum(not is_told(pair) for pair in copies) <= len(copies) / 100
+    assert sum(not is_told(pair) for pair in thirds) <= len(thirds) / 50
+    assert sum(is_told(pair) for pair in true) <= len(true) / 100
+
+
+def test_a_rule_that_has_no_table_for_a_language_says_so():
+    assert abstentions("ko-KR", "en-US") == abstentions("en-US", "zh-TW") == []
+    assert [line.split(" ")[0] for line in abstentions("en-US", "fr-FR")] == [
+        "wrong_language:",
+        "numbers_missing",
+    ]
+    assert failed("Ouvrir la porte", src="Open the door", languages="en-es") == []
 
 
 def test_spelled_out_numbers_may_become_digits_but_not_the_reverse_in_bulk():

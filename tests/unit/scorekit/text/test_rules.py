@@ -36,13 +36,16 @@ def test_each_key_of_synthesis_reaches_a_threshold() -> None:
         "min_script_share": 0.12,
         "max_other_variant": 0.13,
         "language_confidence": 0.14,
+        "min_language_chars": 6,
         "language_margin": 15.0,
+        "short_language_margin": 2.5,
         "max_repetition": 0.16,
         "length_slack": 17.0,
         "length_floor": 18,
     }
     told = RuleConfig.model_validate(changed).thresholds()
-    assert set(dataclasses.asdict(told).values()) == set(changed.values())
+    fixed = {30}  # letters from which on shares say something
+    assert set(dataclasses.asdict(told).values()) - fixed == set(changed.values())
 
 
 @pytest.mark.parametrize("at", [JUDGE, SYNTHESIS, GUARDS, SOURCES])
