@@ -23,8 +23,9 @@ _HEAD = 300
 
 #: What is said of a translation. To "translate into" or "übersetzen in" is an idiom, too.
 _TRANSLATION = (
-    r"\btranslat(?:(?:ed|es?|ing)\b(?! (?:(?:in)?to|as|roughly|loosely)\b)|ions?\b|ors?['’])"
-    r"|번역(?!되)|(?:직|의)역(?= ?[:：)）]|하면|입니다|했|이[에며])|역주|옮긴이|翻[译譯]"
+    r"\btranslat(?:(?:ed|es?|ing)\b(?! (?:as|roughly"
+    r"|loosely)\b)(?![^.\n]{0,30}?\b(?:in)?to\b(?! (?:english|german|korean|chinese)))|ions?\b"
+    r"|ors?['’])|번역(?!되)|(?:직|의)역(?= ?[:：)）]|하면|입니다|했|이[에며])|역주|옮긴이|翻[译譯]"
     r"|[译譯](?:文|成|[为為]|注|註|者注)|[直意][译譯]|翻訳|和訳|訳文|(?:日本語|直|意)訳|訳注"
     r"|\b(?<!in worte )(?<!in taten )(?<!in die praxis )übersetz|\btraducci[oó]n|\btraduction\b"
     r"|\btraduzion|\btradução|\bвот (?:ваш )?перевод"
@@ -34,16 +35,16 @@ _TRANSLATING = (
     r"translat|번역|직역|의역|옮기|옮긴|옮겼|翻|译|譯|訳|übersetz|tradu|перев|แปล|अनुवाद|ترجم|dịch"
     r"|terjemah|çevir|tłumacz|vertaal|vertal|översätt|oversæt|overset|käänt|překl|preklad|fordít"
     r"|μεταφρ|תרג|ترجمه|tafsiri|locali[sz]|lokalis|현지화|지역화|本地化|ローカライズ|i18n|gettext"
-    r"|interpret|통역|口译|dolmetsch|변환|전환|convert|conversi[oó]n|konvert|umwand|umsetz"
-    r"|umgesetzt|转[换化]|轉[換化]|変換|transform|이어[지져진질]|병진|평행 ?이동|平移|平动|\bgear"
-    r"|\bratio\b|기어비"
+    r"|interpret|통역|口译|dolmetsch|decod|dekod|entschlüssel|해독|解码|변환|전환|convert"
+    r"|conversi[oó]n|konvert|umwand|umsetz|umgesetzt|转[换化]|轉[換化]|変換|transform"
+    r"|이어[지져진질]|병진|평행 ?이동|平移|平动|\bgear|\bratio\b|기어비"
 )
 _SAID = re.compile(rf"(?:{_TRANSLATION})[^\n]{{0,40}}", re.I)
 _SPEAKS_OF_TRANSLATING = re.compile(rf"{_TRANSLATING}|{_TRANSLATION}", re.I)
 _LANGUAGES = (
     r"한국어|우리말|영어|독일어|중국어|일본어|\b(?:korean|english|german|chinese|japanese"
-    r"|koreanisch|deutsch|englisch|chinesisch)\b|(?:简体|繁體)?中文|[汉漢]语|英文|英[语語]"
-    r"|德[语語文]|[韩韓][语語文]"
+    r"|(?:koreanisch|deutsch|englisch|chinesisch)(?:e[rs]?)?)\b|(?:简体|繁體)?中文|[汉漢]语|英文"
+    r"|英[语語]|德[语語文]|[韩韓][语語文]"
 )
 #: What stands before what was made; a source with a label of this kind has one of them.
 _MADE = (
@@ -66,8 +67,9 @@ _LABELLED = re.compile(
     re.I,
 )
 #: A clause that ends in a colon, and what a source says where its translation may have such a one.
+_CLAUSE = re.compile(rf"{_EDGE}[^:：\n]{{1,120}}[:：](?=\s*\S)")
 _LEADS = tuple(
-    re.compile(rf"{_EDGE}[^:：\n]{{0,80}}?(?:{said})[^:：\n]{{0,40}}[:：](?=\s*\S)", re.I)
+    re.compile(said, re.I)
     for said in (
         _TRANSLATION,
         rf"\b(?:in|into|auf|ins) (?:{_LANGUAGES})|(?:{_LANGUAGES})(?:로| (?:version|fassung|text))"
@@ -130,8 +132,13 @@ def meta_phrase(src: str, mt: str) -> str | None:
     if (found := _SAID.search(line)) and not _SPEAKS_OF_TRANSLATING.search(src):
         return line[: found.end()]
     head = src[:_HEAD]
-    leads = [(lead.match(mt), excuse) for lead, excuse in zip(_LEADS, _LEAD_EXCUSES, strict=True)]
-    for found, excuse in ((_LABEL.match(mt), _LABELLED), *leads, (_ASIDES.match(mt), _OF_MODELS)):
+    clause = _CLAUSE.match(mt)
+    leads = [clause if clause and said.search(clause.group()) else None for said in _LEADS]
+    for found, excuse in (
+        (_LABEL.match(mt), _LABELLED),
+        *zip(leads, _LEAD_EXCUSES, strict=True),
+        (_ASIDES.match(mt), _OF_MODELS),
+    ):
         if found and not excuse.search(head):
             return found.group().strip()
     found = _ASSENT.match(mt)
@@ -320,18 +327,19 @@ _EITHER = re.compile(
 #: A tail speaks to the reader: of more help, of changes, of what he may want.
 _TAIL = re.compile(
     r"[.!?。！？…)”\"」』*\n]\s{0,4}[*_(（]{0,3}(?=[^.!?。！？\n]{0,40}?(?:\blet me know"
-    r"|\bfeel free|hope (?:this|that|it) helps|happy to help|glad to|just ask|would you like"
-    r"|do you want|shall i|anything else|tell me if|don['’]t hesitate|any questions|if you(?:['’]d"
-    r"| would) (?:like|prefer)|if you (?:need|want|have) (?:any|further|more|me to|other)|도움이 되"
-    r"|말씀(?:만)? ?해|알려 ?주|물어보|문의|드릴까요|(?:더|다른|혹시)[^.\n]{1,20}있(?:을까|으신가"
-    r"|나)요|(?:원하|필요하)시면|언제든지? ?(?:말씀|문의|물어|알려)|이상으로|희망합니다"
-    r"|希望(?:[对對]|[这這]|能|以上)|如果?(?:[您还還]|有(?:任何|其他|问题|需要))|[请請](?:随时|隨時"
-    r"|告[诉訴]|跟我)|需要我|还需要|您还|祝您|以上(?:就)?是|欢迎(?:随时|提)|お役に立て|他に(?:ご"
-    r"|何か)|ご不明な点|何かございましたら|ich hoffe,? (?:das|dies)|lass(?:en sie)? (?:es )?mich"
-    r"|falls (?:du|sie) \w{1,12}|wenn (?:du|sie) noch|bei (?:weiteren|rückfragen|fragen)"
-    r"|kann ich (?:sonst|dir|ihnen|noch)|soll ich|möchte(?:st du|n sie) (?:noch|eine|dass ich)"
-    r"|\bbescheid|melde(?:n sie)? |zur verfügung|n['’]hésitez pas|j['’]espère que|no dude[sn]? en"
-    r"|espero que (?:esto|te|le)|не стесняйтесь|надеюсь,? это|дайте (?:мне )?знать))[^\n]{1,120}\Z",
+    r"|\bfeel free|hope (?:this|that|it) helps|happy to help|just ask|would you like (?:me|any"
+    r"|another)|do you want me|shall i|anything else|tell me if|don['’]t hesitate|any questions"
+    r"|if you(?:['’]d| would) (?:like|prefer)|if you (?:need|want|have) (?:any|further|more|me to"
+    r"|other)|도움이 되|말씀(?:만)? ?해|알려 ?주|물어보|문의|드릴까요|(?:더|다른"
+    r"|혹시)[^.\n]{1,20}있(?:을까|으신가|나)요|(?:원하|필요하)시면|언제든지? ?(?:말씀|문의|물어"
+    r"|알려)|이상으로|희망합니다|希望(?:[对對]|[这這]|能|以上)|如果?(?:[您还還]|有(?:任何|其他|问题"
+    r"|需要))|[请請](?:随时|隨時|告[诉訴]|跟我)|需要我|还需要|您还|祝您|以上(?:就)?是|欢迎(?:随时"
+    r"|提)|お役に立て|他に(?:ご|何か)|ご不明な点|何かございましたら|ich hoffe,? (?:das|dies)"
+    r"|lass(?:en sie)? (?:es )?mich|falls (?:du|sie) \w{1,12}|wenn (?:du|sie) noch|bei (?:weiteren"
+    r"|rückfragen|fragen)|kann ich (?:sonst|dir|ihnen|noch)|soll ich|möchte(?:st du|n sie) (?:noch"
+    r"|eine|dass ich)|\bbescheid|melde(?:n sie)? |zur verfügung|n['’]hésitez pas|j['’]espère que"
+    r"|no dude[sn]? en|espero que (?:esto|te|le)|не стесняйтесь|надеюсь,? это"
+    r"|дайте (?:мне )?знать))[^\n]{1,120}\Z",
     re.I,
 )
 _CLOSING_WORDS = re.compile(
