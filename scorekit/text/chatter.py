@@ -35,9 +35,10 @@ _TRANSLATING = (
     r"translat|번역|직역|의역|옮기|옮긴|옮겼|翻|译|譯|訳|übersetz|tradu|перев|แปล|अनुवाद|ترجم|dịch"
     r"|terjemah|çevir|tłumacz|vertaal|vertal|översätt|oversæt|overset|käänt|překl|preklad|fordít"
     r"|μεταφρ|תרג|ترجمه|tafsiri|locali[sz]|lokalis|현지화|지역화|本地化|ローカライズ|i18n|gettext"
-    r"|interpret|통역|口译|dolmetsch|decod|dekod|entschlüssel|해독|解码|변환|전환|convert"
-    r"|conversi[oó]n|konvert|umwand|umsetz|umgesetzt|转[换化]|轉[換化]|変換|transform"
-    r"|이어[지져진질]|병진|평행 ?이동|平移|平动|\bgear|\bratio\b|기어비"
+    r"|literal|wörtlich|buchst|字面|문자 그대로|interpret|통역|口译|dolmetsch|decod|dekod"
+    r"|entschlüssel|해독|解码|변환|전환|convert|conversi[oó]n|konvert|umwand|umsetz|umgesetzt"
+    r"|转[换化]|轉[換化]|変換|transform|이어[지져진질]|병진|평행 ?이동|平移|平动|\bgear|\bratio\b"
+    r"|기어비"
 )
 _SAID = re.compile(rf"(?:{_TRANSLATION})[^\n]{{0,40}}", re.I)
 _SPEAKS_OF_TRANSLATING = re.compile(rf"{_TRANSLATING}|{_TRANSLATION}", re.I)
@@ -102,11 +103,11 @@ _ASSENT = re.compile(
     rf"{_EDGE}{_YES}(?:[!！.。~]|[,，、 ][^.!?。！？\n]{{0,40}}[.!。！])(?=\s*\S)", re.I
 )
 _ASSENTING = re.compile(
-    r"\b(?:ye[sps]|yeah|ok|okay|sure|all?right|right|certain|of course|absolut|natural|obvious"
-    r"|clear|good|great|fine|well|understood|got it|problem|glad|indeed|exactly|ja|klar|natürlich"
-    r"|gern|gut|sicher|stimmt|selbst|genau|in ordnung|verst)|네|예|응|그래|그렇|물론|알[겠았]|좋"
-    r"|당연|그럼|맞|괜찮|확실|확인|문제|훌륭|是|好|对|對|当然|當|没问题|可以|行|明白|はい|もちろん"
-    r"|承知",
+    r"\b(?:ye[sp]|yeah|ok|okay|sure|all?right|certain|of course|absolut|naturally|obvious"
+    r"|understood|got it|no problem|glad|indeed|exactly|ja|klar|natürlich|gern|selbstverst"
+    r"|in ordnung)\b|\A\W{0,3}(?:good|great|fine|well|right|clear|gut|genau|sicher|stimmt|verst|是"
+    r"|好|对|對|可以|行)|(?<![가-힣])[네예응](?![가-힣])|그래|그렇|물론|알[겠았]|좋|당연|그럼|맞"
+    r"|괜찮|확실|当然|當然|没问题|明白|はい|もちろん|承知",
     re.I,
 )
 #: What a chat model says of itself.
