@@ -1,9 +1,12 @@
-"""How many good translations do the rules keep out, and how many altered numbers do they catch?
+"""How many good translations do the rules keep out, and how many altered numbers and chat answers
+do they catch?
 
 True pairs of prose in six directions: Korean and English of six registers (tests/data/prose), talks
 in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
 rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
-pairs with a number in digits, one number of the translation is altered, and one left out.
+pairs with a number in digits, one number of the translation is altered, and one left out. Of what
+chat models add (tests/data/chatter), the share that is caught by kind: of the half that the rules
+were made with, and of the one that was read when they were done.
 
 Then what of other languages passes, by length and direction: the source itself as its translation,
 and texts of a third language (tests/data/ui_seven.jsonl).
@@ -23,6 +26,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
+from bench.kit.chatter import HALVES, chatter
 from scorekit.text.numbers import asked_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
@@ -97,6 +101,32 @@ def _rejected(quick: bool) -> Iterator[Figure]:
             yield _judge(name, asked, source, target)
             long = [pair for pair in asked if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS]
             yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
+    for half in HALVES:
+        yield from _chatter(half)
+
+
+def _chatter(half: str) -> Iterator[Figure]:
+    """The share caught by any rule of synthesis, by kind; the judge's rules whole."""
+    of, caught, judged = Counter[str](), Counter[str](), 0
+    for kind, pair in chatter(half, prose()):
+        of[kind] += 1
+        caught[kind] += bool(check_rules(pair, RuleConfig()).failed)
+        judged += _judge_code(pair.src, pair.mt, pair.source_lang, pair.target_lang) != "ok"
+    for kind in of:
+        yield _share(f"chatter, {kind}, {half}, caught", caught[kind], of[kind])
+    yield _share(f"chatter, every kind, {half}, caught", caught.total(), of.total(), at_least=95.0)
+    yield _share(f"judge's rules: chatter, every kind, {half}, caught", judged, of.total())
+
+
+def prose() -> dict[str, list[tuple[str, str]]]:
+    """Target language -> true pairs of prose, of which chatter is made."""
+    korean, german, chinese = PROSE
+    return {
+        "ko": korean.pairs(turned=True),
+        "en": korean.pairs(turned=False),
+        "de": german.pairs(turned=False),
+        "zh": chinese.pairs(turned=True),
+    }
 
 
 def _untranslated(source: str, target: str, most: int) -> Iterator[Figure]:
@@ -227,7 +257,12 @@ def _is_missed(pair: Pair) -> bool:
 
 
 def _share(
-    question: str, count: int, of: int, at_most: float | None = None, **details: object
+    question: str,
+    count: int,
+    of: int,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    **details: object,
 ) -> Figure:
     if not of:
         return Figure(question, None, "%", note="no such pair")
@@ -235,7 +270,14 @@ def _share(
     unit = f"% ({100 * low:.2f} to {100 * high:.2f})"
     details |= {"count": count, "of": of, "interval": [round(100 * low, 2), round(100 * high, 2)]}
     value = round(100 * count / of, 2)
-    return Figure(f"{question} ({of:,} pairs)", value, unit, at_most=at_most, details=details)
+    return Figure(
+        f"{question} ({of:,} pairs)",
+        value,
+        unit,
+        at_most=at_most,
+        at_least=at_least,
+        details=details,
+    )
 
 
 def wilson(count: int, of: int, z: float = 1.96) -> tuple[float, float]:

@@ -234,15 +234,17 @@ def _folded(text: str) -> str:
     return "".join(char for char in mask(text).casefold() if char.isalnum())
 
 
-#: Something of 3 to 100 characters, three times or more in a row.
-_LOOP = re.compile(r"(.{3,100}?)\1{2,}", re.S)
+#: Something of 3 to 300 characters, three times or more in a row: up to a long sentence.
+_LONGEST_LOOP = 300
+_LOOP = re.compile(rf"(.{{3,{_LONGEST_LOOP}}}?)\1{{2,}}", re.S)
 #: Characters in which loops are looked for at once: other threads have to wait meanwhile.
 _LOOP_PIECE = 2000
 
 
 def looped_share(text: str) -> float:
-    """Share of the characters that stand in loops: something of 3 to 100 characters with a letter
-    or digit in it, three times or more in a row."""
+    """Share of the characters that stand in loops: something of 3 to 300 characters with a letter
+    or digit in it, three times or more in a row, white space aside."""
+    text = "".join(text.split())
     if not _has_loop(text):
         return 0.0
     looped = sum(
@@ -250,14 +252,14 @@ def looped_share(text: str) -> float:
         for match in _loops(text)
         if any(char.isalnum() for char in match.group(1))
     )
-    return looped / len(text) if text else 0.0
+    return looped / len(text)
 
 
 def _loops(text: str) -> Iterator[re.Match[str]]:
-    """What `_LOOP.finditer` finds. One that begins in a piece shows within 300 characters more."""
+    """What `_LOOP.finditer` finds. One that begins in a piece shows within three units more."""
     position = 0
     while position < len(text):
-        found = _LOOP.search(text, position, position + _LOOP_PIECE + 300)
+        found = _LOOP.search(text, position, position + _LOOP_PIECE + 3 * _LONGEST_LOOP)
         whole = _LOOP.match(text, found.start()) if found else None
         if whole:
             yield whole
@@ -270,7 +272,7 @@ def _has_loop(text: str) -> bool:
     for i in range(len(text) - 5):
         before = places.setdefault(text[i : i + 6], [])
         for k in reversed(before):
-            if (unit := i - k) > 100:
+            if (unit := i - k) > _LONGEST_LOOP:
                 break
             if unit >= 3 and text[k : k + 2 * unit] == text[i : i + 2 * unit]:
                 return True
@@ -322,17 +324,21 @@ def added_quotes(src: str, mt: str) -> str | None:
     return f"{inner[0]} {inner[-1]}"
 
 
-_MARKER = re.compile(rf"```|~~~|{TAG}|</?think(?:ing)?>?", re.I)
+#: Last: the opening of JSON or of a quoted block, at the very start.
+_MARKER = re.compile(
+    rf"```|~~~|{TAG}|</?think(?:ing)?>?|\A[\[{{](?=[\s\[{{]*[\"'“„])|\A>(?=\s)", re.I
+)
 
 
 def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
-    """The first tag, think mark or code fence that the source does not have; None without one.
+    """The first tag, think mark, code fence or opening of JSON or of a quoted block that the source
+    does not have; None without one.
 
     allowed: names of tags ("b"), or "```", that may stand there all the same.
     """
-    excused = {_marker_name(found) for found in _MARKER.findall(src)}
+    excused = {_marker_name(found) for found in _MARKER.findall(src.lstrip())}
     excused |= {name.casefold() for name in allowed}
-    for match in _MARKER.finditer(mt):
+    for match in _MARKER.finditer(mt.lstrip()):
         if _marker_name(match.group()) not in excused:
             return match.group()
     return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 
-from bench.filters import PROSE, caught_numbers, rejections
+from bench.filters import PROSE, caught_numbers, prose, rejections
+from bench.kit.chatter import HALVES, chatter
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
@@ -173,3 +176,13 @@ def test_no_rule_keeps_out_more_than_one_true_pair_in_a_hundred(texts, turned):
 def test_most_spoilt_numbers_are_caught(texts, turned, how):
     caught, of = caught_numbers(_pairs(texts, turned), how)
     assert of > 20 and caught / of > 0.7, (caught, of)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_most_of_what_chat_models_add_is_caught(half):
+    caught = defaultdict(list)
+    for kind, pair in chatter(half, prose(), each=3):
+        caught[kind].append(bool(check_rules(pair, RuleConfig()).failed))
+    assert len(caught) == 8
+    shares = {kind: sum(found) / len(found) for kind, found in caught.items()}
+    assert min(shares.values()) > (0.75 if half == "unseen" else 0.9), shares

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from functools import cache
+from zlib import crc32
 
 import jsonschema
 import pyarrow.parquet
@@ -14,6 +16,7 @@ import structlog
 import yaml
 from typer.testing import CliRunner
 
+from bench.kit.chatter import templates
 from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_service
@@ -28,6 +31,13 @@ from tests.kits.synth.driver import korean
 from tests.kits.synth.output import ROOT
 
 SOURCES, CANDIDATES = 100, 8
+#: What a source may say so that some chatter could be its translation.
+SPEAKS_SO = re.compile(
+    r"\b(?:or|either|else|ye[sp]|ok|okay|sure|all ?right|certain|of course|absolut|obvious|exactly"
+    r"|glad|indeed|english|korean|answer|result|response|text|version|know|question|help|tell|need|reach"
+    r"|ask|want|like|inform|hope|contact|note|explain|original)|[/|]|\A(?:good|great|fine|well|right)",
+    re.I,
+)
 
 
 @cache
@@ -51,8 +61,15 @@ def translated(body, seed):
 def run(tmp_path_factory):
     """(folder, requests of the teacher) of a finished run."""
     folder = tmp_path_factory.mktemp("whole")
-    shard = write_shard(folder / "madlad", documents("en"), lang="en")
     teacher = FakeOpenAI(respond=translated)
+    done = _run_all(folder, documents("en"), teacher, SOURCES, CANDIDATES)
+    assert done.exit_code == 0, done.output
+    return folder / "run", teacher.requests
+
+
+def _run_all(folder, texts, teacher, sources, candidates):
+    """`run --stage all` from English into Korean, with a judge of rules."""
+    shard = write_shard(folder / "madlad", texts, lang="en")
     kept = structlog.get_config()
     with (
         teacher.running() as teacher_url,
@@ -65,11 +82,11 @@ def run(tmp_path_factory):
                 "files": [str(shard)],
                 "src_lang": "en",
                 "tgt_lang": "ko",
-                "sample_pool_size": SOURCES,
-                "target_examples_total": SOURCES,
+                "sample_pool_size": sources,
+                "target_examples_total": sources,
             },
             "teacher": {"base_url": teacher_url, "model": teacher.model},
-            "final_generation": {"num_candidates": CANDIDATES},
+            "final_generation": {"num_candidates": candidates},
             "metricx": {"url": metricx_url, "checkpoint": "fake-metricx"},
             "filters": {"llm_judge": {"url": judge_url}},
         }
@@ -77,8 +94,7 @@ def run(tmp_path_factory):
         command = ["run", "--config", str(folder / "c.yaml"), "--stage", "all"]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
     structlog.configure(**kept)
-    assert done.exit_code == 0, done.output
-    return folder / "run", teacher.requests
+    return done
 
 
 def test_every_row_is_of_the_schema(run):
@@ -139,3 +155,27 @@ def test_the_files_that_the_requirement_names_are_there(run):
     assert {"source_text", "length_bucket_id", "source_meta"} <= set(sampled.column_names)
     prefiltered = list(read_records(folder / "prefilter_candidates.jsonl"))
     assert len(prefiltered) == SOURCES and "improvement" in prefiltered[0]["prefilter"]
+
+
+@pytest.mark.parametrize("chatty", [True, False])
+def test_a_teacher_that_adds_chatter_exports_nothing(chatty, tmp_path):
+    """Of sources that say nothing like it. Without the chatter they are exported."""
+    lines = (ROOT / "tests/data/prose/ko_en.jsonl").read_text(encoding="utf-8").splitlines()
+    true = {row["en"]: row["ko"] for row in map(json.loads, lines)}
+    true = {src: mt for src, mt in true.items() if not SPEAKS_SO.search(src)}
+    forms = [form for form in templates("work") if form.lang == "ko"]
+    assert len(forms) > 40
+
+    def answer(body, seed):
+        asked = body["messages"][-1]["content"]
+        src = next((src for src in true if src in asked), None)
+        mt = true[src] if src else korean(body, seed)
+        form = forms[crc32(f"{asked}{seed}".encode()) % len(forms)]
+        return form.filled(src or "A text.", mt, korean(body, seed)) if chatty else mt
+
+    done = _run_all(tmp_path, list(true), FakeOpenAI(respond=answer), 60, 4)
+    exported = tmp_path / "run/export/train.jsonl"
+    rows = list(read_records(exported)) if exported.exists() else []
+    assert (rows == [] and "format_filter" in done.output) if chatty else len(rows) > 20, (
+        done.output
+    )
