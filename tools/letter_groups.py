@@ -69,7 +69,7 @@ def _rows(folder: Path) -> Iterator[Row]:
     yield from _from_json(folder / "homeassistant/components", r"([^.]+)")
     for path in sorted(folder.glob("django/**/locale/*/LC_MESSAGES/django.mo")):
         with path.open("rb") as file:
-            catalog: dict[Any, str] = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+            catalog: dict[Any, str] = vars(gettext.GNUTranslations(file))["_catalog"]
         for english, text in catalog.items():
             if isinstance(english, str) and english:
                 yield path.parts[-3], english, text
