@@ -90,8 +90,8 @@ def _from_json(folder: Path, name: str) -> Iterator[Row]:
     for path in sorted(folder.rglob("*.json")):
         found = re.fullmatch(name, path.stem)
         if found and found[1] in (*TOLD, *OTHERS):
-            texts = _flat(json.loads(path.read_text(encoding="utf-8")), str(path.parent))
-            by_language.setdefault(found[1], {}).update(texts)
+            flat = _flat(json.loads(path.read_text(encoding="utf-8")), str(path.parent))
+            by_language.setdefault(found[1], {}).update(flat)
     english = by_language.get("en", {})
     for language, texts in by_language.items():
         yield from ((language, english[key], text) for key, text in texts.items() if key in english)
