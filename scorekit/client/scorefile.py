@@ -35,6 +35,8 @@ from scorekit.schemas import Info, Priority, Result, Scored
 _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
 #: A batch holds so many times its size of lines that have their result already.
 _MOST_ITEMS = 16
+#: How a format was read: a TSV was once read as if nothing in it were quoted.
+_READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
 #: A result's fields that depend on what was scored before, not on the sample.
 _PASSING = {"id", "cached"}
 #: What many services do not tell is not written.
@@ -166,7 +168,7 @@ class ScoreJob:
         """Everything that the output is a function of."""
         return {
             "input": digest,
-            "format": self.samples.file.format,
+            "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
             "fields": asdict(self.samples.fields),
             "options": self.options,
             "model": info.model_dump(include={"service", "model", "revision", "dtype"}),

@@ -93,7 +93,7 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
         refused = _run(url, source, tmp_path / "out.jsonl")
         assert refused.exit_code == 2 and "unauthorized" in refused.stderr
         done = _run(url, source, tmp_path / "out.jsonl", *flags, env={"SCOREKIT_API_KEY": "k"})
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 2 and "none of 1 samples was scored" in done.stderr
     (request,) = recorder.requests
     assert request["priority"] == "bulk"
     assert request["options"] == {
