@@ -192,7 +192,7 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
     try:
         result = asyncio.run(work(job.check()))
     except KeyboardInterrupt:
-        at = f" after {tally.done} samples" if tally else ""
+        at = f" after {tally.done + tally.early} samples" if tally else ""
         typer.echo(f"stopped{at}; the same command goes on from there", err=True)
         raise typer.Exit(130) from None
     info, found, asked, seconds = result

@@ -189,7 +189,8 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
         child.send_signal(signal.SIGINT)
         complaint = child.communicate(timeout=180)[1]
     assert child.returncode == 130
-    assert f"stopped after {_lines(out)} samples; the same command goes on" in complaint
+    saved = _lines(out) + _lines(tmp_path / "out.jsonl.early")
+    assert f"stopped after {saved} samples; the same command goes on" in complaint
     assert "Traceback" not in complaint
 
 
