@@ -27,8 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 from pydantic_core import from_json
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.early import EarlyResults
-from scorekit.client.samplefile import Contents, JudgeFields, Line, SampleFile
+from scorekit.client.files.early import EarlyResults
+from scorekit.client.files.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
 from scorekit.files import put, write_atomic
 from scorekit.schemas import Info, Priority, Result, Scored

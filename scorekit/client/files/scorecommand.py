@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.client.samplefile import Contents, Fields, JudgeFields, SampleFile
-from scorekit.client.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.samplefile import Contents, Fields, JudgeFields, SampleFile
+from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.rowfile import Format
