@@ -43,7 +43,7 @@ demo: setup ## the main job on small real models: score, evaluate, train, compar
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
 	$(PY) -m demo.synth
 
-demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, GRPO with five rewards (about 3 minutes)
+demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, GRPO with five rewards (143 s on two quiet cores)
 	$(PY) -m demo.roleplay
 
 demo-search: setup ## evidence in document pages: PDFs to an index, a small searcher that learns in two phases, a page to look at (5 minutes)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from scorekit.client.scorecommand import score
+from scorekit.client.files.scorecommand import score
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.metaeval.verb import meta_eval

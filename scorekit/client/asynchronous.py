@@ -127,11 +127,12 @@ class ScoringClient:
         priority: Priority = "interactive",
         batch_size: int | None = None,
         on_progress: Callable[[int], None] | None = None,
+        on_result: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
         """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
 
         Equal samples are sent once. `on_progress` is told how many samples were answered since it
-        was told before.
+        was told before. `on_result` gets each index and result once, as soon as it has come.
 
         Raises RequestError where a request was refused for good, ServiceUnreachable where no URL
         answered within the deadline.
@@ -140,14 +141,22 @@ class ScoringClient:
             return []
         info = await self.limits()
         asked = Distinct(samples, room(info))
-        results: dict[int, Result] = dict(asked.failed)
+        results: dict[int, Result] = {}
+
+        def put(index: int, result: Result) -> None:
+            results[index] = result
+            if on_result is not None:
+                on_result(index, result)
+
+        results.update(asked.failed)
         call = Call(info, dict(options or {}), priority, asked)
         cached = await self._cached(call)
 
         def deliver(answers: Iterable[tuple[int, Result]]) -> None:
             before = len(results)
             for place, result in answers:
-                results.update(asked.spread(place, result))
+                for index, spread in asked.spread(place, result):
+                    put(index, spread)
             if on_progress is not None:
                 on_progress(len(results) - before)
 
@@ -158,9 +167,11 @@ class ScoringClient:
         try:
             async with asyncio.TaskGroup() as group:
                 for part in cut(missing, info, batch_size or self.batch_size):
-                    group.create_task(self._score_part(part, call, deliver))
+                    group.create_task(self._score_part(part, call, deliver, on_result is not None))
         except ExceptionGroup as failed:  # the first one ended the others
             raise failed.exceptions[0] from None
+        for index, fault in asked.failed if on_result is not None else ():
+            put(index, fault)  # now that the service has taken the others
         return [results[index] for index in range(len(samples))]
 
     async def stream(
@@ -190,13 +201,20 @@ class ScoringClient:
         part: list[Placed],
         call: Call,
         deliver: Callable[[Iterable[tuple[int, Result]]], None],
+        at_once: bool,
     ) -> None:
+        """at_once: each result is delivered when it comes, not with the request's last."""
+        answers: list[tuple[int, Result]] = []
         async with self._exchange.slots:  # the wait for it does not count against the deadline
-            answers = [pair async for pair in self._exchange.answers(part, call)]
+            async for pair in self._exchange.answers(part, call, stream=at_once):
+                answers.append(pair)
+                if at_once:
+                    deliver([pair])
         if call.keys and self._cache is not None:
             good = {call.keys[place]: r for place, r in answers if isinstance(r, Scored)}
             await self._cache.set(good)
-        deliver(answers)
+        if not at_once:
+            deliver(answers)
 
     async def _ask_info(self, deadline: Deadline) -> Info:
         async with self._endpoints.pick() as endpoint:

@@ -278,6 +278,7 @@ class Exchange:
     async def _stream_once(
         self, endpoint: Endpoint, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
+        await self._ask_model(endpoint, request)  # a stream does not name it
         waiting = dict(enumerate(place for place, _ in samples))
         body, deadline = self._body(samples, request), request.deadline
         response = None
@@ -357,6 +358,12 @@ class Exchange:
                 await response.aclose()
             raise_refusal(endpoint.url, refusal)
         return response
+
+    async def _ask_model(self, endpoint: Endpoint, request: _Request) -> None:
+        info = await self.get(endpoint, "/v1/info", request.deadline)
+        with understood(endpoint.url):
+            model = {"id": info["model"], **{n: info[n] for n in ("service", "revision")}}
+            self._check_model(endpoint, request.call, model)
 
     def _check_model(self, endpoint: Endpoint, call: Call, model: Any) -> None:
         """Raise where the model is not the one that the call began with; unless it may change."""

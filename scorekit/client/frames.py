@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scorekit.client.distinct import failure
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, Result, Scored
 
@@ -13,46 +14,73 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def samples_of_frame(frame: DataFrame, task: str | None = None) -> list[dict[str, Any]]:
-    """A sample for each row. task: of a judge that scores translations; its rows name their
-    languages. Raises UserError that names the column, or the row, that is wrong."""
+#: The columns that results become; the last four where a result has them.
+_RESULT_COLUMNS = ("score", "ok", "error", "error_spans", "omissions", "unplaced", "windows")
+
+
+def samples_of_frame(
+    frame: DataFrame, task: str | None = None, prefix: str = ""
+) -> list[dict[str, Any] | Failed]:
+    """Return a sample for each row, or the failure of a row without a text.
+
+    task: of a judge that scores translations; its rows name their languages. prefix: of the columns
+    that will be added. Raises UserError for a column that is missing, or there already, and where
+    no row is a sample.
+    """
     needed = ("src", "mt") if task is None else ("src", "mt", "src_lang", "tgt_lang")
-    missing = [name for name in needed if name not in frame.columns]
-    if missing:
-        have = ", ".join(map(str, frame.columns))
-        raise UserError(f"the data frame has no column {missing[0]!r}; it has: {have}")
+    _check_columns(frame, needed, prefix)
     names = [name for name in (*needed, "ref") if name in frame.columns]
-    samples = []
-    for row, cells in zip(frame.index, zip(*(frame[n] for n in names), strict=True), strict=True):
+    rows: list[dict[str, Any] | Failed] = []
+    for cells in zip(*(frame[name] for name in names), strict=True):
         sample = dict(zip(names, cells, strict=True))
         if _is_blank(sample.get("ref")):
             sample.pop("ref", None)
-        for name, text in sample.items():
-            if not isinstance(text, str):
-                raise UserError(f"row {row!r}, column {name!r}: {_kind(text)} is no text")
-        samples.append(sample if task is None else sample | {"task": task})
-    return samples
+        wrong = [name for name, text in sample.items() if not isinstance(text, str)]
+        if wrong:
+            text = f"column {wrong[0]!r}: {_kind(sample[wrong[0]])} is no text"
+            rows.append(failure("invalid_input", text))
+        else:
+            rows.append(sample if task is None else sample | {"task": task})
+    if rows and isinstance(rows[0], Failed) and all(isinstance(row, Failed) for row in rows):
+        first = f"row {frame.index[0]!r}, {rows[0].error.message}"
+        raise UserError(f"no row of the data frame can be scored: {first}")
+    return rows
 
 
-def with_results(frame: DataFrame, results: Sequence[Result]) -> DataFrame:
+def _check_columns(frame: DataFrame, needed: Sequence[str], prefix: str) -> None:
+    columns = list(frame.columns)
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        have = ", ".join(map(str, columns))
+        raise UserError(f"the data frame has no column {missing[0]!r}; it has: {have}")
+    twice = [name for name in (*needed, "ref") if columns.count(name) > 1]
+    if twice:
+        raise UserError(f"the data frame has several columns {twice[0]!r}: leave one")
+    taken = [name for name in (prefix + result for result in _RESULT_COLUMNS) if name in columns]
+    if taken:
+        raise UserError(
+            f"the data frame has a column {taken[0]!r} already: rename or drop it, or give the new "
+            'columns a prefix, such as prefix="xcomet_"'
+        )
+
+
+def with_results(frame: DataFrame, results: Sequence[Result], prefix: str = "") -> DataFrame:
     """A copy of the frame with a column for each thing that the results say."""
     from pandas import Series
 
     def column(values: list[Any], kind: str) -> Series:
         return Series(values, index=frame.index, dtype=kind)
 
-    good = [isinstance(result, Scored) for result in results]
+    scores = [r.score if isinstance(r, Scored) else math.nan for r in results]
     new = frame.copy()
-    new["score"] = column(
-        [r.score if isinstance(r, Scored) else math.nan for r in results], "float"
-    )
-    new["ok"] = column(good, "bool")
-    new["error"] = column([_error(result) for result in results], "object")
-    for name in ("error_spans", "omissions", "unplaced", "windows"):
-        told = [getattr(r, name) if isinstance(r, Scored) else None for r in results]
-        if any(found is not None for found in told):
-            plain = [s if s is None else [one.model_dump() for one in s] for s in told]
-            new[name] = column(plain, "object")
+    new[f"{prefix}score"] = column(scores, "float")
+    new[f"{prefix}ok"] = column([isinstance(result, Scored) for result in results], "bool")
+    new[f"{prefix}error"] = column([_error(result) for result in results], "object")
+    for name in _RESULT_COLUMNS[3:]:
+        lists = [getattr(r, name) if isinstance(r, Scored) else None for r in results]
+        if any(entries is not None for entries in lists):
+            plain = [s if s is None else [one.model_dump() for one in s] for s in lists]
+            new[prefix + name] = column(plain, "object")
     return new
 
 

@@ -14,7 +14,7 @@ from scorekit.client.distinct import Sample
 from scorekit.client.frames import samples_of_frame, with_results
 from scorekit.net.own_loop import OwnLoop
 from scorekit.report.progress import progress_bar
-from scorekit.schemas import Info, Result
+from scorekit.schemas import Failed, Info, Result
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -52,17 +52,26 @@ class SyncScoringClient:
             kwargs["on_progress"] = advance
             return self._loop.run(lambda client: client.score(samples, *args, **kwargs))
 
-    def score_frame(self, frame: DataFrame, *, task: str | None = None, **kwargs: Any) -> DataFrame:
+    def score_frame(
+        self, frame: DataFrame, *, task: str | None = None, prefix: str = "", **kwargs: Any
+    ) -> DataFrame:
         """A copy of a pandas data frame with the columns `score` (NaN where it failed), `ok`,
         `error` (None where it did not) and, where a result has them, `error_spans`, `omissions`,
-        `unplaced` and `windows`.
+        `unplaced` and `windows`. prefix: stands before these names.
 
         It has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no reference);
-        other columns stay as they are. task: of a judge (mqm), which also wants the columns
-        `src_lang` and `tgt_lang`. `kwargs` as for `score`. Raises UserError that names a column, or
-        a row, which is not so.
+        other columns stay as they are. A row without a text (None, a number) fails with
+        `invalid_input`; the others are scored. task: of a judge (mqm), which also wants the columns
+        `src_lang` and `tgt_lang`. `kwargs` as for `score`.
+
+        Raises UserError before anything is asked: for a column that is missing, for a column of
+        results that is there already, and where no row has its texts.
         """
-        return with_results(frame, self.score(samples_of_frame(frame, task), **kwargs))
+        rows = samples_of_frame(frame, task, prefix)
+        samples = [row for row in rows if not isinstance(row, Failed)]
+        answers = iter(self.score(samples, **kwargs))
+        results = [row if isinstance(row, Failed) else next(answers) for row in rows]
+        return with_results(frame, results, prefix)
 
     def close(self) -> None:
         """Close the connections and end the thread; a second call does nothing. A call that

@@ -112,7 +112,10 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
     if file.format == "csv":  # spans are no text
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
-    judgements = _published(file) if file.format == "tsv" else _json(file, lower_is_better)
+    if file.format == "tsv":  # most of the published files are not quoted: `unquoted` judges
+        judgements = _published(RowFile(path, "tsv-unquoted"))
+    else:
+        judgements = _json(file, lower_is_better)
     if not judgements.translations:
         raise UserError(f"{path}: no judgement in it")
     return judgements

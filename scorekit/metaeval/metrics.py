@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.samplefile import Fields, JudgeFields, SampleFile
-from scorekit.client.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.samplefile import Fields, JudgeFields, SampleFile
+from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span

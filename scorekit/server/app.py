@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -302,7 +301,7 @@ def _info(service: ScoringService) -> BaseModel:
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
             "versions": told.versions | own,
-            "commit": _commit(),
+            "commit": scorekit.commit(),
             "device_memory_bytes": memory[0] if memory else None,
         },
         told,
@@ -381,8 +380,3 @@ def _describe_keys(document: dict[str, Any]) -> None:
             for operation in operations.values():
                 operation["security"] = [{"key": []}, {}]
                 operation["responses"]["401"] = refusal
-
-
-def _commit() -> str | None:
-    """The commit that the image was built from (SCOREKIT_COMMIT), where one was given."""
-    return os.environ.get("SCOREKIT_COMMIT") or None

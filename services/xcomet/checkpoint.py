@@ -278,8 +278,8 @@ def _read_hparams(path: Path) -> dict[str, Any]:
     found = hparams.get("class_identifier") if isinstance(hparams, dict) else None
     if found == "ranking_metric":
         raise UserError(
-            f"{path}: class_identifier is 'ranking_metric', which unbabel-comet itself gives no "
-            f"scores for; served are {', '.join(CLASSES)}"
+            f"{path}: class_identifier is 'ranking_metric', which is not served here; "
+            f"unbabel-comet itself scores with it. Served are {', '.join(CLASSES)}"
         )
     if not isinstance(found, str) or found not in CLASSES:
         raise UserError(f"{path}: class_identifier is {found!r}; served are {', '.join(CLASSES)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def manifest(
         "settings": settings(cfg),
         "code": {
             "scorekit": scorekit.__version__,
-            "commit": os.environ.get("SCOREKIT_COMMIT") or None,
+            "commit": scorekit.commit(),
         },
     }
 

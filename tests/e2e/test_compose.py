@@ -215,7 +215,7 @@ def test_containers_are_locked_down(stack: None) -> None:
         assert bool(published) == (service != "cache"), service
         if service != "cache":
             assert found["HostConfig"]["Init"] is True
-            assert found["Config"]["Image"] == f"scorekit-{service}:0.1.0"
+            assert found["Config"]["Image"] == f"scorekit-{service}:0.2.0"
     told = compose("exec", "-T", "metricx", "sh", "-c", "id -u; touch /app/x 2>&1 || true")
     assert told.splitlines()[0] == "10001" and "Read-only" in told
 

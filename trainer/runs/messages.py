@@ -14,10 +14,8 @@ _OF_THE_RUN = ("trainer", "scorekit")
 
 
 def show_messages() -> None:
-    """What libraries say goes to stderr, a line each. Not what bitsandbytes says whenever peft
-    imports it: that another package would make its product of 4-bit weights on a CPU quicker."""
+    """What libraries say goes to stderr, a line each."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

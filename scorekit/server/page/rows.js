@@ -16,9 +16,8 @@ function decoded(bytes) {
 /**
  * Samples of lines `src<TAB>mt[<TAB>ref]`.
  *
- * A field in quotes may hold tabs and line breaks, and "" for a quote; one that only begins with a
- * quote is taken as it is. A first line `src mt [ref]` names the columns. Throws an Error that
- * names the line of a bad row.
+ * Quotes are read as scorekit/rowfile.py says. A first line `src mt [ref]` names the columns. Throws
+ * an Error that names the line of a bad row.
  */
 function parseRows(text) {
   const samples = [];
@@ -44,7 +43,7 @@ function* records(text) {
   while (at < text.length) {
     const [cells, first] = [[], line];
     for (;;) {
-      const [cell, next] = text[at] === '"' ? quoted(text, at, line) : bare(text, at);
+      const [cell, next] = text[at] === '"' ? quoted(text, at) : bare(text, at);
       cells.push(cell);
       line += text.slice(at, next).split("\n").length - 1;
       at = next;
@@ -59,20 +58,20 @@ function* records(text) {
 }
 
 function bare(text, at) {
-  const end = text.slice(at).search(/\t|\r?\n/);
+  const end = text.slice(at).search(/\t|\r?\n|\r$/);
   const next = end < 0 ? text.length : at + end;
   return [text.slice(at, next), next];
 }
 
-function quoted(text, at, line) {
+function quoted(text, at) {
   let end = at + 1;
   for (;;) {
     end = text.indexOf('"', end);
-    if (end < 0) throw new Error(`Line ${line}: a quote opens a field and nothing closes it.`);
+    if (end < 0) return bare(text, at);
     if (text[end + 1] !== '"') break;
     end += 2;
   }
-  const closes = end + 1 === text.length || /^(\t|\r?\n)/.test(text.slice(end + 1, end + 3));
+  const closes = /^(\t|\r?\n|\r?$)/.test(text.slice(end + 1, end + 3));
   if (!closes) return bare(text, at); // "Hi," he said
   return [text.slice(at + 1, end).replaceAll('""', '"'), end + 1];
 }

@@ -35,7 +35,7 @@ INFO = {
     "max_input_length": 1536,
     "commit": None,
     "uptime_s": 12.5,
-    "versions": {"scorekit": "0.1.0", "torch": "2.9.0", "transformers": "4.57.0", "comet": None},
+    "versions": {"scorekit": "0.2.0", "torch": "2.9.0", "transformers": "4.57.0", "comet": None},
 }
 
 

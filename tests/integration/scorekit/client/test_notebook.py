@@ -10,7 +10,7 @@ import threading
 import pandas as pd
 import pytest
 
-from bench.kit.servers import running_service, wait_until
+from bench.kit.servers import free_port, running_service, wait_until
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
@@ -73,14 +73,46 @@ def test_metricx_frames_have_no_spans_and_an_empty_frame_stays_empty(client):
     ("frame", "fault"),
     [
         (pd.DataFrame({"src": ["a"], "text": ["b"]}), "no column 'mt'; it has: src, text"),
-        (pd.DataFrame({"src": ["a", "b"], "mt": ["c", 5]}), r"row 1, column 'mt': 5 \(int\)"),
-        (pd.DataFrame({"src": ["a", None], "mt": ["c", "d"]}), "row 1, column 'src': "),
+        (pd.DataFrame({"src": ["a", None], "mt": [5, "d"]}), r"row 0, column 'mt': 5 \(int\)"),
+        (pd.DataFrame({"src": [None], "mt": ["c"]}), "no row .* row 0, column 'src': None"),
         (pd.DataFrame({"src": ["a"], "mt": ["c"], "ref": [1.5]}), "row 0, column 'ref': 1.5"),
+        (pd.DataFrame([["a", "b", "c"]], columns=["src", "mt", "mt"]), "several columns 'mt'"),
+        (FRAME.assign(score=1.0), "has a column 'score' already: rename or drop it"),
+        (FRAME.assign(windows=0), "has a column 'windows' already"),
     ],
 )
-def test_what_is_wrong_with_a_frame_is_said(client, frame, fault):
-    with pytest.raises(UserError, match=fault):
-        client.score_frame(frame)
+def test_what_is_wrong_with_a_frame_is_said_before_anything_is_asked(frame, fault):
+    with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as nobody:
+        with pytest.raises(UserError, match=fault):
+            nobody.score_frame(frame)
+
+
+def test_a_row_without_a_text_fails_alone(client):
+    frame = pd.DataFrame(
+        {"src": ["a", None, "b", "c", pd.NA], "mt": ["x", "y", math.nan, "z", "w"]},
+        index=[3, 1, 1, 2, 0],
+        dtype=object,
+    )
+    frame["ref"] = [None, None, None, 1.5, None]
+    scored = client.score_frame(frame)
+    assert scored["ok"].tolist() == [True, False, False, False, False]
+    assert scored["score"].iloc[0] == _score_of("a", "x") and scored["score"].isna().sum() == 4
+    _, two, three, four, five = scored["error"]
+    assert two == "invalid_input: column 'src': None is no text"
+    assert three == "invalid_input: column 'mt': nan (float) is no text"
+    assert "column 'ref': 1.5 (float)" in four and "column 'src': " in five
+
+
+def test_two_metrics_stand_side_by_side(client):
+    by_one = client.score_frame(FRAME, prefix="one_")
+    both = client.score_frame(by_one, prefix="two_")
+    assert list(both.columns) == [
+        *FRAME.columns,
+        *(f"{p}_{n}" for p in ("one", "two") for n in ("score", "ok", "error", "error_spans")),
+    ]
+    assert both["one_score"].equals(both["two_score"].rename("one_score"))
+    with pytest.raises(UserError, match="has a column 'two_score' already"):
+        client.score_frame(both, prefix="two_")
 
 
 def test_inside_a_running_loop_with_a_bar(client, capsys):

@@ -299,11 +299,27 @@ class OtherRevision(FakeBackend):
         return description
 
 
-def test_a_pinned_client_refuses_the_answer_of_another_model():
+@pytest.mark.parametrize("how", [{}, {"on_result": lambda *_: None}], ids=["whole", "streamed"])
+def test_a_pinned_client_refuses_the_answer_of_another_model(how):
     with running_service(FakeBackend()) as a, running_service(OtherRevision()) as b:
         with SyncScoringClient([a, b], batch_size=5, pin_model=True) as client:
             with pytest.raises(ServiceUnreachable, match="it runs fake-metricx"):
-                client.score(SAMPLES)
+                client.score(SAMPLES, **how)
+
+
+def test_each_result_is_given_once_as_soon_as_it_comes():
+    """Also those of equal samples, of a sample that is never sent, and of a cache."""
+    samples = [*SAMPLES[:30], SAMPLES[0], {"src": "\ud800", "mt": "b"}]
+    given: list = []
+
+    async def run(url):
+        async with ScoringClient(url, batch_size=7) as client:
+            results = await client.score(samples, on_result=lambda *pair: given.append(pair))
+        assert [result for _, result in sorted(given, key=lambda pair: pair[0])] == results
+
+    with running_service(FakeBackend()) as url:
+        asyncio.run(run(url))
+    assert sorted(index for index, _ in given) == list(range(32)) and not given[-1][1].ok
 
 
 def test_a_service_that_does_not_become_ready_is_named_with_its_reason():

@@ -93,7 +93,7 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
         refused = _run(url, source, tmp_path / "out.jsonl")
         assert refused.exit_code == 2 and "unauthorized" in refused.stderr
         done = _run(url, source, tmp_path / "out.jsonl", *flags, env={"SCOREKIT_API_KEY": "k"})
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 2 and "none of 1 samples was scored" in done.stderr
     (request,) = recorder.requests
     assert request["priority"] == "bulk"
     assert request["options"] == {
@@ -189,7 +189,8 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
         child.send_signal(signal.SIGINT)
         complaint = child.communicate(timeout=180)[1]
     assert child.returncode == 130
-    assert f"stopped after {_lines(out)} samples; the same command goes on" in complaint
+    saved = _lines(out) + _lines(tmp_path / "out.jsonl.early")
+    assert f"stopped after {saved} samples; the same command goes on" in complaint
     assert "Traceback" not in complaint
 
 

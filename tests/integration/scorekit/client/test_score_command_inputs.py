@@ -56,9 +56,9 @@ def _jsonl():
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
-def _csv():
+def _csv(dialect="excel"):
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(ROWS[0]))
+    writer = csv.DictWriter(text, fieldnames=list(ROWS[0]), dialect=dialect)
     writer.writeheader()
     writer.writerows(ROWS)
     return b"\xef\xbb\xbf" + text.getvalue().encode()
@@ -79,6 +79,7 @@ def _parquet():
     [
         ("in.jsonl.gz", lambda: gzip.compress(_jsonl()), [1, 2, 3]),
         ("in.csv", _csv, [2, 4, 5]),
+        ("in.tsv", lambda: _csv("excel-tab"), [2, 4, 5]),
         ("in.CSV.gz", lambda: gzip.compress(_csv()), [2, 4, 5]),
         ("in.parquet", _parquet, [1, 2, 3]),
     ],
@@ -113,6 +114,55 @@ def test_a_faulty_input_is_told_before_anything_is_asked(tmp_path, name, content
     done = _run(f"http://127.0.0.1:{free_port()}", tmp_path / name, tmp_path / "out.jsonl")
     assert done.exit_code == 2 and fault in done.stderr, done.stderr
     assert done.stderr.startswith(f"error: {tmp_path / name}") and done.stderr.count("\n") == 1
+
+
+def test_an_output_of_a_quoted_tsv_is_gone_on_with(url, tmp_path):
+    """Where it was cut: before, within and behind rows that run over several lines."""
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "in.tsv").write_bytes(_csv("excel-tab"))
+    assert _run(url, tmp_path / "in.tsv", out).exit_code == 0
+    whole = out.read_bytes()
+    for keep in range(0, len(whole), 37):
+        out.write_bytes(whole[:keep])
+        done = _run(url, tmp_path / "in.tsv", out)
+        assert done.exit_code == 0 and out.read_bytes() == whole, done.stderr
+
+
+def test_an_output_from_when_quotes_were_text_is_not_gone_on_with(url, tmp_path):
+    out, meta = tmp_path / "out.jsonl", tmp_path / "out.jsonl.meta.json"
+    (tmp_path / "in.tsv").write_bytes(_csv("excel-tab"))
+    assert _run(url, tmp_path / "in.tsv", out).exit_code == 0
+    about = json.loads(meta.read_text())
+    meta.write_text(json.dumps(about | {"format": "tsv"}))
+    again = _run(url, tmp_path / "in.tsv", out)
+    assert again.exit_code == 2 and "made from something else (format)" in again.stderr
+
+
+def test_every_quote_is_text_where_the_user_says_so(url, tmp_path):
+    (tmp_path / "in.tsv").write_text('src\tmt\n"Why?"\t"Warum?"\n')
+    out = tmp_path / "out.jsonl"
+    for flags, quote in ((), ""), (("--format", "tsv-unquoted"), '"'):
+        assert _run(url, tmp_path / "in.tsv", out, "--overwrite", *flags).exit_code == 0
+        row = {"src": f"{quote}Why?{quote}", "mt": f"{quote}Warum?{quote}", "ref": ""}
+        assert [r["score"] for r in _read(out)] == [_score_of(row)]
+
+
+def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
+    (tmp_path / "in.jsonl").write_text(
+        '{"src": "s", "mt": "nan"}\n' * 3 + '{"src": "s", "mt": "m"}\n'
+    )
+    out = tmp_path / "out.jsonl"
+    some = _run(url, tmp_path / "in.jsonl", out)
+    assert some.exit_code == 0 and "failed: non_finite" in some.stdout
+    (tmp_path / "in.jsonl").write_text('{"src": "s", "mt": "nan"}\n' * 3)
+    for flags in ("--overwrite",), ():  # and again where nothing is left to ask
+        none = _run(url, tmp_path / "in.jsonl", out, *flags)
+        fault = f"error: {out}: none of 3 samples was scored (non_finite: 3): each line says why\n"
+        assert none.exit_code == 2 and none.stderr.endswith(fault)
+    to_stdout = _run(url, tmp_path / "in.jsonl", "-")
+    assert to_stdout.exit_code == 2 and "stdout: none of 3 samples was scored" in to_stdout.stderr
+    (tmp_path / "empty.jsonl").write_text("")
+    assert _run(url, tmp_path / "empty.jsonl", tmp_path / "empty_out.jsonl").exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["out.jsonl.gz", "out.csv", "out.parquet"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,14 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
     return "".join(",".join(cells) + "\r\n" for cells in [list(rows[0]), *quoted])
 
 
+def as_quoted_tsv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), dialect="excel-tab", quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -69,6 +78,7 @@ FORMS = [
     ("json", as_jsonl),
     ("csv", as_csv),
     ("tsv", as_tsv),
+    ("tsv", as_quoted_tsv),
 ]
 
 

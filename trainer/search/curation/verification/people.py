@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from scorekit.errors import UserError
 from scorekit.report.render import visible
+from scorekit.rowfile import MOST_CHARACTERS
 from trainer.search.curation.verification.classes import CLASSES, TruthClass
 
 #: Columns of a worksheet that are read back.
@@ -115,6 +116,7 @@ def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
             ) from None
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
+    csv.field_size_limit(MOST_CHARACTERS)
     try:
         yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     except csv.Error as error:

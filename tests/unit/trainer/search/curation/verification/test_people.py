@@ -69,6 +69,13 @@ def test_a_spreadsheet_may_write_it_otherwise(tmp_path, separator, encoding):
     assert {name: of.truth for name, of in found.items()} == {"질문5": "GEN_ERROR", "q1": "OK"}
 
 
+def test_a_long_cell_of_another_column_is_read(tmp_path):
+    """Longer than the csv module takes by itself: 131,072 characters."""
+    csv.field_size_limit(131_072)
+    rows = [["q1", "OK", "쪽" * 200_000]]
+    assert read(tmp_path, csv_text([ID, PERSON, "answer"], rows)).keys() == {"q1"}
+
+
 def test_each_bad_row_is_one_line(tmp_path):
     rows = [["q1", "WRONG"], ["q9", "OK"], ["q2", "OK"], ["q2", "GT_ERROR"]]
     with pytest.raises(UserError, match="3 rows cannot be used") as caught:

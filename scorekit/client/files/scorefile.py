@@ -2,8 +2,9 @@
 
 The output has one JSON line for each sample, in order. Beside it, OUT.meta.json says what it was
 made from: only the same job may go on with it. Lines are appended whole; after a crash the last
-one may be torn, and is cut. Samples that failed for the moment are asked for again by the next run,
-which writes OUT.again with the new results in their place, and then puts it where OUT is.
+one may be torn, and is cut. OUT.early has the results that came before their turn (early.py).
+Samples that failed for the moment are asked for again by the next run, which writes OUT.again with
+the new results in their place, and then puts it where OUT is.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.samplefile import Contents, JudgeFields, Line, SampleFile
+from scorekit.client.files.early import EarlyResults
+from scorekit.client.files.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
 from scorekit.files import put, write_atomic
 from scorekit.schemas import Info, Priority, Result, Scored
@@ -35,6 +37,8 @@ from scorekit.schemas import Info, Priority, Result, Scored
 _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
 #: A batch holds so many times its size of lines that have their result already.
 _MOST_ITEMS = 16
+#: How a format was read: a TSV was once read as if nothing in it were quoted.
+_READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
 #: A result's fields that depend on what was scored before, not on the sample.
 _PASSING = {"id", "cached"}
 #: What many services do not tell is not written.
@@ -46,7 +50,8 @@ class Tally:
     """What an output holds so far.
 
     retryable: how many another run asks for again. judged: results with a verdict, of which
-    `passed` pass. last_line: the number of the input line it ends with.
+    `passed` pass. last_line: the number of the input line it ends with. early: results that are
+    saved, too, before their turn.
     """
 
     ok: int = 0
@@ -56,6 +61,7 @@ class Tally:
     passed: int = 0
     score_sum: float = 0.0
     last_line: int = 0
+    early: int = 0
 
     @property
     def done(self) -> int:
@@ -131,10 +137,11 @@ class ScoreJob:
         Raises UserError for an output of another job, and what the client raises.
         """
         self._check_kind(info)
+        early = EarlyResults(self.out and _beside(self.out, "early"))
         if self.out is None:
             tally = Tally()
             try:
-                await self._score_rest(client, sys.stdout.buffer, tally, on_start(tally))
+                await self._score_rest(client, sys.stdout.buffer, early, tally, on_start(tally))
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end
                 raise UserError("stdout: its reader has left") from None
@@ -143,15 +150,19 @@ class ScoreJob:
             with ExitStack() as files:
                 out = _opened(files, self.out)
                 about = self._about(contents.digest, info)
-                tally = Tally() if self.overwrite else self._resume(out, self.out, about)
+                if self.overwrite:  # at the first result: the service may yet refuse what is asked
+                    early.when_first(partial(self._begin, out, self.out, about))
+                    tally = Tally()
+                else:
+                    tally = self._resume(out, self.out, about, early)
                 advance = on_start(tally)
                 if tally.retryable:
                     again = _opened(files, _beside(self.out, "again"))
-                    await self._ask_again(client, out, again, tally, advance)
+                    await self._ask_again(client, out, again, early, tally, advance)
                     put(_beside(self.out, "again"), self.out)
                     out = again
-                begin = partial(self._begin, out, self.out, about) if self.overwrite else None
-                await self._score_rest(client, out, tally, advance, begin)
+                await self._score_rest(client, out, early, tally, advance)
+                early.finish()
         except OSError as error:
             raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
         return tally
@@ -166,25 +177,30 @@ class ScoreJob:
         """Everything that the output is a function of."""
         return {
             "input": digest,
-            "format": self.samples.file.format,
+            "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
             "fields": asdict(self.samples.fields),
             "options": self.options,
             "model": info.model_dump(include={"service", "model", "revision", "dtype"}),
         }
 
-    def _resume(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> Tally:
-        """What the output holds already; it ends with a whole line then."""
+    def _resume(
+        self, out: BinaryIO, path: Path, about: dict[str, Any], early: EarlyResults
+    ) -> Tally:
+        """What the output holds already; it ends with a whole line then. `early` gets what an
+        earlier run saved beside it."""
         meta = _beside(path, "meta.json")
         out.seek(0)
         if out.read(1) == b"":
-            self._begin(out, path, about)
-            return Tally()
-        try:
-            before = json.loads(meta.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            if _made_from(meta) == about:
+                early.load(after=0)
+            else:
+                self._begin(out, path, about)
+            return Tally(early=len(early))
+        before = _made_from(meta)
+        if before is None:
             raise UserError(
                 f"{path} is there, and no {meta.name} says what it was made from: {self.remedy}"
-            ) from None
+            )
         changed = [name for name in about if before.get(name) != about[name]]
         if changed:
             raise UserError(
@@ -193,12 +209,15 @@ class ScoreJob:
         tally = Tally()
         for _, result in _results(out, path):
             tally.add(result)
+        early.load(after=0 if tally.retryable else tally.last_line)
+        tally.early = len(early)
         return tally
 
     def _begin(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> None:
         """Make the output an empty one of this job."""
         out.truncate(0)
-        _beside(path, "again").unlink(missing_ok=True)
+        for ending in ("again", "early"):
+            _beside(path, ending).unlink(missing_ok=True)
         meta = json.dumps(about, indent=1, ensure_ascii=False)
         write_atomic(_beside(path, "meta.json"), meta, alone=True)
 
@@ -207,6 +226,7 @@ class ScoreJob:
         client: ScoringClient,
         out: BinaryIO,
         again: BinaryIO,
+        early: EarlyResults,
         tally: Tally,
         advance: Callable[[int], None],
     ) -> None:
@@ -222,57 +242,59 @@ class ScoreJob:
             _Item(line, old, raw)
             for (raw, old), line in zip(standing, self.samples.lines(last), strict=False)
         )
-        await self._score_items(client, items, again, tally, advance)
+        await self._score_items(client, items, again, early, tally, advance)
 
     async def _score_rest(
         self,
         client: ScoringClient,
         out: BinaryIO,
+        early: EarlyResults,
         tally: Tally,
         advance: Callable[[int], None],
-        begin: Callable[[], None] | None = None,
     ) -> None:
         items = map(_Item, self.samples.lines(after=tally.last_line))
-        await self._score_items(client, items, out, tally, advance, begin)
+        await self._score_items(client, items, out, early, tally, advance)
 
     async def _score_items(
         self,
         client: ScoringClient,
         items: Iterator[_Item],
         out: BinaryIO,
+        early: EarlyResults,
         tally: Tally,
         advance: Callable[[int], None],
-        begin: Callable[[], None] | None = None,
     ) -> None:
         """Keep `max_in_flight` requests going; write their results in order. At most twice as
-        many batches are in memory. begin: called once, when the first results are there: the
-        service may yet refuse the task or its options."""
+        many batches are in memory."""
         batches = _batches(items, self.batch_size)
-        waiting: deque[tuple[list[_Item], asyncio.Task[list[Result]]]] = deque()
-        try:
-            while True:
-                for batch in islice(batches, 2 * self.max_in_flight - len(waiting)):
-                    waiting.append((batch, asyncio.create_task(self._score(client, batch))))
-                if not waiting:
-                    break
-                batch, task = waiting.popleft()
-                results = await task
-                if begin is not None:
-                    begin()
-                    begin = None
-                _append(out, batch, results, tally)
-                advance(sum(item.is_asked for item in batch))
-            if begin is not None:  # of no samples
-                begin()
-        finally:
-            for _, task in waiting:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+        waiting: deque[tuple[list[_Item], asyncio.Task[None]]] = deque()
+        async with early.saving():
+            try:
+                while True:
+                    for batch in islice(batches, 2 * self.max_in_flight - len(waiting)):
+                        task = asyncio.create_task(self._score(client, batch, early))
+                        waiting.append((batch, task))
+                    if not waiting:
+                        return
+                    batch, task = waiting[0]
+                    await task
+                    waiting.popleft()
+                    _append(out, batch, early, tally)
+                    advance(sum(item.is_asked for item in batch))
+            finally:
+                for _, task in waiting:
+                    task.cancel()
+                await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+                tally.early = len(early)
 
-    async def _score(self, client: ScoringClient, batch: list[_Item]) -> list[Result]:
-        samples = [item.line.sample for item in batch if item.is_asked]
-        return await client.score(
-            samples, self.options, priority=self.priority, batch_size=self.batch_size
+    async def _score(self, client: ScoringClient, batch: list[_Item], early: EarlyResults) -> None:
+        lines = [i.line for i in batch if i.is_asked and i.line.number not in early]
+        await client.score(
+            [line.sample for line in lines],
+            self.options,
+            priority=self.priority,
+            batch_size=self.batch_size,
+            on_result=lambda index, result: early.put(_record(lines[index], result)),
         )
 
 
@@ -306,22 +328,25 @@ def _batches(items: Iterator[_Item], size: int) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _append(out: BinaryIO, batch: list[_Item], results: list[Result], tally: Tally) -> None:
+def _record(line: Line, result: Result) -> dict[str, Any]:
+    """A line of the output."""
+    record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_PASSING)}
+    if isinstance(result, Scored):
+        record = {n: v for n, v in record.items() if v is not None or n not in _MAY_LACK}
+    return record
+
+
+def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: Tally) -> None:
     written = []
-    answers = iter(results)
     for item in batch:
         if not item.is_asked:
             written.append(item.raw)
             continue
-        result = next(answers)
-        record = {"line": item.line.number, "id": item.line.id}
-        record |= result.model_dump(exclude=_PASSING)
-        if isinstance(result, Scored):
-            record = {n: v for n, v in record.items() if v is not None or n not in _MAY_LACK}
-        written.append(to_json(record) + b"\n")
+        fields, raw = early.take(item.line.number)
+        written.append(raw)
         if item.before is not None:
             tally.add(item.before, -1)
-        tally.add(record)
+        tally.add(fields)
     out.write(b"".join(written))
     out.flush()
 
@@ -341,6 +366,14 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
         whole += len(raw)
         yield raw, result
     file.truncate(whole)
+
+
+def _made_from(meta: Path) -> dict[str, Any] | None:
+    """What an output was made from; None where nothing says so."""
+    try:
+        return dict(json.loads(meta.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def _may_pass(result: Mapping[str, Any]) -> bool:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.client.samplefile import Contents, Fields, JudgeFields, SampleFile
-from scorekit.client.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.samplefile import Contents, Fields, JudgeFields, SampleFile
+from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.rowfile import Format
@@ -29,7 +29,10 @@ _Out = Annotated[
 ]
 _Url = Annotated[list[str], typer.Option(help="URL of the service; repeat it for replicas.")]
 _FormatOf = Annotated[
-    Format | None, typer.Option(help="Of IN; default: by its ending, of stdin jsonl.")
+    Format | None,
+    typer.Option(
+        help="Of IN; default: by its ending, of stdin jsonl. tsv-unquoted: every quote is text."
+    ),
 ]
 _Src = Annotated[str, typer.Option(help="Field of the source.")]
 _Mt = Annotated[str, typer.Option(help="Field of the translation.")]
@@ -113,7 +116,8 @@ def score(
 
     A service's API key is read from SCOREKIT_API_KEY. Samples that fail stand in OUT with
     `"ok": false` and are counted at the end. Those that failed for the moment make the exit code 3;
-    the same command asks for them again. Written to stdout, nothing can be gone on with.
+    the same command asks for them again. If all have failed for good, it is 2. Written to stdout,
+    nothing can be gone on with.
     """
     options = {
         "overlong": overlong,
@@ -188,7 +192,7 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
     try:
         result = asyncio.run(work(job.check()))
     except KeyboardInterrupt:
-        at = f" after {tally.done} samples" if tally else ""
+        at = f" after {tally.done + tally.early} samples" if tally else ""
         typer.echo(f"stopped{at}; the same command goes on from there", err=True)
         raise typer.Exit(130) from None
     info, found, asked, seconds = result
@@ -199,6 +203,12 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
         again = "" if job.out is None else "; the same command asks for them again"
         typer.echo(f"{found.retryable:,} samples failed for the moment{again}", err=True)
         raise typer.Exit(3)
+    if found.done and not found.ok:
+        types = ", ".join(f"{type}: {count:,}" for type, count in sorted((+found.failed).items()))
+        raise UserError(
+            f"{job.out or 'stdout'}: none of {found.done:,} samples was scored ({types}): "
+            "each line says why"
+        )
 
 
 def _print_summary(
