@@ -26,7 +26,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
-from bench.kit.chatter import HALVES, chatter
+from bench.synth.chatter import HALVES, chatter
 from scorekit.text.numbers import asked_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from bench.filters import PROSE, caught_numbers, prose, rejections
-from bench.kit.chatter import HALVES, chatter
+from bench.synth.chatter import HALVES, chatter
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 

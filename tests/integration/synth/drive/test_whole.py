@@ -16,10 +16,10 @@ import structlog
 import yaml
 from typer.testing import CliRunner
 
-from bench.kit.chatter import templates
 from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_service
+from bench.synth.chatter import templates
 from demo.madlad_shard import documents, write_shard
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
