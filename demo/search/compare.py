@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -99,27 +100,64 @@ def show_episode(console: Console, stage: Stage) -> None:
 
 
 def verdict(stages: Sequence[Stage]) -> list[str]:
-    """What the two phases changed, with intervals over the held-out questions, and what is left.
-    What has no figure in one of the two is in no mean, and is counted."""
-    return [
-        _changed("NDCG", _ndcg, stages[0], stages[-1]),
-        _changed("judge's score", _score, stages[0], stages[-1]),
-        _not_learned(stages[-1]),
+    """Say what each phase changed, with intervals over the held-out questions, and what is left.
+
+    The last sentence says which phases raised something for certain. What has no figure in one of
+    two stages is in no mean, and is counted.
+    """
+    steps = list(pairwise(stages))
+    changes = [
+        Change(f"Phase {number}", title, *_pairs(value, *step))
+        for number, step in enumerate(steps, 1)
+        for title, value in FIGURES.items()
     ]
+    parts = [
+        f"{phase} raised {' and '.join(raised)}"
+        if (raised := [of.title for of in changes if of.phase == phase and of.is_rise])
+        else f"{phase} raised nothing that is shown"
+        for phase in dict.fromkeys(of.phase for of in changes)
+    ]
+    last = f"In this run, one seed: {'; '.join(parts)}."
+    return [*(of.sentence() for of in changes), _not_learned(stages[-1]), last]
 
 
-def _changed(title: str, value: Value, first: Stage, last: Stage) -> str:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a phase did to a figure of a question. changes: of those that have it in both stages;
+    missing: how many have not."""
+
+    phase: str
+    title: str
+    changes: Sequence[float]
+    missing: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of a paired bootstrap over the questions, 95 %."""
+        return paired_interval(self.changes)
+
+    @property
+    def is_rise(self) -> bool:
+        """Whether the interval lies above 0."""
+        return bool(self.changes) and self.interval[0] > 0
+
+    def sentence(self) -> str:
+        """The mean change and its interval."""
+        total = len(self.changes) + self.missing
+        without = f"; {self.missing} of {total} questions have none" if self.missing else ""
+        if not self.changes:
+            return f"{self.phase}: {self.title} \N{EN DASH} a question{without}."
+        low, high = self.interval
+        return (
+            f"{self.phase}: {self.title} {fmean(self.changes):+.3f} a question "
+            f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f}{without})."
+        )
+
+
+def _pairs(value: Value, first: Stage, last: Stage) -> tuple[list[float], int]:
     pairs = [(value(a), value(b)) for a, b in zip(first.episodes, last.episodes, strict=True)]
     changes = [b - a for a, b in pairs if a is not None and b is not None]
-    missing = len(pairs) - len(changes)
-    without = f"; {missing} of {len(pairs)} questions have none" if missing else ""
-    if not changes:
-        return f"Both phases: {title} \N{EN DASH} a question{without}."
-    low, high = paired_interval(changes)
-    return (
-        f"Both phases: {title} {fmean(changes):+.3f} a question "
-        f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f}{without})."
-    )
+    return changes, len(pairs) - len(changes)
 
 
 def _not_learned(stage: Stage) -> str:
@@ -159,3 +197,7 @@ def _ndcg(episode: Trajectory) -> float | None:
 def _score(episode: Trajectory) -> float | None:
     """The judge's; None where nothing could be judged."""
     return None if episode.judged is None else episode.judged.score
+
+
+#: What the verdict is about.
+FIGURES: dict[str, Value] = {"NDCG": _ndcg, "judge's score": _score}

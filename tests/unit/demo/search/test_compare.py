@@ -30,9 +30,9 @@ BEFORE = {"sum": [0.0, 0.0, 0.0, 0.0], "chart": [0.0, 0.0]}
 
 def test_an_answer_that_nobody_judged_is_no_wrong_one():
     after = stage("after", {"sum": [1.0, None, 0.0, None], "chart": [1.0, 1.0]})
-    ndcg, judge, left = verdict([stage("before", BEFORE), after])
-    assert ndcg.startswith("Both phases: NDCG +0.000 a question (95 %")
-    assert judge.startswith("Both phases: judge's score +0.750 a question (95 %")
+    ndcg, judge, left, _ = verdict([stage("before", BEFORE), after])
+    assert ndcg.startswith("Phase 1: NDCG +0.000 a question (95 %")
+    assert judge.startswith("Phase 1: judge's score +0.750 a question (95 %")
     assert "; 2 of 6 questions have none)." in judge and "have none" not in ndcg
     assert left == ("Not learned: of 4 questions of type 'sum' 1 go wrong still. 2 are not judged.")
     assert "0.50 / 0.50" in shown(show_types, after)  # of the two of type sum that were judged
@@ -40,18 +40,30 @@ def test_an_answer_that_nobody_judged_is_no_wrong_one():
 
 def test_where_all_are_judged_it_says_what_it_said():
     after = stage("after", {"sum": [1.0, 0.0, 0.0, 1.0], "chart": [1.0, 1.0]})
-    _, judge, left = verdict([stage("before", BEFORE), after])
-    assert judge.startswith("Both phases: judge's score +0.667 a question (95 %")
+    _, judge, left, _ = verdict([stage("before", BEFORE), after])
+    assert judge.startswith("Phase 1: judge's score +0.667 a question (95 %")
     assert "have none" not in judge
     assert left == "Not learned: of 4 questions of type 'sum' 2 go wrong still."
 
 
+def test_the_last_sentence_names_the_phase_that_changed_nothing():
+    first = stage("before", BEFORE, ndcg=0.2)
+    second = stage("after phase 1", {"sum": [1.0] * 4, "chart": [1.0] * 2}, ndcg=0.8)
+    third = stage("after phase 2", {"sum": [1.0, 1.0, 1.0, 0.0], "chart": [1.0] * 2}, ndcg=0.8)
+    *_, last = verdict([first, second, third])
+    assert last == (
+        "In this run, one seed: Phase 1 raised NDCG and judge's score; Phase 2 raised nothing that "
+        "is shown."
+    )
+
+
 def test_a_mean_of_nothing_is_a_dash():
     nothing = stage("after", {"sum": [None] * 4, "chart": [None] * 2}, ndcg=None)
-    ndcg, judge, left = verdict([stage("before", BEFORE), nothing])
-    assert ndcg == "Both phases: NDCG – a question; 6 of 6 questions have none."
-    assert judge == "Both phases: judge's score – a question; 6 of 6 questions have none."
+    ndcg, judge, left, last = verdict([stage("before", BEFORE), nothing])
+    assert ndcg == "Phase 1: NDCG – a question; 6 of 6 questions have none."
+    assert judge == "Phase 1: judge's score – a question; 6 of 6 questions have none."
     assert left == "Not learned: not known, for no answer is judged."
+    assert last == "In this run, one seed: Phase 1 raised nothing that is shown."
     printed = shown(show_types, nothing)
     assert printed.count("– / –") == 2 and "0.00" not in printed
 
