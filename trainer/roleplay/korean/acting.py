@@ -35,13 +35,13 @@ _ENDS_TOPIC = forms("고 지만 는데 ᆫ데 은데 으나 나")
 _QUOTED = ("다고", "라고", "냐고", "자고", "다며", "라며")
 _NOUNS = ("NNG", "NNP", "NNB", "NP", "XSN", "NR", "SL", "SH", "SW", "ETN", "MM")
 #: Particles behind which a noun is subject, topic or object: only the rest of the sentence says.
-_ANY_PART = forms("도 만 마저 조차 까지 부터 야말로 이야말로")
+_ANY_PART = forms("도 만 마저 조차 까지 부터 야말로 이야말로 또한")
 _WITH = forms("와 과 랑 이랑 하고")
 #: Parts of the body, and what they show: as subjects they act for their owner.
 _BODY = forms(
     "손 손끝 손가락 손목 주먹 팔 다리 발 발걸음 걸음 무릎 어깨 등 몸 온몸 허리 고개 머리 얼굴 표정 "
     "낯빛 안색 뺨 볼 귀 귓불 귓가 이마 눈 눈동자 눈빛 눈가 눈썹 눈시울 눈꺼풀 시선 코끝 입 입술 "
-    "입가 입꼬리 턱 목 목소리 음성 숨 숨결 숨소리 호흡 가슴 심장 미소 웃음 웃음소리 눈물 한숨 헛웃음"
+    "입가 입꼬리 턱 목 목소리 음성 숨 숨결 숨소리 호흡 가슴 심장 미소 웃음 웃음소리 눈물 한숨"
 )
 #: Verbs that say what somebody else perceives or feels: 민수가 보이자, 민수가 걱정되어.
 _PERCEIVED = forms("보이 들리 생각나 떠오르 걱정되 느껴지 비치")
@@ -105,19 +105,16 @@ def _behind_noun(sentence: Sequence[Morpheme], start: int) -> int:
 def _noun_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
     """Return whether a noun acts, by the particles behind it: 가, 만이, 는, 까지는, 도, 마저."""
     end = particle
-    while end < last and sentence[end].tag[0] == "J":
+    while end < last and (sentence[end].tag[0] == "J" or sentence[end].form in _ANY_PART):
         end += 1
     if end == particle:
         return False
     *inner, closing = sentence[particle:end]
-    if any(morpheme.form not in _ANY_PART for morpheme in inner) or closing.tag not in (
-        "JX",
-        "JKS",
-    ):
+    if any(morpheme.form not in _ANY_PART for morpheme in inner):
         return False
     if closing.tag == "JKS":
         return _subject_acts(sentence, at, end - 1, last)
-    if closing.form in ("은", "는", "ᆫ"):
+    if closing.tag == "JX" and closing.form in ("은", "는", "ᆫ"):
         return _topic_acts(sentence, end - 1, last)
     if closing.form not in _ANY_PART or _open_subject(sentence, at):
         return False
@@ -170,6 +167,12 @@ def _is_state(sentence: Sequence[Morpheme], ending: int) -> bool:
         None,
     )
     return verb is not None and (verb.tag in ("VA", "VCP", "VCN", "XSA") or verb.form in _PERCEIVED)
+
+
+def _verb_before(sentence: Sequence[Morpheme], end: int) -> Morpheme | None:
+    """Return the last verb or adjective before an ending."""
+    is_verb = (m for m in reversed(sentence[:end]) if m.tag[0] == "V" or m.tag[:2] == "XS")
+    return next(is_verb, None)
 
 
 def _last_ending(sentence: Sequence[Morpheme]) -> int | None:
@@ -242,10 +245,12 @@ def _subject_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: in
             return not _is_state(sentence, k)
         if morpheme.tag == "ETM" and not _describes(sentence, k):
             return False
-        if morpheme.tag == "ETN" and not any(
-            next_.form == "시작" for next_ in sentence[k + 1 : k + 3]
-        ):
-            return False
+        if morpheme.tag == "ETN":
+            behind = [other.form for other in sentence[k + 1 : k + 3]]
+            if behind[0] == "에" and _subjects(sentence, k, last):
+                return not _is_state(sentence, k)  # 민수가 화를 내기에 유나는
+            if "시작" not in behind:
+                return False
         if morpheme.tag == "EC":
             is_decided = _clause_acts(sentence, k, last)
             if is_decided is not None:
@@ -285,8 +290,10 @@ def _describes(sentence: Sequence[Morpheme], k: int) -> bool:
         ),
         None,
     )
+    if sentence[k + 1].form == "채":
+        return True  # 민수가 긴장한 채 문을 열었다
     if verb is not None and verb.tag in ("VA", "XSA", "VCP", "VCN"):
-        return True
+        return verb.form not in ("있", "없")
     behind = next((n for n in range(k + 2, len(sentence)) if sentence[n].tag[0] == "J"), None)
     return (
         behind is not None

@@ -29,7 +29,7 @@ _OPEN = forms(
 )
 _QUESTION_WORDS = forms(
     "뭐 무엇 무어 누구 어디 언제 얼마 얼마나 왜 어째서 무슨 어느 어떤 웬 몇 며칠 웬일 "
-    "어떻 어쩌 어쩌다 어찌 어떡하 어딨"
+    "어떻 어떻게 어쩌 어쩌다 어찌 어떡하 어딨"
 )
 _TAGS = ("NP", "NNG", "NR", "MAG", "MM", "VA", "VV")
 #: Behind a question word: it means some, any, every (누구도, 뭐든, 언제나, 누구보다), or none is
@@ -39,7 +39,7 @@ _INDEFINITE_WORDS = forms("날 새 순간 정도 덧 좀 한 한번")
 #: Behind 몇 and 얼마 and their unit: some time (몇 년 전에, 얼마 안 남았어).
 _SOME_TIME = forms("전 후 뒤 만 째 동안 사이 안 뿐")
 #: Endings of clauses that ask for somebody else (왜 그랬는지 몰라), or leave it open (뭐라 해도).
-_CLOSED = re.compile(r"(?:[는ᆫ은ᆯ을]지|[는ᆫ은]가|[ᆯ을]까|랄까|나|든|든지|든가|건|[어아여래]도|더라도)")
+_CLOSED = re.compile(r"(?:[는ᆫ은ᆯ을]지|[는ᆫ은]가|[ᆯ을]까|랄까|나|든|든지|든가|건|[어아여래]도|.*라도)")
 
 
 def asks(text: str) -> bool:
@@ -120,7 +120,7 @@ def _is_question_word(sentence: Sequence[Morpheme], index: int) -> bool:
         morpheme.tag[0] == "J" and morpheme.form in _INDEFINITE_PARTICLES
         for morpheme in (behind[0], *particles)
     )
-    is_some_time = word.form in ("몇", "얼마") and any(
+    is_some_time = word.form in ("몇", "며칠", "얼마") and any(
         morpheme.form in _SOME_TIME for morpheme in behind[:2]
     )
     before = sentence[index - 1].form if index else ""
