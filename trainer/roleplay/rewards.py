@@ -93,7 +93,8 @@ def reward_grounded_to_user(
 
     s: the cosine of the user turn and the whole completion, between the anchors of `grounded`,
     linear, clipped to [0, 1]; 0 for a completion that cannot be embedded (blank, NUL, too long).
-    p: 0.10 where `_ngram_overlap_ratio` > 0.70, 0.05 where it is > 0.55.
+    p: 0.10 where `_ngram_overlap_ratio` > 0.70, 0.05 where it is > 0.55. With `reward.echo_guard` a
+    reply that says the user turn again and little else has 0.
     """
     return _rewarded("grounded", prompts, completions, columns, log_metric, log_extra)
 
@@ -289,8 +290,11 @@ def _score(short: str, asked: Sequence[AskedReply]) -> list[ReplyScore]:
         return [character.score_character(one) for one in asked]
     use: Use = "grounded" if short == "grounded" else "reference"
     found = _similarities(use, asked)
-    formula = grounding.score_grounding if use == "grounded" else grounding.score_reference
-    return [formula(one, *of) for one, of in zip(asked, found, strict=True)]
+    pairs = list(zip(asked, found, strict=True))
+    if use == "reference":
+        return [grounding.score_reference(reply, *cosines) for reply, cosines in pairs]
+    guard = used.cfg.echo_guard
+    return [grounding.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
 
 
 def _similarities(use: Use, asked: Sequence[AskedReply]) -> list[tuple[float | None, float | None]]:
