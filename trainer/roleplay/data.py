@@ -14,7 +14,7 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.roleplay.config_data import FIELDS, TOLD, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
-from trainer.roleplay.told import LEVELS, told_in
+from trainer.roleplay.told import parse_level, told_in
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
 
@@ -167,9 +167,7 @@ def _told(field: str, value: Any, where: str, column: str) -> str | int | None:
         raise UserError(f"{where}: {column}: one line is wanted, not {text!r:.40}")
     if field != "speech_level" or not text:
         return text or None
-    if text.lower() not in LEVELS:
-        raise UserError(f"{where}: {column}: {text!r:.40} is none of {', '.join(LEVELS)}")
-    return LEVELS[text.lower()]
+    return parse_level(f"{where}: {column}", text)
 
 
 def _content(prompt: Sequence[Message]) -> str:

@@ -41,6 +41,12 @@ class RewardConfig(Config):
         "narration; or (literal) anywhere before such a particle.",
     )
 
+    echo_guard: bool = Field(
+        False,
+        description="A reply that says the user turn again and little else gets 0 from "
+        "reward_grounded_to_user; off: it loses 0.10 at most.",
+    )
+
     @property
     def is_url(self) -> bool:
         """Whether `embedding_model` is a server's address."""

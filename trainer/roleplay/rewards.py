@@ -7,7 +7,8 @@
 Each gives a number in [0, 1] for each completion, before its weight. Prompts and completions are
 texts, or lists of messages; of a prompt the last user turn is read, of a text all of it. The rows'
 columns come by keyword, each a list: `reference`, `player_name`, `character_name`, `speech_level`
-(polite, plain); None, or no such column: the row does not tell.
+(polite, plain, 존댓말, 반말, ...); None, or no such column: the row does not tell. A value that
+is no text, no known level, or not one for each completion, is a UserError.
 
 `configure` says what they are asked with in this process. Without it they have their defaults, and
 the two that embed take server and anchors from REWARD_EMBEDDING_URL and REWARD_CALIBRATION.
@@ -26,9 +27,9 @@ from scorekit.config import nearest
 from scorekit.errors import UserError
 from trainer.roleplay.calibration.anchors import Use
 from trainer.roleplay.formulas import character, form, grounding, roles
+from trainer.roleplay.formulas.inputs import COLUMNS, read_replies
 from trainer.roleplay.formulas.roles import NO_TOKENS, SpecialTokens
 from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
-from trainer.roleplay.reply import CutReply, message_text
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
@@ -92,7 +93,8 @@ def reward_grounded_to_user(
 
     s: the cosine of the user turn and the whole completion, between the anchors of `grounded`,
     linear, clipped to [0, 1]; 0 for a completion that cannot be embedded (blank, NUL, too long).
-    p: 0.10 where `_ngram_overlap_ratio` > 0.70, 0.05 where it is > 0.55.
+    p: 0.10 where `_ngram_overlap_ratio` > 0.70, 0.05 where it is > 0.55. With `reward.echo_guard` a
+    reply that says the user turn again and little else has 0.
     """
     return _rewarded("grounded", prompts, completions, columns, log_metric, log_extra)
 
@@ -197,6 +199,10 @@ def configure(
     tokenizer, which no reply may have as text."""
     global _setting
     weights_of(cfg)
+    if isinstance(special_tokens, str):
+        raise UserError(
+            "special_tokens: expected a list of tokens, not a text. Put it into a list."
+        )
     _setting = _Setting(cfg, similarity, SpecialTokens.of(special_tokens))
 
 
@@ -233,17 +239,8 @@ def explain_all(
     turns: Sequence[RoleplayTurn], completions: Sequence[str]
 ) -> list[dict[str, ReplyScore]]:
     """The same for many replies, with the requests of one batch."""
-    asked = [
-        AskedReply(
-            _reply(completion),
-            turn.user_turn,
-            turn.reference,
-            turn.player_name,
-            turn.character_name,
-            turn.speech_level,
-        )
-        for turn, completion in zip(turns, completions, strict=True)
-    ]
+    columns = {name: [getattr(turn, name) for turn in turns] for name in COLUMNS}
+    asked = _read([turn.user_turn for turn in turns], completions, columns)
     by_function = {reward.name: _score(reward.short, asked) for reward in REWARDS}
     return [{name: scored[k] for name, scored in by_function.items()} for k in range(len(asked))]
 
@@ -265,7 +262,7 @@ def _rewarded(
     log_extra: LogExtra | None,
 ) -> list[float]:
     """Values, with the mean of each component to `log_metric` and the reasons to `log_extra`."""
-    scored = _score(short, _asked(prompts, completions, columns))
+    scored = _score(short, _read(prompts, completions, columns))
     reward = next(reward for reward in REWARDS if reward.short == short)
     for figure in reward.components if log_metric else ():
         mean = mean_of(
@@ -278,6 +275,11 @@ def _rewarded(
     return [one.value for one in scored]
 
 
+def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[AskedReply]:
+    """Return the replies with their rows. Raises UserError on what no function knows."""
+    return read_replies(prompts, completions, columns, _used().cfg.corner_quotes)
+
+
 def _score(short: str, asked: Sequence[AskedReply]) -> list[ReplyScore]:
     used = _used()
     if short == "format":
@@ -288,8 +290,11 @@ def _score(short: str, asked: Sequence[AskedReply]) -> list[ReplyScore]:
         return [character.score_character(one) for one in asked]
     use: Use = "grounded" if short == "grounded" else "reference"
     found = _similarities(use, asked)
-    formula = grounding.score_grounding if use == "grounded" else grounding.score_reference
-    return [formula(one, *of) for one, of in zip(asked, found, strict=True)]
+    pairs = list(zip(asked, found, strict=True))
+    if use == "reference":
+        return [grounding.score_reference(reply, *cosines) for reply, cosines in pairs]
+    guard = used.cfg.echo_guard
+    return [grounding.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
 
 
 def _similarities(use: Use, asked: Sequence[AskedReply]) -> list[tuple[float | None, float | None]]:
@@ -301,36 +306,3 @@ def _similarities(use: Use, asked: Sequence[AskedReply]) -> list[tuple[float | N
     similarity = _similarity()
     pairs = [(other, one.reply.given) for one, other in zip(asked, others, strict=True)]
     return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, beside)]
-
-
-def _asked(
-    prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
-) -> list[AskedReply]:
-    n = len(completions)
-
-    def column(name: str) -> Sequence[Any]:
-        values = columns.get(name)
-        return [None] * n if values is None else values
-
-    rows = zip(
-        prompts,
-        completions,
-        *(column(name) for name in ("reference", "player_name", "character_name", "speech_level")),
-        strict=True,
-    )
-    return [
-        AskedReply(_reply(message_text(done)), _user_turn(prompt), *told)
-        for prompt, done, *told in rows
-    ]
-
-
-def _reply(completion: str) -> CutReply:
-    return CutReply(completion, _used().cfg.corner_quotes)
-
-
-def _user_turn(prompt: Any) -> str:
-    """The last user turn of a prompt; a text as it is."""
-    if isinstance(prompt, str):
-        return prompt
-    of_user = [turn for turn in prompt if turn.get("role") == "user"]
-    return message_text(of_user[-1:] or prompt)

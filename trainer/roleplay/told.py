@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict, TypeVar
 
+from scorekit.errors import UserError
 from scorekit.text.markup import normalised
 from trainer.roleplay.turn import SpeechLevel
 
@@ -109,6 +110,15 @@ class Told(TypedDict):
     player_name: str | None
     character_name: str | None
     speech_level: SpeechLevel | None
+
+
+def parse_level(where: str, text: str) -> SpeechLevel:
+    """Return the level that a text of a column names, such as polite or 존댓말. Raises UserError,
+    which begins with `where`."""
+    level = LEVELS.get(normalised("NFC", text).strip().lower())
+    if level is None:
+        raise UserError(f"{where}: {text!r:.40} is none of {', '.join(LEVELS)}")
+    return level
 
 
 def told_in(system: str) -> Told:

@@ -43,8 +43,10 @@ _SCORED = {
     "scored_by": "scored with the embedder",
     "anchors": "scored between the anchors",
     "weights": "summed with the weights",
-    "rules": "scored by player_name_rule, corner_quotes",
+    "rules": "scored by player_name_rule, corner_quotes, rules for Korean, echo_guard",
 }
+#: Counts the versions of the rules in trainer/roleplay/korean: scores of two do not compare.
+_KOREAN_RULES = 2
 #: Gives the URL of an embedder for the config's folder within; None: the config has a URL.
 Embedder = Callable[[Path], AbstractContextManager[str | None]]
 
@@ -170,7 +172,12 @@ def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
         "scored_by": calibration.model,
         "anchors": {use: [of.low, of.high] for use in USES for of in [calibration.anchors(use)]},
         "weights": weights_of(reward),
-        "rules": [reward.player_name_rule, reward.corner_quotes],
+        "rules": [
+            reward.player_name_rule,
+            reward.corner_quotes,
+            _KOREAN_RULES,
+            *(["echo_guard"] if reward.echo_guard else []),
+        ],
     }
 
 

@@ -17,6 +17,14 @@ GROUNDED_FIGURES = (
     Figure(key="grounded/similarity", title="similarity to the user turn", better="higher"),
     Figure(key="grounded/question_missed", title="questions missed", better="lower"),
     Figure(key="grounded/repeats_user", title="user's words repeated", better="lower"),
+    Figure(
+        key="grounded/echo",
+        title="replies that echo the user",
+        better="lower",
+        column="echo",
+        form="5.2f",
+        said=True,
+    ),
     Figure(key="grounded/not_embedded", title="replies not embedded", better="lower"),
 )
 REFERENCE_FIGURES = (
@@ -29,6 +37,9 @@ REFERENCE_FIGURES = (
 _FAR_FROM_QUESTION = 0.2
 #: Share of the user turn that is said after -> what is taken away; the first that is exceeded.
 _REPEATED = ((0.70, 0.10), (0.55, 0.05))
+#: A reply is an echo if the trigrams of letters of what it says aloud and of the user turn share
+#: more than this, of both.
+_ECHOED = 0.55
 _NEUTRAL = 0.5
 _WORD = re.compile(r"[^\W_]+")
 
@@ -44,6 +55,17 @@ def _ngram_overlap_ratio(user_turn: str, completion: str) -> float:
     return len(grams & _trigrams(theirs)) / len(grams) if grams else 0.0
 
 
+def is_echo(asked: AskedReply) -> bool:
+    """Return whether a reply says the user turn again, and little else: of both, more than
+    `_ECHOED` of the trigrams of letters are the other's. Without a quotation all of it is read."""
+    user, spoken = (
+        _trigrams(list("".join(_words(text))))
+        for text in (asked.user_turn, asked.reply.quote or asked.reply.text)
+    )
+    shared = len(user & spoken)
+    return bool(shared) and above(shared / max(len(user), len(spoken)), _ECHOED)
+
+
 def _words(text: str) -> list[str]:
     return _WORD.findall(normalised("NFC", readable(text)).casefold())
 
@@ -53,13 +75,21 @@ def _trigrams(parts: list[str]) -> set[tuple[str, ...]]:
 
 
 def score_grounding(
-    asked: AskedReply, cosine: float | None, similarity: float | None
+    asked: AskedReply, cosine: float | None, similarity: float | None, echo_guard: bool = False
 ) -> ReplyScore:
-    """See `reward_grounded_to_user`. cosine, similarity: of user turn and completion, raw and
-    between the anchors; None where the completion cannot be embedded."""
+    """Return the score of `reward_grounded_to_user`.
+
+    cosine, similarity: of user turn and completion, raw and between the anchors; None where the
+    completion cannot be embedded. echo_guard: an echo of the user turn scores 0.
+    """
     question = asks(readable(asked.user_turn))
     repeated = _ngram_overlap_ratio(asked.user_turn, asked.reply.given)
-    components = {"grounded/repeats_user": repeated, "grounded/not_embedded": float(cosine is None)}
+    echoes = is_echo(asked)
+    components = {
+        "grounded/repeats_user": repeated,
+        "grounded/echo": float(echoes),
+        "grounded/not_embedded": float(cosine is None),
+    }
     reasons = [] if cosine is not None else ["it cannot be embedded"]
     score = similarity or 0.0
     if question:
@@ -71,6 +101,9 @@ def score_grounding(
         reasons.append(f"similarity to the user turn {score:.2f} (cosine {cosine:.2f})")
     if question and below(score, _FAR_FROM_QUESTION):
         reasons.append("the user turn asks, and this is far from it")
+        return ReplyScore(0.0, components, tuple(reasons))
+    if echoes and echo_guard:
+        reasons.append("it echoes the user turn")
         return ReplyScore(0.0, components, tuple(reasons))
     taken = next((taken for share, taken in _REPEATED if above(repeated, share)), 0.0)
     if taken:

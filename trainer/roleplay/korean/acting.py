@@ -1,8 +1,12 @@
-"""Whether a narration lets somebody act: their name is subject or topic of a finite clause.
+"""Whether a narration lets somebody act: a clause that is told as a fact has their name as subject
+or topic.
 
     민수가 고개를 끄덕였다.             acts
+    민수가 웃자 유나도 웃었다.           acts: so does a clause before another, if it is a fact
+    민수와 유나는 나란히 걸었다.         acts: one of two subjects
+    민수의 손이 떨렸다.                 acts: a part of the body
     유나는 민수가 건넨 컵을 받았다.       does not: the clause of 민수 describes the cup
-    민수가 다가오자 유나는 물러섰다.      does not: the clause of 민수 depends on what 유나 does
+    민수가 웃으면 유나도 웃었다.         does not: a condition
     민수를 바라보며 유나가 웃었다.        does not: an object
 
 It goes by the first ending behind the name whose subject the name can be, which is a rule of thumb:
@@ -15,24 +19,38 @@ import re
 from collections.abc import Sequence
 
 from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
-from trainer.roleplay.korean.names import particle_behind, places
+from trainer.roleplay.korean.names import has_particle_behind, places
 
-#: Clauses that stand beside the next one, with subjects of their own.
-_BESIDE = forms("고 며 으며 지만 는데 ᆫ데 은데 으나 나 거니와 더니 는가 하면")
-#: Clauses that depend on the next one, whose subject is mostly another.
-_UNDER = forms(
-    "자 자마자 면 으면 니 으니 니까 으니까 는지 ᆫ지 은지 ᆯ지 을지 도록 게 어도 아도 거든 기에 "
-    "길래 듯 듯이 다시피 ᆯ수록 을수록 든 든지 더라도 어야 아야"
+#: Endings of clauses that tell a fact before the next clause, which may have another subject.
+_FACTS = forms(
+    "자 자마자 니 으니 니까 으니까 기에 길래 더니 지만 는데 ᆫ데 은데 으나 거니와 는가 하면"
 )
-#: Of those, what ends the reach of a topic before it (유나는 웃었지만 민수가).
+#: Endings of clauses that tell no fact: conditions, aims, concessions, doubts, likeness.
+_NO_FACT = re.compile(
+    r".*(?:면|거든|도록|게|러|려고|[어아여래]도|라도|더라도|[어아여]야|든|든지|수록|다시피|듯|듯이|"
+    r"[는ᆫ은ᆯ을]지|[ᆯ을]까|느라|느라고)"
+)
+#: Of all, what ends the reach of a topic before it (유나는 웃었지만 민수가).
 _ENDS_TOPIC = forms("고 지만 는데 ᆫ데 은데 으나 나")
 _QUOTED = ("다고", "라고", "냐고", "자고", "다며", "라며")
-_LITERAL = re.compile(r"(?:께서는?|이가|이는|은|는|이|가|도|만)")
 _NOUNS = ("NNG", "NNP", "NNB", "NP", "XSN", "NR", "SL", "SH", "SW", "ETN", "MM")
+#: Particles behind which a noun is subject, topic or object: only the rest of the sentence says.
+_ANY_PART = forms("도 만 마저 조차 까지 부터 야말로 이야말로 또한")
+_WITH = forms("와 과 랑 이랑 하고")
+#: Parts of the body, and what they show: as subjects they act for their owner.
+_BODY = forms(
+    "손 손끝 손가락 손목 주먹 팔 다리 발 발걸음 걸음 무릎 어깨 등 몸 온몸 허리 고개 머리 얼굴 표정 "
+    "낯빛 안색 뺨 볼 귀 귓불 귓가 이마 눈 눈동자 눈빛 눈가 눈썹 눈시울 눈꺼풀 시선 코끝 입 입술 "
+    "입가 입꼬리 턱 목 목소리 음성 숨 숨결 숨소리 호흡 가슴 심장 미소 웃음 웃음소리 눈물 한숨"
+)
+#: Verbs that say what somebody else perceives or feels: 민수가 보이자, 민수가 걱정되어.
+_PERCEIVED = forms("보이 들리 생각나 떠오르 걱정되 느껴지 비치")
+#: Nouns behind which a clause is a fact like one with its own ending: 지르는 바람에, 접는데.
+_FACT_NOUNS = forms("바람 통 데")
 
 
 def acts(narration: str, name: str | None, other: str | None = None) -> bool:
-    """Whether `name` acts in the narration. other: a name that may have this one in it."""
+    """Return whether `name` acts in the narration. other: a name that may have this one in it."""
     found = places(narration, name, other)
     if not found or name == other:
         return False
@@ -47,10 +65,9 @@ def acts(narration: str, name: str | None, other: str | None = None) -> bool:
 
 
 def has_particle(narration: str, name: str | None, other: str | None = None) -> bool:
-    """The literal rule: whether the name stands anywhere with a particle of subjects or topics."""
+    """Return whether the name stands anywhere with a particle behind it: the literal rule."""
     return name != other and any(
-        _LITERAL.fullmatch(particle_behind(narration, end))
-        for _, end in places(narration, name, other)
+        has_particle_behind(narration, end) for _, end in places(narration, name, other)
     )
 
 
@@ -63,21 +80,99 @@ def _outside(
 
 
 def _acts_in(sentence: Sequence[Morpheme], at: int) -> bool:
-    """Whether the name at this place of the sentence acts."""
-    k = at + 1
-    while k < len(sentence) and sentence[k].tag in ("XSN", "NNB", "NNG"):
-        k += 1
-    if k >= len(sentence):
-        return False
+    """Return whether the name at this index of the sentence acts."""
+    particle = _behind_noun(sentence, at)
     last = _last_ending(sentence)
-    if sentence[k].tag == "JKS":
-        return _subject_acts(sentence, at, k, last)
-    if sentence[k].tag == "JX" and sentence[k].form in ("은", "는", "ᆫ"):
-        return _topic_acts(sentence, k, last)
-    if sentence[k].tag == "JX" and sentence[k].form in ("도", "만"):  # may mark objects, too
-        alone = not _open_subject(sentence, at) and not _subjects(sentence, k + 1, len(sentence))
-        return last is not None and alone
+    if particle >= len(sentence) or last is None or last <= particle:
+        return False
+    if sentence[particle].form in _WITH and sentence[particle].tag in ("JC", "JKB"):
+        particle = _behind_noun(sentence, particle + 1)  # 민수와 유나는
+        if particle == at + 2:
+            return False
+    elif sentence[particle].tag == "JKG":
+        return _body_acts(sentence, at, particle, last)
+    return _noun_acts(sentence, at, particle, last)
+
+
+def _behind_noun(sentence: Sequence[Morpheme], start: int) -> int:
+    """Return the index behind a name and its title, or behind any nouns."""
+    index = start
+    while index < len(sentence) and sentence[index].tag in ("XSN", "NNB", "NNG", "NNP", "NP"):
+        index += 1
+    return index
+
+
+def _noun_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
+    """Return whether a noun acts, by the particles behind it: 가, 만이, 는, 까지는, 도, 마저."""
+    end = particle
+    while end < last and (sentence[end].tag[0] == "J" or sentence[end].form in _ANY_PART):
+        end += 1
+    if end == particle:
+        return False
+    *inner, closing = sentence[particle:end]
+    if any(morpheme.form not in _ANY_PART for morpheme in inner):
+        return False
+    if closing.tag == "JKS":
+        return _subject_acts(sentence, at, end - 1, last)
+    if closing.tag == "JX" and closing.form in ("은", "는", "ᆫ"):
+        return _topic_acts(sentence, end - 1, last)
+    if closing.form not in _ANY_PART or _open_subject(sentence, at):
+        return False
+    fact = _next_fact(sentence, end, last)
+    return not _subjects(sentence, end, last if fact is None else fact)
+
+
+def _body_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
+    """Return whether a part of the body of somebody acts: 민수의 손이 떨렸다, 민수의 입가에 미소가
+    번졌다; not 민수의 손이 차가웠다, which somebody else feels."""
+    verb = next(
+        (
+            morpheme
+            for morpheme in reversed(sentence[:last])
+            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
+        ),
+        None,
+    )
+    if verb is None or verb.tag in ("VA", "VCP", "VCN", "XSA"):
+        return False
+    for index in range(particle + 1, last):
+        morpheme = sentence[index]
+        if morpheme.tag in ("JKG", "JKO", "EC", "JC"):
+            return False
+        if morpheme.tag in ("JKS", "JX"):
+            is_body = sentence[index - 1].form in _BODY
+            return is_body and _noun_acts(sentence, at, index, last)
+        if morpheme.tag == "JKB" and sentence[index - 1].form not in _BODY:
+            return False
     return False
+
+
+def _next_fact(sentence: Sequence[Morpheme], start: int, last: int) -> int | None:
+    """Return the index of the next ending that tells a fact before another clause; None if there is
+    none."""
+    for index in range(start, last):
+        if sentence[index].tag == "EC" and sentence[index].form in _FACTS:
+            return index if not _is_state(sentence, index) else None
+    return None
+
+
+def _is_state(sentence: Sequence[Morpheme], ending: int) -> bool:
+    """Return whether the verb of an ending says how something is, or is perceived."""
+    verb = next(
+        (
+            morpheme
+            for morpheme in reversed(sentence[:ending])
+            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
+        ),
+        None,
+    )
+    return verb is not None and (verb.tag in ("VA", "VCP", "VCN", "XSA") or verb.form in _PERCEIVED)
+
+
+def _verb_before(sentence: Sequence[Morpheme], end: int) -> Morpheme | None:
+    """Return the last verb or adjective before an ending."""
+    is_verb = (m for m in reversed(sentence[:end]) if m.tag[0] == "V" or m.tag[:2] == "XS")
+    return next(is_verb, None)
 
 
 def _last_ending(sentence: Sequence[Morpheme]) -> int | None:
@@ -113,22 +208,17 @@ def _open_subject(sentence: Sequence[Morpheme], at: int) -> bool:
     )
 
 
-def _topic_acts(sentence: Sequence[Morpheme], particle: int, last: int | None) -> bool:
-    """A topic reaches to the end of its sentence, unless its first clause depends on one that has a
-    subject of its own (민수도 알다시피 유나는 바빴다)."""
-    if last is None or last <= particle:
-        return False
-    first = next(
-        (
-            k
-            for k in range(particle + 1, last)
-            if sentence[k].tag == "EC" and not _goes_on(sentence, k)
-        ),
-        None,
-    )
-    if first is None or sentence[first].form not in _UNDER:
-        return True
-    return not _subjects(sentence, first + 1, last)
+def _topic_acts(sentence: Sequence[Morpheme], particle: int, last: int) -> bool:
+    """Return whether a topic acts. It reaches to the end of its sentence, unless its first clause
+    tells no fact and the next one has a subject of its own (민수도 알다시피 유나는 바빴다)."""
+    for index in range(particle + 1, last):
+        if sentence[index].tag != "EC":
+            continue
+        is_quoted = sentence[index].form.endswith(_QUOTED)
+        if is_quoted or not _goes_on(sentence, index):
+            is_fact = not is_quoted and _NO_FACT.fullmatch(sentence[index].form) is None
+            return is_fact or not _subjects(sentence, index + 1, last)
+    return True
 
 
 def _goes_on(sentence: Sequence[Morpheme], k: int) -> bool:
@@ -143,36 +233,70 @@ def _goes_on(sentence: Sequence[Morpheme], k: int) -> bool:
     )
 
 
-def _subject_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int | None) -> bool:
-    """A subject belongs to the first ending behind it that can be its own."""
-    if last is None or last <= particle:
-        return False
+def _subject_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
+    """Return whether a subject acts. It belongs to the first ending behind it that can be its
+    own."""
     has_topic = _open_subject(sentence, at)
-    for k in range(particle + 1, last + 1):
-        one = sentence[k]
-        if k == last:
-            return not has_topic
-        if one.tag == "JKS" and sentence[k - 1].tag in _NOUNS:
-            return not has_topic  # a subject inside: the outer one has the end
-        if one.tag == "ETM" and not _describes(sentence, k):
+    for k in range(particle + 1, last):
+        morpheme = sentence[k]
+        if morpheme.tag == "JKS" and sentence[k - 1].tag in _NOUNS:
+            return not has_topic  # a subject inside: the outer morpheme has the end
+        if morpheme.tag == "ETM" and sentence[k + 1].form in _FACT_NOUNS:
+            return not _is_state(sentence, k)
+        if morpheme.tag == "ETM" and not _describes(sentence, k):
             return False
-        if one.tag == "ETN" and not any(next_.form == "시작" for next_ in sentence[k + 1 : k + 3]):
-            return False
-        if one.tag == "EC" and not _goes_on(sentence, k):
-            if one.form in _BESIDE and _subjects(sentence, k + 1, last):
-                return True
-            if one.form in _UNDER:
+        if morpheme.tag == "ETN":
+            behind = [other.form for other in sentence[k + 1 : k + 3]]
+            if behind[0] == "에" and _subjects(sentence, k, last):
+                return not _is_state(sentence, k)  # 민수가 화를 내기에 유나는
+            if "시작" not in behind:
                 return False
-    return False
+        if morpheme.tag == "EC":
+            is_decided = _clause_acts(sentence, k, last)
+            if is_decided is not None:
+                return is_decided
+    return not has_topic
+
+
+def _clause_acts(sentence: Sequence[Morpheme], ending: int, last: int) -> bool | None:
+    """Return whether a subject acts in the clause before another that an ending closes; None if the
+    subject can be that of the next clause, too."""
+    form, has_other = sentence[ending].form, _subjects(sentence, ending + 1, last)
+    if form.endswith(_QUOTED):
+        return False if has_other else None  # 민수가 온다고 유나가 말했다
+    if _goes_on(sentence, ending):
+        return None
+    if _NO_FACT.fullmatch(form):
+        return False
+    if _is_state(sentence, ending):
+        return False if has_other else None
+    if form in _FACTS:
+        return True
+    describes = next(
+        (morpheme for morpheme in sentence[ending + 1 : last] if morpheme.tag in ("ETM", "JKS")),
+        None,
+    )
+    return True if has_other and (describes is None or describes.tag == "JKS") else None
 
 
 def _describes(sentence: Sequence[Morpheme], k: int) -> bool:
-    """Whether the verb before an ETM describes the next noun alone, and is not the name's: 민수가
-    빨간 컵을, 민수가 떨리는 손으로; not 민수가 건넨 컵을."""
+    """Return whether the verb before an ETM describes the next noun alone, and is not the name's:
+    민수가 빨간 컵을, 민수가 떨리는 손으로; not 민수가 건넨 컵을, 민수가 떠난 뒤로."""
     verb = next(
-        (one for one in reversed(sentence[:k]) if one.tag[:1] == "V" or one.tag[:2] == "XS"), None
+        (
+            morpheme
+            for morpheme in reversed(sentence[:k])
+            if morpheme.tag[:1] == "V" or morpheme.tag[:2] == "XS"
+        ),
+        None,
     )
+    if sentence[k + 1].form == "채":
+        return True  # 민수가 긴장한 채 문을 열었다
     if verb is not None and verb.tag in ("VA", "XSA", "VCP", "VCN"):
-        return True
-    behind = next((one for one in sentence[k + 1 :] if one.tag[0] == "J"), None)
-    return behind is not None and behind.tag == "JKB" and behind.form in ("로", "으로")
+        return verb.form not in ("있", "없")
+    behind = next((n for n in range(k + 2, len(sentence)) if sentence[n].tag[0] == "J"), None)
+    return (
+        behind is not None
+        and sentence[behind].form in ("로", "으로")
+        and sentence[behind - 1].form in _BODY
+    )

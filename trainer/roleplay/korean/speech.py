@@ -2,12 +2,13 @@
 
 What counts is how a sentence ends, not the words in it: 께서 and -시- honour whom it speaks of. The
 ending is the sentence's last EF of Kiwi; the EC that an EF becomes before "…" and commas; or 요
-after a word that is no verb (저도요). Codas (가요ㅋ, 좋아용) and what is called or
-said behind the ending (가요, 선배.) are passed over.
+after a word that is no verb (저도요). Codas (가요ㅋ, 좋아용), stage directions (가요. (웃음)) and
+what is called or said behind the ending (가요, 선배.) are passed over.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,8 +19,10 @@ from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
 Level = Literal["polite", "plain", "ambiguous", "fragment"]
 
 #: Endings as they are written. Kiwi's begin with a combining jamo where they join a syllable.
-_POLITE = ("요", "죠", "습니다", "ᆸ니다", "습니까", "ᆸ니까", "ᆸ시다", "ᆸ시오", "슴다", "ᆷ다")
-_POLITE_OLD = ("나이다", "나이까", "ᆸ죠", "습죠", "옵니다", "옵니까", "오니다")
+#: 여, 유 and 쥬 are 요 and 죠 as they are written in chats and spoken in Chungcheong.
+_POLITE = re.compile(
+    r".*(?:[요여유죠쥬]|니다|[ᆸ습읍답랍럽잡]니까|[ᆸ읍]시[다오]|[ᆸ읍]쇼|[ᆸ습읍]죠|[슴ᆷ]다|나이[다까]|오니[다까]|ᆸ소서)"
+)
 _AMBIGUOUS = forms(
     "네 게 게나 나 는가 ᆫ가 은가 던가 ᆯ런가 오 으오 소 세 세나 음세 ᆷ세 ᆯ세 구려 는구려 구먼 "
     "는구먼 소서 으소서 음 ᆷ 기"
@@ -33,15 +36,23 @@ _OPEN = forms(
 #: Those that are open before a comma, and close a sentence at its end: 비가 오는데.
 _OPEN_INSIDE = forms("는데 ᆫ데 은데 던데 니까 으니까 거든 다고 라고 냐고 자고 다가 게")
 #: Words that are a whole answer.
-_POLITE_WORDS = forms("네 예 넵 넹 넴 옙 네네 네엡 예예 아뇨 아니요 아니오 글쎄요 천만에요")
+_POLITE_WORDS = re.compile(r"[네예]+에*|넵|넹|넴|옙|네엡|아뇨|아니요|아니오|글쎄요|천만에요")
 _PLAIN_WORDS = forms(
     "응 웅 엉 어 응응 그래 아니 아냐 아니야 안녕 미안 그렇지 야 오냐 가 와 봐 자 해 ㅇㅇ ㄴㄴ ㅇㅋ"
+)
+#: What is done and not said: (웃음), [작게], *미소*.
+_DIRECTION = re.compile(
+    r"\([^()\n]{1,60}\)|（[^（）\n]{1,60}）|\[[^\[\]\n]{1,60}\]|\*[^*\n]{1,60}\*"
 )
 
 
 def levels(text: str, names: Sequence[tuple[int, int]] = ()) -> list[Level]:
-    """The level of each sentence that has a letter. names: see `sentences`."""
-    return [level(sentence) for sentence in sentences(text, names) if _words(sentence)]
+    """Return the level of each sentence that has a letter, stage directions left out unless there
+    is nothing else. names: see `sentences`."""
+    said = _DIRECTION.sub(lambda match: " " * len(match[0]), text)
+    text = said if said.strip() else text
+    spans = [(start, end) for start, end in names if text[start:end].strip()]
+    return [level(sentence) for sentence in sentences(text, spans) if _words(sentence)]
 
 
 def level(sentence: Sequence[Morpheme]) -> Level:
@@ -77,20 +88,23 @@ def _told_by(end: Sequence[Morpheme]) -> Level:
         return "plain"  # 내 이름은 유나야: Kiwi takes the verb for a call
     alone = len(end) == 1 or end[-2].tag in ("SP", "SF", "SE")
     if tag == "IC" or alone:
-        return _of_word(form)
+        return _of_word(form, tag)
     return "fragment"
 
 
 def _of_ending(form: str, tag: str) -> Level:
-    if form.endswith(_POLITE) or form.endswith(_POLITE_OLD):
+    if _POLITE.fullmatch(form):
         return "polite"
     if form in _AMBIGUOUS:
         return "ambiguous"
     return "fragment" if tag == "EC" and form in _OPEN else "plain"
 
 
-def _of_word(form: str) -> Level:
-    if form in _POLITE_WORDS or form.endswith(("세요", "세용", "네요", "니다")):
+def _of_word(form: str, tag: str) -> Level:
+    """Return the level of a word that is an answer by itself, such as 네, 그럼요, 응."""
+    if _POLITE_WORDS.fullmatch(form) or (tag == "IC" and form.endswith("요")):
+        return "polite"
+    if form.endswith(("세요", "세용", "네요", "니다")):
         return "polite"
     return "plain" if form in _PLAIN_WORDS else "fragment"
 
@@ -99,6 +113,8 @@ def _passed_over(last: Morpheme, end: Sequence[Morpheme]) -> bool:
     """Marks, codas, emoji, foreign signs; 만 behind an ending (죄송합니다만)."""
     if last.tag == "SW" and last.form in _PLAIN_WORDS and len(end) == 1:
         return False
+    if last.form == "롱" and len(end) > 1:
+        return end[-2].tag in ("EF", "EC")  # 몰랐지롱
     if last.tag == "JX" and last.form == "만" and len(end) > 1:
         return end[-2].tag in ("EF", "EC")
     return (last.tag[0] == "S" and last.tag not in ("SL", "SH", "SN")) or last.tag[:2] in (

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.rewards import REWARDS
+from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.grpo import RoleplayTrainer
 from trainer.runs.console import Console
 from trainer.runs.figures import Figures
@@ -37,10 +38,12 @@ class RunCallback(TrainerCallback):
         console: Console,
         span: int,
         begin: Callable[[], None],
+        echo: EchoWatch,
     ) -> None:
-        """span: updates that one sampling serves. begin: what is to be done first."""
+        """span: updates that one sampling serves. begin: what is to be done first. echo: warns if
+        the policy learns to repeat the user."""
         self.cfg, self.log, self.leaving, self.console = cfg, runlog, leaving, console
-        self.span, self.begin = span, begin
+        self.span, self.begin, self.echo = span, begin, echo
         self.accelerator: Any = None  # which has the trackers, and is made behind the trainer's
         self.trainer: RoleplayTrainer | None = None  # which is made with its callbacks
         self.last = 0  # update
@@ -80,6 +83,7 @@ class RunCallback(TrainerCallback):
         self.log.write_update(line)
         track(self.accelerator, "train", line, self.last)
         self.console.update(line)
+        self.echo.add_update(self.last, line)
 
     def _figures(self, logs: dict[str, Any]) -> Figures:
         """TRL's, under our names; what is not finite is unknown."""

@@ -30,6 +30,7 @@ from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import open_similarity
 from trainer.roleplay.training import before
+from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
     grpo_arguments,
@@ -112,7 +113,13 @@ class Run:
         self.done = read_state(checkpoint).update if checkpoint else 0
         self.epoch = updates_per_epoch(arguments, len(train))
         self.total = cfg.grpo.max_steps or math.ceil(cfg.grpo.num_train_epochs * self.epoch)
-        self.reports = read_reports(Path(cfg.misc.run_dir), self.done) if checkpoint else []
+        folder = Path(cfg.misc.run_dir)
+        self.reports = read_reports(folder, self.done) if checkpoint else []
+        lines = read_jsonl(folder / "log.jsonl") if checkpoint else []
+        self.echo = EchoWatch(
+            [report.figures for _, report in self.reports],
+            [line for line in lines if line["update"] <= self.done],
+        )
         self.origin = weight_origin(cfg.policy)
         for key, path, turns in (
             ("data.train", cfg.data.train, train),
@@ -200,7 +207,9 @@ class Run:
         ):
             self.console.say(", ".join(f"{key} {value}" for key, value in self.told.items()))
             span = updates_per_sampling(self.arguments)
-            callback = RunCallback(cfg, runlog, self.leaving, self.console, span, self.begin)
+            callback = RunCallback(
+                cfg, runlog, self.leaving, self.console, span, self.begin, self.echo
+            )
             callback.trainer, callback.accelerator = self.trainer, self.accelerator
             callback.last = self.done
             trainer: Any = self.trainer
@@ -253,6 +262,7 @@ class Run:
         report.examples = self.log.write_evaluation(line, report.examples)
         track(self.accelerator, "eval", report.figures, update)
         self.console.say(tables.evaluation_line(table(), update, report.figures))
+        self.echo.add_evaluation(update, report.figures)
         best = is_best(report.rating, [of.rating for at, of in self.reports if at > 0])
         self.reports.append((update, report))
         every = self.cfg.misc.save_every_n_updates

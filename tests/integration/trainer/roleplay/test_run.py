@@ -13,6 +13,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
 from trainer.roleplay.__main__ import main
+from trainer.roleplay.formulas import grounding
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.training import run as training
 from trainer.roleplay.training.check import check_run
@@ -49,7 +50,8 @@ def test_the_requirements_command_trains_in_4_bits(place, tmp_path, capsys):
     assert [line["update"] for line in evals] == [0, 2]  # though eval_strategy is nobody's flag
     for name in [f"{reward.name}_mean" for reward in REWARDS]:
         assert 0 <= updates[-1][name] <= 1 and 0 <= evals[-1][name] <= 1
-    for name in ("reward_group_std", "clipped_ratio", "grad_norm", "rollout_s", "format/quote"):
+    assert evals[0]["grounded/echo"] == 0 and "grounded/echo 0.000" in said.err
+    for name in ("reward_group_std", "clipped_ratio", "grad_norm", "rollout_s", "grounded/echo"):
         assert updates[-1][name] is not None
     assert updates[-1]["grad_norm"] > 0
     for name in ("chrf", "copied_user", "repeated", "distinct", "characters", "kl_start"):
@@ -69,9 +71,19 @@ def test_the_requirements_command_trains_in_4_bits(place, tmp_path, capsys):
     assert settings["reward_weights"] == [0.28, 0.18, 0.14, 0.16, 0.24]
     page = (run_dir / "report.html").read_text()
     assert "reward_format" in page and "never a reward" in page and "<svg" in page
+    assert "replies that echo the user" in page
     done = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(tmp_path / "merged")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "merged/model.safetensors").is_file()
+
+
+def test_a_run_that_learns_to_echo_the_user_is_warned_of(place, tmp_path, monkeypatch):
+    """The replies of a tiny policy are noise: what counts as an echo is said from outside."""
+    read = []
+    monkeypatch.setattr(grounding, "is_echo", lambda _: len(read) >= 14 or bool(read.append(0)))
+    run_roleplay(place.config(tmp_path / "run"))
+    messages = (tmp_path / "run/messages.log").read_text(encoding="utf-8")
+    assert "(evaluation), 0.00 at the start: the policy learns to repeat the user" in messages
 
 
 def test_adapters_on_4_bits_learn_in_float32(place, tmp_path):

@@ -63,7 +63,10 @@ def test_the_literal_rule_knows_no_clauses():
     configure(RewardConfig(player_name_rule="literal"), None)
     assert _values('유나는 민수가 건넨 컵을 받았다.\n"가요."')[1] == pytest.approx(0.55)
     assert _values('유나는 민수를 보았다.\n"민수는 괜찮아요?"')[1] == pytest.approx(0.55)
-    assert _values('유나는 민수를 보았다.\n"민수와 가요."')[1] == 1
+    for particle in ["를", "에게", "한테", "와", "의", "마저", "만이", "까지", "보다", "로부터"]:
+        assert _values(f'유나는 웃었다.\n"민수{particle} 그래요."')[1] == pytest.approx(0.55)
+    for call in ("민수야,", "민수 씨,", "민수예요.", "민수"):
+        assert _values(f'유나는 웃었다.\n"{call} 가요."')[1] == 1
 
 
 def test_what_the_row_does_not_tell_is_neutral():

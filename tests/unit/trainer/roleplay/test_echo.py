@@ -1,0 +1,93 @@
+"""Replies that repeat the user: the share of them, the guard, and the warning of a run."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from trainer.roleplay.formulas.grounding import is_echo, score_grounding
+from trainer.roleplay.formulas.scored import AskedReply
+from trainer.roleplay.reply import CutReply
+from trainer.roleplay.training.echo import ECHO, MAX_RISE, WINDOW, EchoWatch
+
+USER = "오늘은 몇 시에 나갈 거야?"
+
+
+def _reply(quote, user=USER):
+    return AskedReply(CutReply(f'유나는 웃었다.\n"{quote}"'), user)
+
+
+@pytest.mark.parametrize(
+    "quote", [USER, "오늘은 몇 시에 나갈 거예요?", "오늘은 몇 시에, 나갈 거야!"]
+)
+def test_the_users_turn_as_the_quotation_is_an_echo(quote):
+    assert is_echo(_reply(quote))
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "여섯 시쯤 나가려고요.",
+        "오늘은 몇 시에 나갈 거냐고요? 글쎄요, 비가 그치면 시장에 들렀다가 돌아올까 해요.",
+        "",
+    ],
+)
+def test_a_reply_with_words_of_its_own_is_no_echo(quote):
+    assert not is_echo(_reply(quote))
+
+
+def test_a_reply_without_a_quotation_is_read_whole():
+    assert is_echo(AskedReply(CutReply(USER), USER))
+    assert not is_echo(AskedReply(CutReply(""), USER))
+    assert not is_echo(AskedReply(CutReply(USER), ""))
+
+
+def test_the_guard_takes_all_of_the_similarity_and_is_off_by_default():
+    echo, answer = _reply(USER), _reply("여섯 시쯤 나가려고요.")
+    assert score_grounding(echo, 0.9, 0.9).value == pytest.approx(0.8)
+    assert score_grounding(echo, 0.9, 0.9).components[ECHO] == 1
+    guarded = score_grounding(echo, 0.9, 0.9, echo_guard=True)
+    assert guarded.value == 0 and "it echoes the user turn" in guarded.reasons
+    for echo_guard in (False, True):
+        score = score_grounding(answer, 0.9, 0.9, echo_guard)
+        assert score.value == 0.9 and score.components[ECHO] == 0
+
+
+def _warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_rise_over_the_first_evaluation_is_warned_of_once(caplog):
+    watch = EchoWatch()
+    for update, share in enumerate([0.1, 0.1 + MAX_RISE, 0.0]):
+        watch.add_evaluation(update, {ECHO: share})
+    assert not _warnings(caplog)
+    watch.add_evaluation(3, {ECHO: 0.3})
+    watch.add_evaluation(4, {ECHO: 0.4})
+    (warning,) = _warnings(caplog)
+    assert "grounded/echo: 0.30 at update 3 (evaluation), 0.10 at the start" in warning
+    assert "reward.echo_guard" in warning
+
+
+def test_training_is_compared_by_windows_of_updates(caplog):
+    watch = EchoWatch()
+    for update in range(2 * WINDOW - 1):
+        watch.add_update(update, {ECHO: float(update >= WINDOW)})
+    assert not _warnings(caplog)
+    watch.add_update(2 * WINDOW, {ECHO: 1.0})
+    assert "1.00 at update 20 (training), 0.00 at the start" in _warnings(caplog)[0]
+
+
+def test_a_resumed_run_is_compared_with_its_own_start(caplog):
+    watch = EchoWatch([{ECHO: 0.0}, {}], [{ECHO: 0.0}] * WINDOW + [{ECHO: 1.0}] * (WINDOW - 1))
+    watch.add_evaluation(30, {ECHO: 0.5})
+    watch.add_update(30, {ECHO: 1.0})
+    assert len(_warnings(caplog)) == 2
+
+
+def test_runs_that_logged_no_share_are_not_compared(caplog):
+    watch = EchoWatch([{"reward_mean": 0.5}])
+    watch.add_evaluation(1, {})
+    watch.add_update(1, {ECHO: None})
+    assert not _warnings(caplog)
