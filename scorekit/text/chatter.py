@@ -129,9 +129,6 @@ _OF_MODELS = re.compile(
 def meta_phrase(src: str, mt: str) -> str | None:
     """What is said about the translation, or to who asked for it, at its start ("Here is the
     translation:", "번역:", "네, 알겠습니다."), where the source says nothing like it."""
-    line = mt.lstrip()[:_HEAD].partition("\n")[0]
-    if (found := _SAID.search(line)) and not _SPEAKS_OF_TRANSLATING.search(src):
-        return line[: found.end()]
     head = src[:_HEAD]
     clause = _CLAUSE.match(mt)
     leads = [clause if clause and said.search(clause.group()) else None for said in _LEADS]
@@ -142,6 +139,9 @@ def meta_phrase(src: str, mt: str) -> str | None:
     ):
         if found and not excuse.search(head):
             return found.group().strip()
+    line = mt.lstrip()[:_HEAD].partition("\n")[0]
+    if (found := _SAID.search(line)) and not _SPEAKS_OF_TRANSLATING.search(src):
+        return line[: found.end()]
     found = _ASSENT.match(mt)
     if not found or _ASSENTING.search(src[:80]) or _sentences(mt) <= _sentences(src):
         return None

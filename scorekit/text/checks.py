@@ -237,14 +237,16 @@ def _folded(text: str) -> str:
 #: Something of 3 to 300 characters, three times or more in a row: up to a long sentence.
 _LONGEST_LOOP = 300
 _LOOP = re.compile(rf"(.{{3,{_LONGEST_LOOP}}}?)\1{{2,}}", re.S)
+_AFTER_A_SENTENCE = re.compile(r"(?<=[.!?。！？…]) ")
 #: Characters in which loops are looked for at once: other threads have to wait meanwhile.
 _LOOP_PIECE = 2000
 
 
 def looped_share(text: str) -> float:
     """Share of the characters that stand in loops: something of 3 to 300 characters with a letter
-    or digit in it, three times or more in a row, white space aside."""
-    text = "".join(text.split())
+    or digit in it, three times or more in a row. White space counts as one space, and as none
+    behind a sentence; the end has it, too, like what stands before it."""
+    text = _AFTER_A_SENTENCE.sub("", " ".join(text.split()) + " ")
     if not _has_loop(text):
         return 0.0
     looped = sum(
@@ -252,7 +254,7 @@ def looped_share(text: str) -> float:
         for match in _loops(text)
         if any(char.isalnum() for char in match.group(1))
     )
-    return looped / len(text)
+    return min(1.0, looped / len(text.rstrip()))
 
 
 def _loops(text: str) -> Iterator[re.Match[str]]:
