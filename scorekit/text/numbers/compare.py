@@ -22,9 +22,10 @@ from scorekit.text.numbers.read import Number, Table, numbers
 
 #: Characters between two numbers that are read as one list.
 _LIST_GAP = 30
-#: What joins the numbers of a list, a comparison or a range, in any of the languages.
+#: What joins the numbers of a list, a comparison or a range, in any of the languages. No comma: it
+#: may part clauses.
 _JOINT = re.compile(
-    r"[,;、，；~〜–]| - |\b(?:and|or|to|und|oder|bis)\b"
+    r"[、~〜–]| - |\b(?:and|or|to|und|oder|bis)\b"
     r"|[가-힣\d](?:와|과|하고|이고|이며|고|며)\s|및|그리고|부터|에서|[和与與及到至]",
     re.IGNORECASE,
 )
@@ -144,10 +145,14 @@ def _moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[str]]:
         first, second = partners[index], partners[index + 1]
         if first is None or second is None or first < second:
             continue
-        between = mt.text[mt.numbers[second].end : mt.numbers[first].start]
-        joined = _is_list(src.text[one.end : two.start]) and _is_list(between)
-        text = f"{src.written(one)}, {src.written(two)}"
-        (swapped if joined and first - second == 1 else moved).append(text)
+        is_list = first - second == 1 and all(
+            _is_list(text[left.end : right.start])
+            for text, left, right in (
+                (src.text, one, two),
+                (mt.text, mt.numbers[second], mt.numbers[first]),
+            )
+        )
+        (swapped if is_list else moved).append(f"{src.written(one)}, {src.written(two)}")
     return swapped, moved
 
 
