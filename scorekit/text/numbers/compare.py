@@ -140,7 +140,8 @@ def _moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[str]]:
     """
     expected = [n for n in src.numbers if not is_optional(src.text, n, src.table)]
     partners = _partners(expected, src, mt)
-    swapped, moved = [], []
+    swapped: list[str] = []
+    moved: list[str] = []
     for index, (one, two) in enumerate(pairwise(expected)):
         first, second = partners[index], partners[index + 1]
         if first is None or second is None or first < second:

@@ -342,13 +342,8 @@ def clients(verdicts=(), **filters):
         asked.append(candidate)
         return verdicts[len(asked) - 1]
 
-    return SimpleNamespace(
-        cfg=cfg,
-        languages=("en-US", "ko-KR"),
-        judge=judge,
-        judge_understands=cfg.filters.llm_judge.enabled,
-        asked=asked,
-    )
+    given = {"cfg": cfg, "languages": ("en-US", "ko-KR"), "judge": judge, "asked": asked}
+    return SimpleNamespace(**given, judge_understands=cfg.filters.llm_judge.enabled)
 
 
 def record(*texts):
