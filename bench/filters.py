@@ -5,9 +5,9 @@ True pairs of prose in six directions: Korean and English of six registers (test
 in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
 rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
 pairs with a number in digits, one number of the translation is altered, and one left out; and more
-kinds of wrong numbers (bench/synth/numbers.py), with what is left to a judge where one is on. Of what
-chat models add (tests/data/chatter), the share that is caught by kind: of the half that the rules
-were made with, and of the one that was read when they were done.
+kinds of wrong numbers (bench/synth/numbers.py), with what is left to a judge where one is on. Of
+what chat models add (tests/data/chatter), the share that is caught by kind: of the half that the
+rules were made with, and of the one that was read when they were done.
 
 Then what of other languages passes, by length and direction: the source itself as its translation,
 and texts of a third language (tests/data/ui_seven.jsonl).

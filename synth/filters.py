@@ -18,7 +18,7 @@ from pydantic import Field
 from scorekit.config import Config
 from scorekit.text import chatmarks, chatter, checks, rules
 from scorekit.text.markup import placeholder_difference
-from scorekit.text.numbers import compare_numbers
+from scorekit.text.numbers import asked_numbers, compare_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 from scorekit.text.writing_scripts import scripts_of
 

@@ -219,7 +219,7 @@ class Clients:
 
     async def judge(self, src: str, candidate: str, doubt: str = "") -> dict[str, Any]:
         """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}.
-        doubt: as `judge_request` takes it. Raises NotYet, unless a verdict that is missing lets pass."""
+        doubt: as `judge_request` takes it. Raises NotYet, unless a missing verdict lets pass."""
         assert self._judge is not None
         sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])
