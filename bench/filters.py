@@ -4,9 +4,10 @@ do they catch?
 True pairs of prose in six directions: Korean and English of six registers (tests/data/prose), talks
 in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
 rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
-pairs with a number in digits, one number of the translation is altered, and one left out. Of what
-chat models add (tests/data/chatter), the share that is caught by kind: of the half that the rules
-were made with, and of the one that was read when they were done.
+pairs with a number in digits, one number of the translation is altered, and one left out; and more
+kinds of wrong numbers (bench/synth/numbers.py), with what is left to a judge where one is on. Of
+what chat models add (tests/data/chatter), the share that is caught by kind: of the half that the
+rules were made with, and of the one that was read when they were done.
 
 Then what of other languages passes, by length and direction: the source itself as its translation,
 and texts of a third language (tests/data/ui_seven.jsonl).
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from bench.common import ROOT, Figure, quiet_logs, run
 from bench.synth.chatter import HALVES, chatter
+from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
 from scorekit.text.numbers import asked_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
@@ -201,6 +203,20 @@ def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
     for how in ("altered", "left out"):
         caught, of = caught_numbers(pairs, how)
         yield _share(f"numbers_missing, a number {how}, caught: {name}", caught, of)
+
+    yield from _numbers(name, pairs)
+
+
+def _numbers(name: str, pairs: list[Pair]) -> Iterator[Figure]:
+    """With a judge: true pairs, and pairs with one wrong number, that are rejected for certain, and
+    that the judge decides about."""
+    sets = {"true pairs": pairs} | {kind: spoil(pairs, kind) for kind in KINDS}
+    for kind, some in sets.items():
+        counts = outcomes(some)
+        for outcome in OUTCOMES[:2]:
+            question = f"numbers with a judge, {kind}, {outcome}: {name}"
+            most = MOST if (kind, outcome) == ("true pairs", "certain") else None
+            yield _share(question, counts[outcome], len(some), at_most=most)
 
 
 def rejections(pairs: list[Pair]) -> Counter[str]:

@@ -300,6 +300,12 @@ class JudgeConfig(Config):
     fail_policy: Literal["conservative", "permissive"] = Field(
         "conservative", description="Where the judge fails: reject, or let pass by the rules."
     )
+    doubt_task: str | None = Field(
+        None,
+        description="Rubric of the judge for a translation that a rule is not sure of; it has the "
+        "variables of translation_filter, and `doubt`, what the rule saw. Null: "
+        "translation_filter, which is not told of it.",
+    )
 
 
 class FiltersConfig(Config):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from pydantic import Field
 from scorekit.config import Config
 from scorekit.text import chatmarks, chatter, checks, rules
 from scorekit.text.markup import placeholder_difference
-from scorekit.text.numbers import asked_numbers, missing_numbers
+from scorekit.text.numbers import asked_numbers, compare_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 from scorekit.text.writing_scripts import scripts_of
 
@@ -125,7 +125,8 @@ class RuleConfig(Config):
         ge=0,
         le=1,
         description="numbers_missing: the translation has a larger share of the source's numbers "
-        "in no form. German, English, Korean and Chinese, compared by value.",
+        "in no form. German, English, Korean and Chinese, compared by value. With a judge only "
+        "numbers that are surely wrong count; it decides about the others.",
     )
     allowed_tags: list[str] = Field(
         [], description='tag: names that may stand there ("b", "```"); the source\'s own may, too.'
@@ -163,31 +164,50 @@ class RuleConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a rule sees and is not sure of: a judge decides. should_reject: it rejects the
+    translation where no judge reads it."""
+
+    seen: str
+    should_reject: bool
+
+
+Rule = Callable[[Pair, RuleConfig], "str | Doubt | None"]
+
+
+@dataclass(frozen=True, slots=True)
 class RuleVerdict:
     """What the rules say: codes in the order of RULES.
 
-    failed: code -> what was seen. An empty text is asked nothing more.
+    failed, doubtful: code -> what was seen. An empty text is asked nothing more. A rule whose doubt
+    is too weak to reject has passed, too.
     """
 
     passed: tuple[Code, ...] = ()
     failed: dict[Code, str] = field(default_factory=dict)
+    doubtful: dict[Code, str] = field(default_factory=dict)
 
 
-def check_rules(pair: Pair, cfg: RuleConfig) -> RuleVerdict:
-    """Put a translation to every rule that is not off."""
+def check_rules(pair: Pair, cfg: RuleConfig, has_judge: bool = False) -> RuleVerdict:
+    """Put a translation to every rule that is not off. has_judge: somebody who understands texts
+    decides about what is doubtful."""
     passed: list[Code] = []
     failed: dict[Code, str] = {}
+    doubtful: dict[Code, str] = {}
     for code, rule in RULES.items():
         if code in cfg.off:
             continue
         seen = rule(pair, cfg)
-        if seen is None:
-            passed.append(code)
-        else:
-            failed[code] = seen
+        if isinstance(seen, str) or (seen and seen.should_reject and not has_judge):
+            failed[code] = seen if isinstance(seen, str) else seen.seen
             if code == "empty":
                 break
-    return RuleVerdict(tuple(passed), failed)
+            continue
+        if seen:
+            doubtful[code] = seen.seen
+        if seen is None or not seen.should_reject:
+            passed.append(code)
+    return RuleVerdict(tuple(passed), failed, doubtful)
 
 
 def abstentions(source: str, target: str) -> list[str]:
@@ -295,14 +315,19 @@ def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
     return None if more is None else f"{more:.2f} of it loops"
 
 
-def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | None:
+def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
     """Off for a pair of languages of which one has no table of numbers."""
-    languages = pair.source_lang, pair.target_lang
-    missing = missing_numbers(pair.src, pair.mt, *languages)
-    if not missing:
-        return None
-    every = asked_numbers(pair.src, pair.source_lang)
-    return ", ".join(missing) if len(missing) / len(every) > cfg.max_missing_numbers else None
+    found = compare_numbers(pair.src, pair.mt, pair.source_lang, pair.target_lang)
+    if found.swapped:
+        return f"in another order: {'; '.join(found.swapped)}"
+
+    def is_too_many(texts: Sequence[str]) -> bool:
+        return len(texts) > 0 and len(texts) / len(found.expected) > cfg.max_missing_numbers
+
+    if is_too_many(found.certain):
+        return ", ".join(found.missing)
+    seen = "; ".join(filter(None, [", ".join(found.missing), *found.doubts]))
+    return Doubt(seen, is_too_many(found.missing)) if seen else None
 
 
 def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -322,7 +347,7 @@ _PLURAL = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 
 
 #: Code -> rule, in the order in which the first failure names the rejection: the surest first.
-RULES: dict[Code, Callable[[Pair, RuleConfig], str | None]] = {
+RULES: dict[Code, Rule] = {
     "empty": _empty,
     "too_short": _too_short,
     "too_long": _too_long,
@@ -346,5 +371,7 @@ assert set(RULES) == set(get_args(Code))
 
 
 def as_metadata(verdict: RuleVerdict) -> dict[str, Any]:
-    """Which rules ran: {"passed": [code], "failed": [code]}."""
-    return {"passed": list(verdict.passed), "failed": list(verdict.failed)}
+    """Which rules ran: {"passed": [code], "failed": [code]}, and where there is a doubt "doubtful":
+    {code: what was seen}."""
+    doubtful = {"doubtful": dict(verdict.doubtful)} if verdict.doubtful else {}
+    return {"passed": list(verdict.passed), "failed": list(verdict.failed), **doubtful}

@@ -93,6 +93,13 @@ class Clients:
         """Records in work at once: enough to keep every request in flight, and little more."""
         return max(64, 2 * self.cfg.teacher.max_concurrency)
 
+    @property
+    def judge_understands(self) -> bool:
+        """Whether a judge is asked that reads meaning: the back end `rules` sees no more than the
+        rules of synthesis."""
+        judge = self._identities.get("judge") or {}
+        return self._judge is not None and judge.get("model") != "rules"
+
     async def translate(
         self, record: Record, *, temperature: float, n: int, seed: int
     ) -> list[dict[str, Any]]:
@@ -210,11 +217,11 @@ class Clients:
             found |= told
         return [Score(found[key].get("score"), found[key].get("error")) for key in keys]
 
-    async def judge(self, src: str, candidate: str) -> dict[str, Any]:
+    async def judge(self, src: str, candidate: str, doubt: str = "") -> dict[str, Any]:
         """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}.
-        Raises NotYet, unless a verdict that is missing lets pass."""
+        doubt: as `judge_request` takes it. Raises NotYet, unless a missing verdict lets pass."""
         assert self._judge is not None
-        sample, options = judge_request(self.cfg, self.languages, src, candidate)
+        sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])
         found = dict(await self._answers.get([key]))
         self.stats.answers_kept += len(found)
@@ -333,11 +340,12 @@ def asking(cfg: SynthConfig) -> Callable[[str], list[dict[str, str]]]:
 
 
 def judge_request(
-    cfg: SynthConfig, pair: tuple[str, str], src: str, candidate: str
+    cfg: SynthConfig, pair: tuple[str, str], src: str, candidate: str, doubt: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A candidate as the judge is asked about it: the sample, and the options of the request.
 
-    pair: `languages` of the config."""
+    pair: `languages` of the config. doubt: what a rule saw; `doubt_task` is told, where there is
+    one."""
     judge = cfg.filters.llm_judge
     sample = {
         "task": "translation_filter",
@@ -346,6 +354,8 @@ def judge_request(
         "source_text": src,
         "candidate": candidate,
     }
+    if doubt and judge.doubt_task is not None:
+        sample |= {"task": judge.doubt_task, "doubt": doubt}
     options = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
     return sample, options if judge.model is None else {**options, "model": judge.model}
 

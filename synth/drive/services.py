@@ -73,12 +73,18 @@ def check_metricx(cfg: SynthConfig, info: Info) -> None:
 
 
 def check_judge(cfg: SynthConfig, info: Info) -> None:
-    """Rules ask no model. Raises UserError where the config names one."""
+    """Rules ask no model, and a rubric that the config names must be there. Raises UserError."""
     model = cfg.filters.llm_judge.model
     if info.model == "rules" and model not in (None, "rules"):
         raise UserError(
             f"filters.llm_judge.model is {model}, but the judge at {cfg.filters.llm_judge.url} is "
             "the rules back end: start it with --backend openai, or leave the model out"
+        )
+    task = cfg.filters.llm_judge.doubt_task
+    if task is not None and task not in (info.tasks or {}):
+        raise UserError(
+            f"filters.llm_judge.doubt_task: the judge at {cfg.filters.llm_judge.url} has no rubric "
+            f"{task!r}. Start it with --backend openai and --rubrics FOLDER, or leave the key out"
         )
 
 

@@ -55,13 +55,18 @@ REASONS: dict[str, str] = {
     "repetition": "More of the translation loops than of the source.",
     "truncated": "The translation ends too early: something that it opens is not closed.",
     "length_ratio": "The translation is too long or too short for its source.",
-    "numbers_missing": "Numbers of the source are in no form in the translation.",
+    "numbers_missing": "Numbers of the source are in no form in the translation, or in another "
+    "order.",
     "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
     # Of sources that go on
     "identical_candidates": "All candidates of the source are one text: where most are, a server "
     "ignores seed or temperature.",
     "no_improvement": "The sampled translation scored no better than the greedy one: "
     "prefilter.min_improvement leaves such sources out.",
+    # What a rule was not sure of
+    "doubt_passed:*": "A rule was not sure, and the judge passed it: {0}",
+    "doubt_refused:*": "A rule was not sure, and the judge refused it: {0}",
+    "doubt_unjudged:*": "A rule was not sure, no judge read it, and it went on: {0}",
     # Families
     "greedy_*": "Of the greedy translation: {0}",
     "sample_*": "Of the sampled translation: {0}",
@@ -124,7 +129,7 @@ def explain(code: str) -> str:
 
 
 def _inner(family: str, rest: str) -> str:
-    if family in ("greedy_", "sample_"):
+    if family in ("greedy_", "sample_") or family.startswith("doubt_"):
         told = explain(rest)
         return told[:1].lower() + told[1:] if not told.startswith("MetricX") else told
     if family == "judge:":

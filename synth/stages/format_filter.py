@@ -1,4 +1,9 @@
-"""format_filter: rules, then the judge, on the best candidate, or down the list of the best."""
+"""format_filter: rules, then the judge, on the best candidate, or down the list of the best.
+
+What a rule is not sure of, an LLM judge decides. Without one (none is asked, it is the back end
+`rules`, or it failed and may fail) the rule rejects what it would reject alone, and lets pass the
+rest of its doubts, which are counted.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
 from synth.drive.kinds import MapStage
-from synth.filters import as_metadata, check_rules
+from synth.filters import RuleVerdict, as_metadata, check_rules
 from synth.folder.distributions import Drawn, Found, Spread, stratum
 from synth.folder.store import Record
 from synth.record import Kept, Rejected
@@ -31,6 +36,7 @@ class FormatFilter(MapStage):
     """A record gains `target_text`, `best` and `filters`:
 
     passed, failed  codes of the rules that ran on the candidate
+    doubtful        {code: what was seen} of rules that were not sure; left out where none was
     judge           {"pass", "reason_code", "notes"}, {"error": type}, or null where none was asked
     tried           [{"index", "reason_code"}] of the better candidates that were rejected before
     """
@@ -53,6 +59,8 @@ class FormatFilter(MapStage):
         filters = cfg.filters.model_dump(mode="json", exclude={"llm_judge": {"url"}})
         if not cfg.filters.llm_judge.enabled:
             filters["llm_judge"] = {"enabled": False}
+        elif cfg.filters.llm_judge.doubt_task is None:
+            del filters["llm_judge"]["doubt_task"]  # runs that were begun before it go on
         if cfg.data.decontaminate:
             filters["decontaminate"] = digests(cfg.data.decontaminate)
         return {**filters, "src_lang": cfg.data.src_lang, "tgt_lang": cfg.data.tgt_lang}
@@ -101,10 +109,12 @@ class FormatFilter(MapStage):
         first: Rejected | None = None
         every = clients.cfg.filters.on_reject == "next_best"
         for candidate in record["topk"] if every else record["topk"][:1]:
-            filters, code, reason = await _look(record["source_text"], candidate["text"], clients)
-            told = {"best": candidate, "filters": {**filters, "tried": list(tried)}}
+            seen = await _look(record["source_text"], candidate["text"], clients)
+            told = {"best": candidate, "filters": {**seen.filters, "tried": list(tried)}}
+            code, reason = seen.code, seen.reason
             if code is None:
-                return Kept({**record, "target_text": candidate["text"], **told})
+                kept = {**record, "target_text": candidate["text"], **told}
+                return Kept(kept, seen.note_code)
             tried.append({"index": candidate["index"], "reason_code": code})
             first = first or Rejected(record, code, reason, told)
         if first is None:
@@ -126,28 +136,60 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield batch
 
 
-async def _look(src: str, mt: str, clients: Clients) -> tuple[dict[str, Any], str | None, str]:
-    """(what goes to `filters`, code of the rejection or None, why) of one candidate."""
+class _Look(NamedTuple):
+    """One candidate: what goes to `filters`, the code of its rejection or None, why; and what is to
+    be known of it where it passes."""
+
+    filters: dict[str, Any]
+    code: str | None = None
+    reason: str = ""
+    note_code: str = ""
+
+
+async def _look(src: str, mt: str, clients: Clients) -> _Look:
+    """Put one candidate to evaluation sets, rules and judge."""
     cfg = clients.cfg.filters
     filters: dict[str, Any] = {"passed": [], "failed": [], "judge": None}
     texts = evaluation_texts(clients.cfg.data.decontaminate)
     if texts is not None and (shared := texts.find(mt)) is not None:
-        return filters, "contaminated", shared
+        return _Look(filters, "contaminated", shared)
+    verdict = RuleVerdict()
+    pair = Pair(src, mt, *clients.languages)
     if cfg.rule_based:
-        verdict = check_rules(Pair(src, mt, *clients.languages), cfg.rules)
+        verdict = check_rules(pair, cfg.rules, clients.judge_understands)
         filters |= as_metadata(verdict)
-        if verdict.failed:
-            code, seen = next(iter(verdict.failed.items()))
-            return filters, code, seen
+    if verdict.failed:
+        return _Look(filters, *next(iter(verdict.failed.items())))
+    doubt = next(iter(verdict.doubtful), None)
     if not cfg.llm_judge.enabled:
-        return filters, None, ""
-    said = await clients.judge(src, mt)
+        return _Look(filters, note_code=_unjudged_code(doubt))
+    said = await clients.judge(src, mt, verdict.doubtful[doubt] if doubt else "")
     filters["judge"] = said
-    if "error" in said:
-        if cfg.llm_judge.fail_policy == "permissive":
-            return filters, None, ""
-        return filters, f"judge_error:{said['error']}", "the judge gave no verdict"
+    if "error" not in said:
+        return _judged_look(filters, said, doubt, clients.judge_understands)
+    if cfg.llm_judge.fail_policy != "permissive":
+        return _Look(filters, f"judge_error:{said['error']}", "the judge gave no verdict")
+    alone = check_rules(pair, cfg.rules).failed if doubt else {}
+    if alone:
+        return _Look(filters, *next(iter(alone.items())))
+    return _Look(filters, note_code=_unjudged_code(doubt))
+
+
+def _judged_look(
+    filters: dict[str, Any], said: dict[str, Any], doubt: str | None, understands: bool
+) -> _Look:
+    """What follows of a verdict. doubt: the rule that is not sure; the verdict of a judge that
+    understands texts settles it."""
+    if doubt and not understands and said["pass"]:
+        return _Look(filters, note_code=_unjudged_code(doubt))
     if said["pass"]:
-        return filters, None, ""
-    word = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40]
-    return filters, f"judge:{word or 'unnamed'}", said.get("notes") or ""
+        return _Look(filters, note_code=f"doubt_passed:{doubt}" if doubt else "")
+    word = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40] or "unnamed"
+    notes = said.get("notes") or ""
+    if doubt and understands:
+        return _Look(filters, f"doubt_refused:{doubt}", f"{word}: {notes}")
+    return _Look(filters, f"judge:{word}", notes)
+
+
+def _unjudged_code(doubt: str | None) -> str:
+    return f"doubt_unjudged:{doubt}" if doubt else ""

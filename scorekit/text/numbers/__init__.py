@@ -11,6 +11,7 @@ from fractions import Fraction
 from scorekit.languages import find_language
 from scorekit.text.numbers import chinese, english, german, korean
 from scorekit.text.numbers.ask import asked, said
+from scorekit.text.numbers.compare import NumberFindings, compare, find_numbers
 from scorekit.text.numbers.read import Table, prepared
 
 _TABLES = {"de": german.TABLE, "en": english.TABLE, "ko": korean.TABLE, "zh": chinese.TABLE}
@@ -24,30 +25,30 @@ def asked_numbers(src: str, src_lang: str) -> list[str]:
     language has too many ways. Empty for a language without a table.
     """
     table = _table(src_lang)
-    return [] if table is None else list(asked(prepared(src), table))
+    return [] if table is None else list(asked(*find_numbers(prepared(src), table)))
 
 
 def missing_numbers(src: str, mt: str, src_lang: str, tgt_lang: str) -> list[str]:
-    """The `asked_numbers` of `src` that the translation has in no form, each once.
+    """`compare_numbers`' missing ones: what the translation says in no form, each once."""
+    return list(compare_numbers(src, mt, src_lang, tgt_lang).missing)
+
+
+def compare_numbers(src: str, mt: str, src_lang: str, tgt_lang: str) -> NumberFindings:
+    """What is missing, what is surely wrong, and what may be.
 
     Forms are digits, words, scales and counters, months, fractions, per cent, times of the day and
-    decades. One way only: what the translation has beside them is nobody's business. Empty where
-    one of the languages has no table. Costs time in proportion to the texts.
+    decades. Empty where one of the languages has no table. Costs time in proportion to the texts.
     """
     source, target = _table(src_lang), _table(tgt_lang)
     if source is None or target is None:
-        return []
-    ways = asked(prepared(src), source)
-    if not ways:
-        return []
-    values = said(prepared(mt), target)
-    return [text for text, any_of in ways.items() if not any(way <= values for way in any_of)]
+        return NumberFindings()
+    return compare(find_numbers(prepared(src), source), find_numbers(prepared(mt), target))
 
 
 def said_numbers(text: str, language: str) -> frozenset[Fraction]:
     """Every value that a text may say, read with good will; empty without a table."""
     table = _table(language)
-    return frozenset() if table is None else frozenset(said(prepared(text), table))
+    return frozenset() if table is None else frozenset(said(*find_numbers(prepared(text), table)))
 
 
 def _table(language: str) -> Table | None:

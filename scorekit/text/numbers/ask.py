@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from scorekit.text.numbers.read import Number, Table, numbers
+from scorekit.text.numbers.read import Number, Table
 
 #: Any one of these sets of values, whole, says a number.
 Ways = list[frozenset[Fraction]]
@@ -62,14 +62,14 @@ _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5
 # -- asked for -------------------------------------------------------------------------------------
 
 
-def asked(text: str, table: Table) -> dict[str, Ways]:
-    """The numbers of a `prepared` source that its translation has to have, with their ways."""
-    found = list(numbers(text, table))
+def asked(text: str, table: Table, found: Sequence[Number]) -> dict[str, Ways]:
+    """The numbers of a `prepared` source that its translation has to have, with their ways. found:
+    all of its numbers."""
     asked: dict[str, Ways] = {}
     for place, number in enumerate(found):
-        if _is_free(text, number, table):
+        if is_optional(text, number, table):
             continue
-        ways = [frozenset({value}) for value in _forms(text, number, table)]
+        ways = [frozenset({value}) for value in single_forms(text, number, table)]
         ways += _ways_of_parts(number) if number.parts else []
         if number.values and table.months.match(text, number.end):
             years, months = divmod(number.values[0], 12)
@@ -80,7 +80,7 @@ def asked(text: str, table: Table) -> dict[str, Ways]:
     return asked
 
 
-def _is_free(text: str, number: Number, table: Table) -> bool:
+def is_optional(text: str, number: Number, table: Table) -> bool:
     """Whether nothing is said by leaving the number out: words that need be no number, parts of
     names, a lone 1, a hundred per cent."""
     start, end = number.start, number.end
@@ -95,7 +95,19 @@ def _is_free(text: str, number: Number, table: Table) -> bool:
     return number.values[:1] == (Fraction(100),) and _PERCENT.match(text, end) is not None
 
 
-def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
+def is_loose(text: str, number: Number, table: Table) -> bool:
+    """Whether a calendar, a clock or another unit may say the number otherwise: "12월 25일" is
+    Christmas Day, the 45th minute of the second half the 90th, 50 miles are 80 kilometers."""
+    start, end = number.start, number.end
+    if table.loose_before.search(text, max(0, start - _NEAR), start):
+        return True
+    if number.values and number.values[0] < 1000 and table.year.match(text, end):
+        return True
+    units = (table.loose, table.tenths, table.clock, table.decade, table.century, table.month)
+    return any(unit.match(text, end) for unit in (*units, table.minutes, table.months))
+
+
+def single_forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
     """Values that say the number by themselves."""
     yield from _readings(text, number)
     if not number.values:
@@ -113,6 +125,8 @@ def _forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
         yield from (value * 10, value / 10, 100 - value * 10)
     if value.denominator > 1:
         return
+    if table.century.match(text, end):
+        yield (value - 1) * 100
     if table.clock.match(text, end) and value <= 24:
         yield from (value + 12, value - 12, (value + 12) % 24)
     is_year = table.year.match(text, end) or text[number.start - 1 : number.start] in _APOSTROPHES
@@ -181,10 +195,9 @@ def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Tab
 # -- said ------------------------------------------------------------------------------------------
 
 
-def said(text: str, table: Table) -> set[Fraction]:
-    """Every value that a `prepared` translation may say."""
-    found = list(numbers(text, table))
-    values = {value for number in found for value in _said_alone(text, number, table)}
+def said(text: str, table: Table, found: Sequence[Number]) -> set[Fraction]:
+    """Every value that a `prepared` translation may say. found: all of its numbers."""
+    values = {value for number in found for value in values_of(text, number, table)}
     for one, two in pairwise(found):
         values.update(_said_by_two(text, one, two, table))
     for match in table.hint.finditer(text):
@@ -193,7 +206,7 @@ def said(text: str, table: Table) -> set[Fraction]:
     return values
 
 
-def _said_alone(text: str, number: Number, table: Table) -> Iterator[Fraction]:
+def values_of(text: str, number: Number, table: Table) -> Iterator[Fraction]:
     yield from _readings(text, number)
     yield from number.parts
     if not number.values:

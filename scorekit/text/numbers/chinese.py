@@ -50,4 +50,9 @@ TABLE = Table(
     minutes=re.compile(r" ?[分秒]"),
     months=re.compile(r" ?个?個?月"),
     half=re.compile(r" ?[个個]?[\u4e00-\u9fff]{0,2}半"),
+    loose=re.compile(
+        r" ?[多来來余餘]?(?:日|号|號|天|小时|小時|周|週|星期|"
+        r"英[里尺寸亩畝]|[里尺寸斤两兩亩畝磅度]|°|"
+        r"公[里斤分]|平方|[厘毫]?米|千克|升|[kcm]?m\b|kg\b)"
+    ),
 )

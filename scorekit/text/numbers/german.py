@@ -85,4 +85,9 @@ TABLE = Table(
     minutes=re.compile(r"[ -]?(?:min|sek)", re.I),
     months=re.compile(r"[ -]?monat", re.I),
     half=re.compile(r" \w{2,9} und (?:ein|eine) halb", re.I),
+    loose=re.compile(
+        r"[.]? (?:Januar|Februar|März|April|Mai|Ju[nl]i|August|\w+ember|Oktober)"
+        r"|[ -]?(?:Tag|Stunde|Woche|Meile|Fu(?:ß|ss)|Zoll|Yard|Morgen|Hektar|Pfund|Unze|Gallone|"
+        r"Grad|°|[kcm]?m\b|kg\b|(?:Quadrat|Kilo|Zenti)?(?:[Mm]eter|[Gg]ramm)|Liter)",
+    ),
 )

@@ -61,7 +61,8 @@ _HINTS = hints(
         Fraction(3, 2): "한 시간 반|한 달 반|하루 반",
     }
 )
-_BEGIN = "(?<![가-힣])"
+#: Not within a word, nor behind digits: "20세기", "0이 아닌".
+_BEGIN = r"(?<![가-힣\d])"
 _LONG = one_of(word for word in _WORDS if len(word) > 1 and word != "분의")
 _AFTER_DIGITS = rf"(?<=\d)여? ?(?:[{_TENS_UP}]?(?:[만억](?!큼)|조(?![각건]))|[{_TENS_UP}])[만억]?"
 _SINO = (
@@ -94,4 +95,8 @@ TABLE = Table(
     minutes=re.compile(r" ?[분초]"),
     months=re.compile(r" ?개월"),
     half=re.compile(r" ?[가-힣]{1,3} ?반(?=[^가-힣]|[의이을은에쯤]|동안|\Z)"),
+    loose=re.compile(
+        r" ?(?:일|시간|주|달|살|평|근|돈|되|리(?![가-힣])|마일|피트|인치|야드|에이커|파운드|온스|"
+        r"갤런|도|°|(?:제곱|평방|킬로|센티|밀리)?미터|(?:킬로)?그램|리터|[kcm]?m\b|kg\b|㎏|㎞)"
+    ),
 )

@@ -46,6 +46,10 @@ class Table(NamedTuple):
     months: re.Pattern[str]
     #: "and a half" that stands apart from its number, after a counter.
     half: re.Pattern[str]
+    #: What stands after a number, or before it, that a translator may say with another number or
+    #: with none: days, ordinals, and units that he converts.
+    loose: re.Pattern[str]
+    loose_before: re.Pattern[str] = re.compile(r"(?!)")
 
 
 NEVER = re.compile(r"(?!)")

@@ -338,11 +338,12 @@ def clients(verdicts=(), **filters):
     )
     asked = []
 
-    async def judge(src, candidate):
+    async def judge(src, candidate, doubt):
         asked.append(candidate)
         return verdicts[len(asked) - 1]
 
-    return SimpleNamespace(cfg=cfg, languages=("en-US", "ko-KR"), judge=judge, asked=asked)
+    given = {"cfg": cfg, "languages": ("en-US", "ko-KR"), "judge": judge, "asked": asked}
+    return SimpleNamespace(**given, judge_understands=cfg.filters.llm_judge.enabled)
 
 
 def record(*texts):

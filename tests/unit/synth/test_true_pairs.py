@@ -8,6 +8,7 @@ import pytest
 
 from bench.filters import PROSE, caught_numbers, prose, rejections
 from bench.synth.chatter import HALVES, chatter
+from bench.synth.numbers import KINDS, outcomes, spoil
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
@@ -186,3 +187,22 @@ def test_most_of_what_chat_models_add_is_caught(half):
     assert len(caught) == 8
     shares = {kind: sum(found) / len(found) for kind, found in caught.items()}
     assert min(shares.values()) > (0.75 if half == "unseen" else 0.9), shares
+
+
+#: Share of the spoilt pairs that a judge gets to see, or that are rejected.
+SEEN = {
+    "a digit changed": 0.9,
+    "left out": 0.75,
+    "two swapped": 0.4,
+    "a mark or a zero shifted": 0.75,
+}
+
+
+@pytest.mark.parametrize(("texts", "turned"), SETS)
+def test_with_a_judge_few_true_pairs_are_rejected_and_most_spoilt_ones_are_seen(texts, turned):
+    pairs = _pairs(texts, turned)
+    assert outcomes(pairs)["certain"] <= len(pairs) / 100
+    for kind, share in SEEN.items():
+        spoilt = spoil(pairs, kind)
+        assert len(spoilt) > 5 and kind in KINDS
+        assert outcomes(spoilt)["passed"] <= (1 - share) * len(spoilt), kind

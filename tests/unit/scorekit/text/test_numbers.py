@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.text.numbers import asked_numbers, missing_numbers, said_numbers
+from scorekit.text.numbers import asked_numbers, compare_numbers, missing_numbers, said_numbers
 
 # -- words of a value, each language's own way -----------------------------------------------------
 
@@ -292,3 +292,61 @@ _PIECES = [
 )
 def test_a_text_has_its_own_numbers(text, language):
     assert missing_numbers(text, text, language, language) == []
+
+
+# -- what is certain, and what somebody should look at ---------------------------------------------
+
+CERTAIN = [
+    ("en", "It rose from 3.4 percent.", "ko", "4.3퍼센트에서 올랐다."),
+    ("en", "We have 2 cats and 3 dogs.", "ko", "고양이 3마리와 개 2마리가 있다."),
+    ("en", "It was 25 men and 40 women.", "de", "Es waren 40 Männer und 25 Frauen."),
+    ("en", "Sales hit 3 million won.", "ko", "매출은 30만 원이었다."),
+    ("en", "about 30,000 people", "zh", "约3亿人"),
+    ("de", "Es kostet 2,5 Euro.", "en", "It costs 25 euros."),
+    ("en", "It opened in 2019.", "ko", "2091년에 열었다."),
+    ("en", "There were 12 of them.", "ko", "그들은 87명이었다."),
+]
+DOUBTFUL = [
+    ("en", "This is the 3rd time.", "ko", "이번이 4번째다."),
+    ("en", "Sales hit 3 billion won.", "ko", "매출은 3억 원이었다."),
+    ("zh", "3万人", "en", "3 million people"),
+    ("de", "Es kostet 1.234 Euro.", "en", "It costs 1.234 euros."),
+    ("ko", "값은 1,742원이다.", "en", "It costs 1.742 won."),
+    ("ko", "1월 1일에 닫는다.", "en", "It is closed on New Year's Day."),
+    ("ko", "12월 25일에 만났다.", "en", "They met on Christmas Day."),
+    ("ko", "20세기 초의 건물이다.", "en", "It is a building of the early 1900s."),
+    ("ko", "후반 45분에 골이 터졌다.", "en", "The goal came in the 90th minute."),
+    ("en", "It is open 24/7.", "ko", "연중무휴다."),
+    ("en", "It is 50 miles away.", "ko", "80킬로미터 떨어져 있다."),
+    ("en", "Of the 30 who came, 12 were women.", "ko", "온 사람 가운데 12명이 여자, 모두 30명."),
+    ("en", "Pages 12 and 12 are gone.", "ko", "12쪽과 21쪽이 없다."),
+]
+SURE = [
+    ("ko", "18개월이 걸렸다.", "en", "It took a year and a half."),
+    ("ko", "7시간 30분 걸린다.", "en", "It takes 7.5 hours."),
+    ("ko", "0이 아닌 값", "en", "a nonzero value"),
+    ("en", "2 cats and 3 dogs", "ko", "고양이 2마리와 개 3마리"),
+    ("de", "Er ist 2,5 Meter groß.", "en", "He is 2.5 metres tall."),
+]
+
+
+def verdict(source, src, target, mt):
+    found = compare_numbers(src, mt, source, target)
+    if found.certain or found.swapped:
+        return "certain"
+    return "doubtful" if found.missing or found.doubts else "sure"
+
+
+@pytest.mark.parametrize("case", CERTAIN)
+def test_a_number_that_no_idiom_explains_is_certainly_wrong(case):
+    assert verdict(*case) == "certain"
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_what_may_be_said_otherwise_or_misread_is_doubtful(case):
+    assert verdict(*case) == "doubtful"
+
+
+@pytest.mark.parametrize("case", SURE)
+def test_the_same_numbers_leave_no_doubt(case):
+    assert verdict(*case) == "sure"

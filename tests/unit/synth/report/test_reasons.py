@@ -28,6 +28,10 @@ FAMILIES = {
     "score_{}": {f"score_{kind}" for kind in SAMPLE_ERROR_TYPES},
     "judge_error:{}": {f"judge_error:{kind}" for kind in SAMPLE_ERROR_TYPES},
     "judge:{}": {"judge:a_word_of_its_own"},
+    **{
+        f"doubt_{outcome}:{{}}": {f"doubt_{outcome}:numbers_missing"}
+        for outcome in ("passed", "refused", "unjudged")
+    },
 }
 #: Calls that take a code -> its place among the arguments.
 CALLS = {
@@ -36,6 +40,7 @@ CALLS = {
     "NotYet": 0,
     "SourceFailed": 0,
     "Kept": 1,
+    "_Look": 1,
     "_replace": 99,  # by keyword alone
     "broken": 1,
     "note_broken": 1,
@@ -55,7 +60,9 @@ def _codes_in(tree: ast.AST) -> set[str]:
             place = CALLS.get(name)
             if place is not None:
                 found += node.args[place : place + 1]
-                found += [k.value for k in node.keywords if k.arg in ("reason_code", "code")]
+                found += [
+                    k.value for k in node.keywords if k.arg in ("reason_code", "code", "note_code")
+                ]
         elif isinstance(node, ast.Subscript):
             name = getattr(node.value, "id", getattr(node.value, "attr", ""))
             if name in COUNTS:

@@ -1,0 +1,121 @@
+"""True pairs with one wrong number, and what the rule for numbers says of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from scorekit.text.numbers import asked_numbers
+from scorekit.text.rules import Pair
+from synth.filters import RULES, RuleConfig, check_rules
+
+#: What is certain is rejected, judge or not; what is doubtful a judge decides.
+OUTCOMES = ("certain", "doubtful", "passed")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+#: Scales that are taken for each other.
+_SCALES = (
+    ("만", "억"),
+    ("万", "亿"),
+    ("萬", "億"),
+    ("thousand", "million"),
+    ("million", "billion"),
+    ("Millionen", "Milliarden"),
+    ("tausend", "Millionen"),
+)
+_OFF = [code for code in RULES if code != "numbers_missing"]
+
+
+def outcome(pair: Pair) -> str:
+    """One of OUTCOMES, where a judge is on."""
+    verdict = check_rules(pair, RuleConfig(off=_OFF), has_judge=True)
+    return "certain" if verdict.failed else "doubtful" if verdict.doubtful else "passed"
+
+
+def is_rejected_alone(pair: Pair) -> bool:
+    """Whether the rule rejects the pair where no judge is on."""
+    return bool(check_rules(pair, RuleConfig(off=_OFF)).failed)
+
+
+def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
+    """Pairs with numbers, each with one wrong number in the translation, drawn by chance; those
+    that cannot be spoilt in this way are left out. kind: a key of KINDS."""
+    rng = random.Random(0)
+    spoilt = []
+    for pair in pairs:
+        # Digits that belong to a link or a name are no number.
+        texts = " ".join(asked_numbers(pair.mt, pair.target_lang))
+        numbers = {*_DIGITS.findall(texts)} - {"1"}
+        matches = [match for match in _DIGITS.finditer(pair.mt) if match.group() in numbers]
+        if matches and asked_numbers(pair.src, pair.source_lang):
+            mt = KINDS[kind](pair.mt, matches, rng)
+            if mt is not None and mt != pair.mt:
+                spoilt.append(Pair(pair.src, mt, pair.source_lang, pair.target_lang))
+    return spoilt
+
+
+def outcomes(pairs: Iterable[Pair]) -> Counter[str]:
+    """How many pairs have each outcome."""
+    return Counter(map(outcome, pairs))
+
+
+Matches = list[re.Match[str]]
+
+
+def _put(text: str, match: re.Match[str], digits: str) -> str:
+    return text[: match.start()] + digits + text[match.end() :]
+
+
+def _change(text: str, matches: Matches, rng: random.Random) -> str:
+    """One digit is another one."""
+    match = rng.choice(matches)
+    places = [i for i, char in enumerate(match.group()) if char.isdecimal()]
+    place = rng.choice(places)
+    digits = list(match.group())
+    digits[place] = str((int(digits[place]) + rng.randint(0, 7)) % 9 + 1)
+    return _put(text, match, "".join(digits))
+
+
+def _drop(text: str, matches: Matches, rng: random.Random) -> str:
+    return _put(text, rng.choice(matches), "")
+
+
+def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
+    """Two neighbors change places."""
+    different = [(a, b) for a, b in pairwise(matches) if a.group() != b.group()]
+    if not different:
+        return None
+    first, second = rng.choice(different)
+    return _put(_put(text, second, first.group()), first, second.group())
+
+
+def _shift(text: str, matches: Matches, rng: random.Random) -> str:
+    """One zero more; of a number with decimals the mark is gone, of one with groups it is the
+    other one."""
+    match = rng.choice(matches)
+    digits = match.group()
+    if re.fullmatch(r"\d+[.,]\d{3}", digits):
+        return _put(text, match, digits.translate({ord(","): ".", ord("."): ","}))
+    if re.fullmatch(r"\d+[.,]\d+", digits):
+        return _put(text, match, re.sub("[.,]", "", digits))
+    return _put(text, match, digits + "0")
+
+
+def _rescale(text: str, matches: Matches, rng: random.Random) -> str | None:
+    """Another scale: 만 for 억, million for billion."""
+    for one, other in _SCALES:
+        for old, new in ((one, other), (other, one)):
+            if found := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
+                return _put(text, found, new)
+    return None
+
+
+KINDS: dict[str, Callable[[str, Matches, random.Random], str | None]] = {
+    "a digit changed": _change,
+    "left out": _drop,
+    "two swapped": _swap,
+    "a mark or a zero shifted": _shift,
+    "another scale": _rescale,
+}
