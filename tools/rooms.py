@@ -112,7 +112,8 @@ HOUSE: dict[str, dict[str, str]] = {
         "drive: processes": "synth.drive.driver synth.drive.processes synth.drive.cluster",
         "views, report": "synth.report synth.folder.places synth.folder.repair "
         "synth.folder.totals synth.folder.views",
-        "command": "synth.run synth.pairs synth.preflight synth.__main__ synth.export.push synth_parallel",
+        "command": "synth.run synth.pairs synth.preflight synth.__main__ synth.export.push "
+        "synth_parallel",
     },
 }
 Arrows = dict[str, set[str]]
