@@ -103,8 +103,10 @@ def _look_at_files(
     """What a pair needs of this machine; what is to run of it goes into `runs`. pair: its name, or
     empty, before those of the rows."""
     look = findings.look
-    look(f"{pair}teacher.prompt", _prompt, cfg)
-    look(f"{pair}run.out_dir", _place, cfg, options)
+    has_prompt = look(f"{pair}teacher.prompt", _prompt, cfg)
+    has_place = look(f"{pair}run.out_dir", _place, cfg, options)
+    if not (has_prompt and has_place):  # the stages would name the same fault again
+        return
     coming = look(f"{pair}stages", _coming, cfg, options)
     if coming is None:
         return
@@ -113,15 +115,15 @@ def _look_at_files(
         look(f"{pair}data.files", _corpus, cfg)
 
 
-def _prompt(cfg: SynthConfig) -> tuple[None, str]:
+def _prompt(cfg: SynthConfig) -> tuple[bool, str]:
     load_template(cfg.teacher.prompt)
-    return None, str(cfg.teacher.prompt)
+    return True, str(cfg.teacher.prompt)
 
 
-def _place(cfg: SynthConfig, options: RunOptions) -> tuple[None, str]:
+def _place(cfg: SynthConfig, options: RunOptions) -> tuple[bool, str]:
     folder = run_folder(cfg, options)
     check_claim(folder)
-    return None, f"{folder}: can be written to"
+    return True, f"{folder}: can be written to"
 
 
 def _coming(cfg: SynthConfig, options: RunOptions) -> tuple[_Coming, str]:

@@ -21,7 +21,7 @@ from scorekit.files import write_atomic
 SAVE_S = 2.0
 
 
-class Record(NamedTuple):
+class EarlyResult(NamedTuple):
     """A line of the output, read and as it stands there."""
 
     fields: Mapping[str, Any]
@@ -33,7 +33,7 @@ class EarlyResults:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, EarlyResult] = {}
         self._changed = False
         self._when_first: Callable[[], None] | None = None
 
@@ -50,10 +50,10 @@ class EarlyResults:
     def put(self, fields: Mapping[str, Any]) -> None:
         """Keep a result until it is taken. fields: with its `line`."""
         self._first()
-        self._records[fields["line"]] = Record(fields, to_json(fields) + b"\n")
+        self._records[fields["line"]] = EarlyResult(fields, to_json(fields) + b"\n")
         self._changed = True
 
-    def take(self, number: int) -> Record:
+    def take(self, number: int) -> EarlyResult:
         """The result of a line, which is the output's from now on."""
         return self._records.pop(number)
 
@@ -66,7 +66,7 @@ class EarlyResults:
             fields = from_json(raw)
             for_now = not fields["ok"] and may_pass_later(fields["error"])
             if fields["line"] > after and not for_now:
-                self._records[fields["line"]] = Record(fields, raw)
+                self._records[fields["line"]] = EarlyResult(fields, raw)
 
     def save(self) -> None:
         """Write what is new since it was saved before."""

@@ -372,7 +372,9 @@ def test_without_a_change_it_does_the_same_in_another_folder(observe, base, serv
 def test_a_scorer_that_is_not_there_is_named(base, servers, tmp_path, monkeypatch):
     monkeypatch.setattr("scorekit.client.ScoringClient.wait_ready", _at_once)
     cfg = changed(base, "metricx.url", f"http://127.0.0.1:{free_port()}", tmp_path / "b")
-    assert "start it, or give metricx's url" in the_scoring(cfg, servers)[0]
+    assert (
+        "metricx.url: the url cannot be reached: refused; start it" in the_scoring(cfg, servers)[0]
+    )
 
 
 async def _at_once(self, timeout_s):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -16,10 +14,7 @@ from pydantic import ValidationError
 
 from bench.filters import DIRECTIONS, is_told, seven, third_languages
 from scorekit.text.rules import Pair
-from synth.config import SynthConfig
 from synth.filters import RULES, Code, RuleConfig, abstentions, check_rules
-from synth.record import Kept, Rejected
-from synth.stages.format_filter import FormatFilter
 
 ROOT = Path(__file__).parents[3]
 TAGS = {
@@ -321,108 +316,3 @@ def test_each_rule_rejects_fewer_than_one_in_a_hundred_true_translations():
     assert len(pairs) > 3000
     found = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
     assert not {code: n for code, n in found.items() if n >= len(pairs) / 100}
-
-
-# -- the stage -------------------------------------------------------------------------------------
-
-
-def clients(verdicts=(), **filters):
-    """What a stage is given; the judge says what stands in `verdicts`, one after another."""
-    cfg = SynthConfig.model_validate(
-        {
-            "run": {"out_dir": "unused"},
-            "data": {"src_lang": "eng", "tgt_lang": "kor"},
-            "final_generation": {"store_top_k": 3},
-            "filters": filters,
-        }
-    )
-    asked = []
-
-    async def judge(src, candidate, doubt):
-        asked.append(candidate)
-        return verdicts[len(asked) - 1]
-
-    given = {"cfg": cfg, "languages": ("en-US", "ko-KR"), "judge": judge, "asked": asked}
-    return SimpleNamespace(**given, judge_understands=cfg.filters.llm_judge.enabled)
-
-
-def record(*texts):
-    topk = [{"index": 7 - i, "text": text, "score": 1.0 + i} for i, text in enumerate(texts)]
-    return {"source_id": "a", "source_text": EN, "topk": topk, "worst": None}
-
-
-def process(given, clients):
-    return asyncio.run(FormatFilter().process(given, clients))
-
-
-PASS = {"pass": True, "reason_code": "ok", "notes": ""}
-FAIL = {"pass": False, "reason_code": "omission", "notes": "the date is gone"}
-
-
-def test_rules_come_before_the_judge_and_both_are_told_of():
-    given = clients([PASS])
-    kept = process(record(KO), given)
-    assert isinstance(kept, Kept)
-    assert kept.record["target_text"] == KO
-    assert kept.record["best"] == {"index": 7, "text": KO, "score": 1.0}
-    assert kept.record["filters"] == {
-        "passed": list(RULES),
-        "failed": [],
-        "judge": PASS,
-        "tried": [],
-    }
-    given = clients([PASS])
-    rejected = process(record(f"번역: {KO}"), given)
-    assert isinstance(rejected, Rejected)
-    assert (rejected.reason_code, rejected.reason) == ("meta_phrase", "번역:")
-    assert rejected.more["filters"]["failed"] == ["meta_phrase"]
-    assert given.asked == []
-
-
-def test_a_judge_that_fails_is_no_verdict():
-    failing = {"error": "upstream"}
-    rejected = process(record(KO), clients([failing]))
-    assert rejected.reason_code == "judge_error:upstream"
-    kept = process(record(KO), clients([failing], llm_judge={"fail_policy": "permissive"}))
-    assert kept.record["filters"]["judge"] == failing
-    rejected = process(record(KO), clients([FAIL], llm_judge={"fail_policy": "permissive"}))
-    assert (rejected.reason_code, rejected.reason) == ("judge:omission", FAIL["notes"])
-
-
-def test_a_reason_of_the_judge_is_a_code_whatever_it_wrote():
-    loud = {"pass": False, "reason_code": "Not | a\ncode! " + "x" * 100, "notes": ""}
-    code = process(record(KO), clients([loud])).reason_code
-    assert code.startswith("judge:not_a_code_x") and len(code) < 50
-
-
-def test_without_judge_and_rules_nobody_is_asked():
-    given = clients(llm_judge={"enabled": False})
-    assert process(record(KO), given).record["filters"]["judge"] is None
-    given = clients(llm_judge={"enabled": False}, rule_based=False)
-    kept = process(record(f"번역: {KO}"), given)
-    assert kept.record["filters"] == {"passed": [], "failed": [], "judge": None, "tried": []}
-    assert FormatFilter().uses(given.cfg) == frozenset()
-    assert FormatFilter().uses(clients().cfg) == {"judge"}
-
-
-def test_the_next_best_is_tried_where_the_config_says_so():
-    texts = (f"번역: {KO}", KO + " 그렇다.", KO)
-    kept = process(record(*texts), clients([FAIL, PASS], on_reject="next_best"))
-    assert kept.record["best"] == {"index": 5, "text": KO, "score": 3.0}
-    assert kept.record["filters"]["tried"] == [
-        {"index": 7, "reason_code": "meta_phrase"},
-        {"index": 6, "reason_code": "judge:omission"},
-    ]
-    assert process(record(*texts), clients([PASS])).reason_code == "meta_phrase"
-    rejected = process(record(*texts[:2]), clients([FAIL], on_reject="next_best"))
-    assert rejected.reason_code == "meta_phrase"
-    assert rejected.more["best"]["index"] == 7
-    assert rejected.more["filters"]["tried"] == [{"index": 6, "reason_code": "judge:omission"}]
-
-
-def test_settings_hold_every_threshold_and_no_url():
-    stage = FormatFilter()
-    plain, moved = clients(), clients(llm_judge={"url": "http://elsewhere:1"})
-    assert stage.settings(plain.cfg) == stage.settings(moved.cfg)
-    stricter = clients(rules={"min_chars": 3})
-    assert stage.settings(plain.cfg) != stage.settings(stricter.cfg)
