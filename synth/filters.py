@@ -292,14 +292,17 @@ def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
     return f"{found[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {found[1]}"
 
 
-def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | None:
+def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
     at = cfg.thresholds()
     if (found := rules.source_language(pair, at)) is not None:
         return f"{found[0]} ({found[1]:.2f})"
     if (probability := rules.third_language(pair, at)) is not None:
         return f"not {pair.target_lang} ({probability:.0e})"
-    seen = rules.unlike_target(pair, at)
-    return None if seen is None else f"not {pair.target_lang} ({seen})"
+    if (unlike := rules.unlike_target(pair, at)) is None:
+        return None
+    what, is_certain = unlike
+    seen = f"not {pair.target_lang} ({what})"
+    return seen if is_certain else Doubt(seen, should_reject=True)
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:

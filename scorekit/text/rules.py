@@ -248,10 +248,13 @@ def third_language(pair: Pair, at: Thresholds) -> float | None:
     return probability
 
 
-def unlike_target(pair: Pair, at: Thresholds) -> str | None:
-    """What a translation, however short, has of another language than the target: letters of a
-    dense script (Han, Kana, Hangul) that is not the target's; or groups of letters that English or
-    German does not have."""
+def unlike_target(pair: Pair, at: Thresholds) -> tuple[str, bool] | None:
+    """Return what a translation, however short, has of another language than the target, and
+    whether that is certain; None where it has nothing.
+
+    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Groups of
+    letters that English or German does not have are not: short true texts have them, too.
+    """
     if math.isinf(at.short_language_margin) or same_language(pair) or _is_too_short(pair, at):
         return None
     bare = checks.without_names(pair.mt, pair.src)
@@ -261,11 +264,11 @@ def unlike_target(pair: Pair, at: Thresholds) -> str | None:
     # Korean may have Chinese characters beside its own
     most = 0.99 if scripts == ("Hangul",) else _MOST_DENSE
     if scripts and dense > most * count:
-        return f"{dense} letters of Han, Kana or Hangul"
+        return f"{dense} letters of Han, Kana or Hangul", True
     if count < at.some_script_letters:
         return None
     odds = log_odds(bare, pair.target_lang)
-    return None if odds is None or odds >= -at.short_language_margin else f"{odds:.1f}"
+    return None if odds is None or odds >= -at.short_language_margin else (f"{odds:.1f}", False)
 
 
 #: Share of the letters, in which a name or a word that is quoted may stand.

@@ -163,7 +163,7 @@ async def _look(src: str, mt: str, clients: Clients) -> _Look:
     doubt = next(iter(verdict.doubtful), None)
     if not cfg.llm_judge.enabled:
         return _Look(filters, note_code=_unjudged_code(doubt))
-    said = await clients.judge(src, mt, verdict.doubtful[doubt] if doubt else "")
+    said = await clients.judge(src, mt, "; ".join(verdict.doubtful.values()))
     filters["judge"] = said
     if "error" not in said:
         return _judged_look(filters, said, doubt, clients.judge_understands)

@@ -91,6 +91,21 @@ def test_a_judge_decides_about_doubts_and_the_report_counts_them(tmp_path, llm):
     assert [row["target_text"] for row in train(cfg)] == [HOLIDAY[1], FINE[1]]
 
 
+@pytest.mark.parametrize("has_llm", [True, False])
+def test_a_short_text_that_looks_like_another_language_is_a_doubt(tmp_path, llm, has_llm):
+    true, french = ("혈관 나이", "Vascular age"), ("네 번째 방문", "La visite fourth du jour")
+    short = (true, french)
+    with llm.running() as upstream, running_judge(upstream=upstream) as url:
+        judge = {"enabled": True, "url": url} if has_llm else {"enabled": False}
+        cfg = filtered(tmp_path, judge, short)
+        run_filter(cfg)
+    assert outcomes(cfg) == (
+        ([true[0]], {french[0]: "doubt_refused:wrong_language"})
+        if has_llm
+        else ([], {src: "wrong_language" for src, _ in short})
+    )
+
+
 def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm, monkeypatch):
     monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 2)
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
