@@ -64,6 +64,13 @@ class Metrics:
         self.queue_seconds = histogram(
             "queue_seconds", "Seconds that samples waited; one of a request in a batch.", _SECONDS
         )
+        self.longest_wait = Gauge(
+            "scorekit_longest_wait_seconds",
+            "Seconds that the oldest sample has waited which the model has not begun with: of "
+            "small interactive requests, of large ones, and of bulk.",
+            ("line",),
+            registry=self.registry,
+        )
         self.tokenise_seconds = histogram(
             "tokenise_seconds", "Seconds of tokenising up to 256 samples of a request.", _SECONDS
         )
