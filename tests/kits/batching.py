@@ -23,7 +23,9 @@ from scorekit.server.windows.backend import with_windows
 
 
 class Gate(FakeBackend):
-    """Scores when told to, and remembers which texts came in one batch."""
+    """Scores when told to, and remembers which texts came in one batch. holds: a batch waits."""
+
+    holds = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +37,9 @@ class Gate(FakeBackend):
             self.go.release()
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        self.holds = True
         self.go.acquire()
+        self.holds = False
         self.texts.append([e.payload.mt for e in batch])
         return super().forward(batch)
 

@@ -57,25 +57,12 @@ async def batches_until(backend, caller):
         await _until(lambda count=count: len(backend.texts) > count)
         for _ in range(5):  # what the batch says is handed to the event loop
             await asyncio.sleep(0)
-        await _until(lambda: backend.waits or caller.job.done.done())
+        await _until(lambda: backend.holds or caller.job.done.done())
     return len(backend.texts) - before
 
 
-class Counting(Gate):
-    """Says whether a batch waits to be scored."""
-
-    waits = False
-
-    def forward(self, batch):
-        self.waits = True
-        try:
-            return super().forward(batch)
-        finally:
-            self.waits = False
-
-
 def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows():
-    backend = Counting()
+    backend = Gate()
 
     async def test(batcher, submit):
         huge = in_windows(submit, HUGE)
@@ -94,7 +81,7 @@ def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows
 
 
 def test_a_word_waits_for_one_batch_of_a_request_of_many_samples():
-    backend = Counting()
+    backend = Gate()
 
     async def test(batcher, submit):
         many = submit(*(f"{k} {'x ' * (k % 9)}" for k in range(400)), size=40)
@@ -112,7 +99,7 @@ def test_a_word_waits_for_one_batch_of_a_request_of_many_samples():
 
 
 def test_however_many_large_requests_there_are_small_ones_have_every_other_batch():
-    backend = Counting()
+    backend = Gate()
 
     async def test(batcher, submit):
         large = [submit(*(f"{n} {k}" for k in range(80)), size=40) for n in range(3)]
@@ -131,8 +118,26 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
     assert all(len(set(large[at : at + 3])) == 3 for at in range(0, 9, 3))  # each in turn
 
 
+def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        texts = [[f"{n} {k}" for k in range(80)] for n in range(6)]
+        large = [submit(*texts[n], size=40) for n in range(3)]
+        bulk = [submit(*texts[n], size=40, priority="bulk") for n in range(3, 6)]
+        await waiting(*large, *bulk)
+        word = submit("word")
+        await waiting(word)
+        assert await batches_until(backend, word) <= 4  # in hand, bulk, a large one's, its own
+        backend.open(1000)
+        for caller in (*large, *bulk):
+            await caller.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=0.0)
+
+
 def test_windows_of_two_callers_take_turns():
-    backend = Counting()
+    backend = Gate()
     other = HUGE.replace("word", "other")
 
     async def test(batcher, submit):
@@ -185,7 +190,7 @@ def test_windows_that_two_wait_for_are_scored_once_and_go_on_when_one_leaves():
 
 @pytest.mark.parametrize("bad, kind", [("nan", "non_finite"), ("poison", "model_failure")])
 def test_a_window_that_fails_fails_its_sample_and_the_rest_is_not_scored(bad, kind):
-    backend = Counting()
+    backend = Gate()
     backend.poison = "poison"
     count = len(alone(HUGE)["windows"])
 
@@ -220,7 +225,7 @@ def test_windows_that_do_not_fit_the_memory_are_scored_in_smaller_batches():
 
 
 def test_what_a_small_request_wants_of_a_large_one_goes_with_the_small_ones():
-    backend = Counting()
+    backend = Gate()
 
     async def test(batcher, submit):
         large = submit(*(f"{k} x" for k in range(200)), "wanted", size=40)
@@ -240,7 +245,7 @@ def test_what_a_small_request_wants_of_a_large_one_goes_with_the_small_ones():
 
 
 def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
-    backend = Counting()
+    backend = Gate()
 
     async def test(batcher, submit):
         first = submit("opens the model")
