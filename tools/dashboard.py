@@ -110,6 +110,16 @@ DASHBOARD: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             ],
         ),
         (
+            "Longest wait of a sample that the model has not begun with",
+            "s",
+            [
+                (
+                    "{{service}} {{instance}} {{line}}",
+                    f"max by (service, instance, line) (scorekit_longest_wait_seconds{{{_OURS}}})",
+                ),
+            ],
+        ),
+        (
             "Samples a second that joined an equal one in flight",
             "short",
             [

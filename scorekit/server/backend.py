@@ -38,7 +38,8 @@ Outcome = dict[str, Any] | SampleError
 
 
 class Backend(Protocol):
-    """A model behind a service. `encode` and `forward` run in two different threads."""
+    """A model behind a service. `encode` and `forward` run in different threads; `encode` of one
+    that scores translations in two at once, of which one cuts texts into windows."""
 
     service: str
 

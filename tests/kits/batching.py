@@ -13,16 +13,19 @@ from pydantic_core import from_json
 from bench.kit.servers import PATIENCE_S
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
-from scorekit.server.fake import FakeBackend
+from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.work import Job, Wanted
 from scorekit.server.verb import Asked
+from scorekit.server.windows.backend import with_windows
 
 
 class Gate(FakeBackend):
-    """Scores when told to, and remembers which texts came in one batch."""
+    """Scores when told to, and remembers which texts came in one batch. holds: a batch waits."""
+
+    holds = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +37,9 @@ class Gate(FakeBackend):
             self.go.release()
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        self.holds = True
         self.go.acquire()
+        self.holds = False
         self.texts.append([e.payload.mt for e in batch])
         return super().forward(batch)
 
@@ -62,11 +67,12 @@ def _run(
 
     async def body() -> None:
         settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
-        batcher = Batcher(backend, settings, Metrics(), stored.append)
+        windowed = with_windows(backend, settings.max_batch_tokens)
+        batcher = Batcher(windowed, settings, Metrics(), stored.append)
         gate = backend if isinstance(backend, Gate) else None
         if gate:
             gate.open(3)
-        batcher.warm_up(backend.load())
+        batcher.warm_up(windowed.load())
         backend.batches.clear()
         if gate:
             gate.texts.clear()
@@ -78,6 +84,7 @@ def _run(
             cache: bool = True,
             size: int = 4,
             overlong: Overlong = "truncate",
+            limit: int = MAX_INPUT_LENGTH,
         ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
@@ -85,7 +92,7 @@ def _run(
                 Wanted(i, k, s, size) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
             job = Job(len(mts), time.monotonic(), PATIENCE_S)
-            options = MetricXOptions(overlong=overlong)
+            options = MetricXOptions(overlong=overlong, max_input_length=limit)
             asked = Asked(samples, options, {}, cache=cache, priority=priority)
             batcher.submit(job, wanted, asked)
             return Caller(batcher, job, keys)

@@ -64,6 +64,9 @@ class Metrics:
         self.queue_seconds = histogram(
             "queue_seconds", "Seconds that samples waited; one of a request in a batch.", _SECONDS
         )
+        self.longest_wait = gauge(
+            "longest_wait_seconds", "Seconds that the oldest waiting sample has waited.", "line"
+        )
         self.tokenise_seconds = histogram(
             "tokenise_seconds", "Seconds of tokenising up to 256 samples of a request.", _SECONDS
         )
@@ -74,11 +77,13 @@ class Metrics:
         self.batch_samples = histogram("batch_samples", "Samples in a batch.", _SIZES)
         self.tokens = counter("tokens", "Tokens that the model read.")
         self.padding_tokens = counter("padding_tokens", "Tokens of padding that the model read.")
-        host_peak = gauge("host_memory_peak_bytes", "Most memory that the process has held.")
-        host_peak.set_function(_peak_resident_bytes)
-        gauge("host_memory_limit_bytes", "Most memory that the process may hold.").set(
-            memory_limit_bytes()
-        )
+        self._watch_host()
+
+    def _watch_host(self) -> None:
+        peak = self._gauge("host_memory_peak_bytes", "Most memory that the process has held.")
+        peak.set_function(_peak_resident_bytes)
+        limit = self._gauge("host_memory_limit_bytes", "Most memory that the process may hold.")
+        limit.set(memory_limit_bytes())
 
     def watch_device(self, memory_bytes: Callable[[], tuple[int, int, int] | None]) -> None:
         """Show the device's memory, now, at most and in all, where there is a device."""
@@ -100,8 +105,8 @@ class Metrics:
     def _counter(self, name: str, told: str, *labels: str) -> Counter:
         return Counter(f"scorekit_{name}", told, labels, registry=self.registry)
 
-    def _gauge(self, name: str, told: str) -> Gauge:
-        return Gauge(f"scorekit_{name}", told, registry=self.registry)
+    def _gauge(self, name: str, told: str, *labels: str) -> Gauge:
+        return Gauge(f"scorekit_{name}", told, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, told: str, buckets: tuple[float, ...], *labels: str

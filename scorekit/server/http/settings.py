@@ -107,6 +107,12 @@ class ServiceSettings(BaseSettings):
         description="Seconds in one batch after which the model counts as hung; null: the larger "
         "of 5 and 5 times what the batch should take.",
     )
+    unready_after: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that a small interactive request may wait for the model before "
+        "/health/ready is 503; null: half of timeout_s.",
+    )
     drain_s: float = Field(
         60.0, ge=0, description="Seconds that accepted work may take after SIGTERM."
     )

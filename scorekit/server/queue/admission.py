@@ -13,18 +13,22 @@ from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.pace import Pace
 from scorekit.server.queue.pieces import Pieces, cut_pieces
-from scorekit.server.queue.work import Flight, Job, Wanted, answer_of
+from scorekit.server.queue.work import Flight, Job, Wanted, answer_of, sample_outcome
 from scorekit.server.verb import Asked, Verb
 
 #: Bytes of text that count as one token of the queue's bound.
 BYTES_A_TOKEN = 4
+#: What waits for the model, for the figures: samples of small interactive requests, of large ones,
+#: and of bulk.
+LINES = ("small", "large", "bulk")
 
 
 class Admission:
     """Admits requests whole or refuses them whole; hands each outcome to all who wait for it.
 
-    on_scored: called with the answers worth storing. max_length: tokens of the longest input, once
-    the model is loaded.
+    on_scored: called with the answers worth storing. Once the model is loaded, max_length: tokens
+    of the longest input; large: about how many tokens a large request has more than, or samples
+    where `in_items`.
 
     Owner: loop.
     """
@@ -45,7 +49,8 @@ class Admission:
         self._pace = pace
         self._pieces = pieces
         self._on_scored = on_scored
-        self.max_length = 0
+        self.max_length = self.large = 0
+        self.in_items = False
         self.flights: dict[bytes, Flight] = {}
         self.room = 0  # tokens of the queue's bound in use
 
@@ -59,15 +64,16 @@ class Admission:
         flights, options, priority = self.flights, asked.options, asked.priority
         in_windows = getattr(options, "overlong", None) == "windows"  # all of a text is read
         now = time.monotonic()
+        sizes = [one.size // BYTES_A_TOKEN + 1 for one in wanted]
+        if not in_windows:
+            sizes = [min(size, self.max_length) for size in sizes]
+        line = job if (len(sizes) if self.in_items else sum(sizes)) > self.large else None
         new: dict[bytes, Flight] = {}
         room = 0
-        for one in wanted:
+        for one, takes in zip(wanted, sizes, strict=True):
             if one.key not in flights and one.key not in new:
-                takes = one.size // BYTES_A_TOKEN + 1
-                if not in_windows:
-                    takes = min(takes, self.max_length)
                 room += takes
-                new[one.key] = Flight(one.key, one.sample, priority, takes, now, one.size)
+                new[one.key] = Flight(one.key, one.sample, priority, takes, now, one.size, line)
         self._admit(len(new), room)
         flights.update(new)
         self.room += room
@@ -77,8 +83,11 @@ class Admission:
                 job.flights.append(flight)
             flight.waiters.append((job, one.index))
             flight.store |= asked.cache
-            if flight.priority == "bulk" and priority == "interactive":
-                self._lift(flight, job, options)
+            from_bulk = flight.priority == "bulk" and priority == "interactive"
+            from_line = flight.priority == priority and flight.line is not None and line is None
+            if from_bulk or from_line:
+                flight.priority, flight.line, flight.born = priority, line, now
+                self._send(job, [flight], options, priority)  # it goes on with this request's own
         job.missing += len(wanted)
         self._metrics.joined.inc(len(wanted) - len(new))
         self._gauge()
@@ -89,7 +98,8 @@ class Admission:
         """Say that a request no longer waits; what nobody waits for is not scored."""
         for flight in job.flights:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
-            if not flight.waiters and not flight.taken and not flight.gone:
+            begun = flight.taken and not flight.windows  # windows that are not taken yet are spared
+            if not flight.waiters and not begun and not flight.gone:
                 flight.gone = True
                 flight.sample = None
                 self._forget(flight)
@@ -103,21 +113,33 @@ class Admission:
         started: float = 0.0,
         seconds: float = 0.0,
     ) -> None:
-        """Hand each outcome to everybody who waits for it. started, seconds: of their batch."""
+        """Hand each outcome to everybody who waits for it; those of windows, put together, once
+        the last is known. started, seconds: of their batch."""
         good: dict[bytes, bytes] = {}
-        for flight, outcome in zip(flights, outcomes, strict=True):
-            answer = answer_of(outcome, self._verb.write)
+        for part, outcome in zip(flights, outcomes, strict=True):
+            flight = part.whole or part
+            if seconds:
+                for job, _ in flight.waiters:
+                    job.note_batch(flights, started, seconds)
+            known = sample_outcome(part, outcome) if part.whole else outcome
+            if known is None:
+                continue
+            answer = answer_of(known, self._verb.write)
             if flight.store and isinstance(answer, bytes):
                 good[flight.key] = answer
             self._forget(flight)
             waiters, flight.waiters = flight.waiters, []
             for job, index in waiters:
-                if seconds:
-                    job.note_batch(flights, started, seconds)
                 job.receive(index, answer)
         if good:
             self._on_scored(good)
         self._gauge()
+
+    def longest_wait(self, line: str, now: float) -> float:
+        """Seconds that the oldest sample of one of `LINES` has waited that the model has not begun
+        with, wherever it waits; 0 where none does."""
+        born = [one.born for one in self.flights.values() if not one.taken and _line(one) == line]
+        return max(0.0, now - min(born, default=now))
 
     def fail_all(self) -> None:
         """The model's thread has ended. The batch in hand may be the cause, so its requests are not
@@ -146,11 +168,6 @@ class Admission:
         rate = self._pace.samples_per_s or 1.0
         return min(60.0, max(1.0, len(self.flights) / 2 / rate))
 
-    def _lift(self, flight: Flight, job: Job, options: Any) -> None:
-        """Somebody waits for a bulk sample: it is tokenised and scored with his own."""
-        flight.priority = "interactive"
-        self._send(job, [flight], options, "interactive")
-
     def _send(self, job: Job, flights: list[Flight], options: Any, priority: Priority) -> None:
         self._pieces.put(cut_pieces(job, flights, options), priority)
 
@@ -163,3 +180,7 @@ class Admission:
     def _gauge(self) -> None:
         self._metrics.queue_items.set(len(self.flights))
         self._metrics.queue_tokens.set(self.room)
+
+
+def _line(flight: Flight) -> str:
+    return "bulk" if flight.priority == "bulk" else "large" if flight.line else "small"

@@ -1,7 +1,9 @@
 """The queue between requests and the model.
 
 One thread tokenises, one owns the model and runs as soon as it is free, on a batch of samples of
-similar length out of all that wait, whoever sent them. Equal samples in flight are scored once.
+similar length out of all that wait, whoever sent them; a large request waits in a line of its own,
+so that nobody waits for all of it (`lanes.py`). Where texts may be scored in windows, a third
+thread cuts those. Equal samples in flight are scored once.
 The queue is bounded: a request that does not fit is refused at once, whole.
 """
 
@@ -12,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,15 +24,23 @@ from scorekit.server.backend import Backend, workers_of
 from scorekit.server.description import Description
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.admission import Admission
+from scorekit.server.queue.admission import LINES, Admission
 from scorekit.server.queue.model_thread import ModelThread
 from scorekit.server.queue.pieces import Pieces
 from scorekit.server.queue.ready import Ready
-from scorekit.server.queue.tokeniser_thread import TokeniserThread
+from scorekit.server.queue.tokeniser_thread import (
+    CUT_STALL_S,
+    TOKENISE_STALL_S,
+    Encode,
+    TokeniserThread,
+)
 from scorekit.server.queue.work import Job, Wanted
 from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
+
+#: A request is large that fills more than so many batches, for each of the model's workers.
+LARGE = 4
 
 
 class Batcher:
@@ -48,6 +59,7 @@ class Batcher:
     ) -> None:
         patience_s = settings.bulk_patience_s
         self._pieces = Pieces(patience_s)  # owner: any; from admission to the tokeniser
+        self._to_cut = Pieces(patience_s)  # owner: any; from the tokeniser to the cutter
         self.ready = Ready(0, patience_s)  # owner: any; from the tokeniser to the model
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
@@ -55,17 +67,33 @@ class Batcher:
         self.admission = Admission(  # owner: loop
             backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
         )
-        self._tokeniser = TokeniserThread(  # owner: tokeniser
-            backend,
-            metrics,
-            settings.stall_after,
-            self._pieces,
-            self.ready,
-            lambda: self.in_flight,
-            self._deliver,
-        )
-        works = [("tokenise", self._tokeniser.run)]
-        works += [("model", self._model.run)] * workers_of(backend)
+        uncut = getattr(backend, "encode_uncut", None)
+        least_s = settings.stall_after or 0.0
+
+        def tokeniser(encode: Encode, stall_s: float, pieces: Pieces) -> TokeniserThread:
+            return TokeniserThread(
+                encode,
+                metrics,
+                max(stall_s, least_s),
+                pieces,
+                self._to_cut,
+                self.ready,
+                lambda: self.in_flight,
+                self._deliver,
+            )
+
+        self._tokenisers = [  # owner: fixed; the second one is there to cut
+            tokeniser(uncut or backend.encode, TOKENISE_STALL_S, self._pieces)
+        ]
+        if uncut is not None:
+            self._tokenisers.append(tokeniser(backend.encode, CUT_STALL_S, self._to_cut))
+        works = [("tokenise", one.run) for one in self._tokenisers]
+        self._workers = workers_of(backend)  # owner: fixed
+        works += [("model", self._model.run)] * self._workers
+        self._most_wait_s = settings.unready_after or settings.timeout_s / 2  # owner: fixed
+        self._waits_long = False  # owner: loop
+        for line in LINES:
+            metrics.longest_wait.labels(line).set_function(partial(self._longest_wait, line))
         self._threads = [  # owner: loop
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
             for name, work in works
@@ -77,6 +105,8 @@ class Batcher:
         fit, and where a plain text gets no outcome."""
         self.admission.max_length = description.max_input_length
         self._model.warm_up(description)
+        self.admission.in_items = self._model.in_items
+        self.admission.large = LARGE * self._workers * self.ready.max_tokens
 
     def start(self) -> None:
         """Take work; call it on the running event loop, after `warm_up`."""
@@ -87,6 +117,7 @@ class Batcher:
     def stop(self, wait_s: float = 0.0) -> None:
         """Let batches in hand finish, then end the threads. wait_s: seconds to wait for them."""
         self._pieces.stop()
+        self._to_cut.stop()
         self.ready.stop()
         until = time.monotonic() + wait_s
         for thread in self._threads:
@@ -99,8 +130,10 @@ class Batcher:
         return self._dead
 
     def fault(self) -> str | None:
-        """Why the model does not answer; None while it does."""
-        return self._standstill() or ("the model fails" if self._model.failing else None)
+        """Why the model does not answer, or not soon; None while it does."""
+        if (fault := self._standstill()) is not None:
+            return fault
+        return "the model fails" if self._model.failing else self._long_wait()
 
     @property
     def in_flight(self) -> int:
@@ -128,7 +161,19 @@ class Batcher:
             return "the model thread ended"
         if self._model.pace.overdue():
             return "the model hangs in a batch"
-        return "the tokeniser hangs" if self._tokeniser.hangs() else None
+        return "the tokeniser hangs" if any(one.hangs() for one in self._tokenisers) else None
+
+    def _longest_wait(self, line: str) -> float:
+        return self.admission.longest_wait(line, time.monotonic())
+
+    def _long_wait(self) -> str | None:
+        """Why a small request would wait for long; None where it would not. Once it would, until
+        the wait is half of that: a load balancer should not see it go up and down."""
+        wait = self._longest_wait("small")
+        self._waits_long = wait > self._most_wait_s / (2 if self._waits_long else 1)
+        return (
+            f"a small request has waited {wait:.0f} s for the model" if self._waits_long else None
+        )
 
     # -- called by the threads ------------------------------------------------------------------
 

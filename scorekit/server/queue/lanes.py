@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from scorekit.schemas import Priority
 from scorekit.server.queue.batch import cut_batches, cut_finely
 from scorekit.server.queue.turns import Turns
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.work import Flight, Job
 
 #: Most samples among which neighbours in length are looked for: beyond a few thousand the padding
 #: saved is below a per cent.
@@ -26,8 +26,8 @@ def size_of(flight: Flight) -> tuple[int, int]:
     return flight.encoded.length, flight.encoded.rows
 
 
-class Lane:
-    """Flights of one priority: those that came, and the batches cut out of the oldest of them.
+class Line:
+    """Flights that wait together: those that came, and the batches cut out of the oldest of them.
 
     Batches are cut for a whole window at a time, so that sorting costs little a sample, and come
     in the order of their oldest sample, so that nobody waits for ever behind longer ones.
@@ -65,6 +65,8 @@ class Lane:
             if batch:
                 for flight in batch:
                     flight.taken = True
+                    if flight.whole is not None:
+                        flight.whole.taken = True
                 return batch
             if not self._plan:
                 self._cut(max_tokens)
@@ -101,30 +103,90 @@ class Lane:
 
 def _waits(flight: Flight) -> bool:
     # Taken: it was lifted to the other lane, and is in the model already.
-    return not flight.taken and not flight.gone
+    return not flight.taken and not (flight.whole or flight).gone
+
+
+class Lines:
+    """Flights of one priority. Those of small requests wait in one line, whoever sent them, and
+    are batched together; each large request has a line of its own. The small ones' line has every
+    other batch, the large ones' take turns in the rest: so nobody waits for all of a large request,
+    however many of them there are.
+
+    Owner: lock of the caller (`Ready`).
+    """
+
+    def __init__(self) -> None:
+        self._small = Line()
+        self._large: dict[Job, Line] = {}  # whose turn it is stands first
+        self._small_had_last = False
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all()))
+
+    def put(self, flight: Flight, line: Job | None) -> None:
+        """Add a tokenised flight to a large request's line, or to the small ones'."""
+        (self._small if line is None else self._large.setdefault(line, Line())).put(flight)
+
+    def oldest(self) -> float | None:
+        """As `Line.oldest`, of all."""
+        return min(
+            (born for line in self._all() if (born := line.oldest()) is not None), default=None
+        )
+
+    def take(self, max_tokens: int) -> list[Flight]:
+        """The next batch; empty when nothing waits."""
+        if not self._small_had_last and (batch := self._small.take(max_tokens)):
+            self._small_had_last = True
+            return batch
+        self._small_had_last = False
+        while self._large:
+            request, line = next(iter(self._large.items()))
+            batch = line.take(max_tokens)
+            del self._large[request]
+            if len(line):
+                self._large[request] = line
+            if batch:
+                return batch
+        return self._small.take(max_tokens)
+
+    def replan(self) -> None:
+        """As `Line.replan`, of all."""
+        for line in self._all():
+            line.replan()
+
+    def purge(self) -> None:
+        """Forget flights that nobody waits for."""
+        for line in self._all():
+            line.purge()
+        self._large = {request: line for request, line in self._large.items() if len(line)}
+
+    def _all(self) -> list[Line]:
+        return [self._small, *self._large.values()]
 
 
 class Lanes:
-    """A lane for each priority, which take turns. max_tokens: most padded tokens of a batch.
+    """Lines for each priority, which take turns. max_tokens: most padded tokens of a batch.
 
     Owner: lock of the caller (`Ready`).
     """
 
     def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:
         self.max_tokens = max_tokens
-        self._lanes: dict[Priority, Lane] = {"interactive": Lane(), "bulk": Lane()}
+        self._lanes: dict[Priority, Lines] = {"interactive": Lines(), "bulk": Lines()}
         self._turns = Turns(bulk_patience_s)
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))
 
     def put(self, flights: Iterable[Flight]) -> None:
-        """Add tokenised flights, each to the lane of its priority, once."""
+        """Add tokenised flights, each to the lane of its priority and its line there, once."""
         for flight in flights:
-            lane = flight.priority  # read once: the event loop may lift the flight meanwhile
+            sample = flight.whole or flight
+            lane = sample.priority, sample.line  # read once: the event loop may lift it meanwhile
             if flight.lane != lane:
                 flight.lane = lane
-                self._lanes[lane].put(flight)
+                priority, line = lane
+                self._lanes[priority].put(flight, line)
 
     def take(self, now: float) -> list[Flight]:
         """The next batch; empty when nothing waits. now: monotonic seconds."""

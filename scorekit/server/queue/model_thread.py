@@ -63,6 +63,7 @@ class ModelThread:
         self._ready.limit(budget)
         longest = self._probe(description.max_input_length, options)
         self._plain = self._probe(4, options)  # owner: fixed
+        self.in_items = longest.length == 1  # owner: fixed; a batch is counted in samples
         batch = [longest] * max(1, budget // (longest.length * longest.rows))
         tokens = padded_tokens(batch)
         started = time.monotonic()

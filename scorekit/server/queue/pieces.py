@@ -15,7 +15,7 @@ from scorekit.server.queue.turns import Turns
 from scorekit.server.queue.work import Flight, Job
 
 #: Samples, and bytes of texts, that the tokeniser takes at once: between two pieces of a large
-#: request a small one may pass, some tenths of a second later.
+#: request those of others pass, some tenths of a second later.
 PIECE, PIECE_BYTES = 256, 256 * 1024
 
 
@@ -39,14 +39,14 @@ def cut_pieces(job: Job, flights: Sequence[Flight], options: Any) -> list[Piece]
 
 
 class Pieces:
-    """What waits, in the same turns as at the model: where the tokeniser is slower than that, bulk
-    would else starve here."""
+    """What waits. Priorities have the same turns as at the model: where the tokeniser is slower
+    than that, bulk would else starve here. Of one priority each request has a piece in turn."""
 
     def __init__(self, bulk_patience_s: float) -> None:
         self._changed = threading.Condition()  # owner: any
-        self._waiting: dict[Priority, deque[Piece]] = {  # owner: lock _changed
-            "interactive": deque(),
-            "bulk": deque(),
+        self._waiting: dict[Priority, dict[Job, deque[Piece]]] = {  # owner: lock _changed
+            "interactive": {},
+            "bulk": {},
         }
         self._turns = Turns(bulk_patience_s)  # owner: lock _changed
         self._stopped = False  # owner: lock _changed
@@ -54,18 +54,19 @@ class Pieces:
     def put(self, pieces: Sequence[Piece], priority: Priority) -> None:
         """Add pieces."""
         with self._changed:
-            self._waiting[priority].extend(pieces)
+            for piece in pieces:
+                self._waiting[priority].setdefault(piece.job, deque()).append(piece)
             self._changed.notify()
 
     def take(self) -> Piece | None:
         """The next piece, waited for; None once stopped."""
         with self._changed:
             while not self._stopped:
-                bulk = self._waiting["bulk"]
-                for priority in self._turns.order(bulk[0].born if bulk else None, time.monotonic()):
-                    if self._waiting[priority]:
+                bulk = min((own[0].born for own in self._waiting["bulk"].values()), default=None)
+                for priority in self._turns.order(bulk, time.monotonic()):
+                    if requests := self._waiting[priority]:
                         self._turns.had(priority)
-                        return self._waiting[priority].popleft()
+                        return _next(requests)
                 self._changed.wait()
         return None
 
@@ -74,3 +75,13 @@ class Pieces:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+
+def _next(requests: dict[Job, deque[Piece]]) -> Piece:
+    """A piece of the first request, which is the last one from now on."""
+    job = next(iter(requests))
+    own = requests.pop(job)
+    piece = own.popleft()
+    if own:
+        requests[job] = own
+    return piece

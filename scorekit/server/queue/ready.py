@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scorekit.server.backend import Encoded
 from scorekit.server.queue.lanes import WINDOW, Lanes
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.work import Flight, window_flights
 
 
 class Ready:
@@ -35,13 +35,14 @@ class Ready:
     def put(
         self, lifted: Sequence[Flight], new: Sequence[tuple[Flight, Encoded]], in_flight: int
     ) -> None:
-        """Add flights that were just tokenised, and move those that were lifted out of bulk.
+        """Add flights that were just tokenised, and move those that were lifted out of their lane.
         in_flight: how many there are in all, wherever they wait."""
         with self._changed:
-            self._lanes.put(lifted)
             for flight, encoded in new:
                 flight.encoded, flight.sample = encoded, None
-                self._lanes.put([flight])
+                flight.windows = window_flights(flight)
+            for flight in (*lifted, *(flight for flight, _ in new)):
+                self._lanes.put(flight.windows or [flight])
             if len(self._lanes) > 2 * in_flight + WINDOW:
                 self._lanes.purge()  # those who left outnumber those who wait
             self._changed.notify_all()

@@ -1,4 +1,5 @@
-"""The tokeniser's thread: pieces of requests in, what is ready for the model out."""
+"""The tokeniser's thread: pieces of requests in, what is ready for the model out. A second one
+cuts what is too long into windows, which takes seconds where a text is long."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import structlog
 
 from scorekit.errors import SampleError
-from scorekit.server.backend import Backend, Encoded
+from scorekit.server.backend import Encoded
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.queue.batch import is_of_samples
 from scorekit.server.queue.pace import Pace
@@ -20,33 +21,38 @@ from scorekit.server.queue.work import Flight
 log = structlog.get_logger()
 
 #: Seconds in one call of the tokeniser after which it counts as hung: many times what the largest
-#: request takes.
-TOKENISE_STALL_S = 30.0
+#: request takes. And in cutting one sample into windows.
+TOKENISE_STALL_S, CUT_STALL_S = 30.0, 120.0
+#: Tokenises samples; None in the place of one that has to be cut into windows.
+Encode = Callable[[Sequence[Any], Any], Sequence[Encoded | SampleError | None]]
 #: Hands flights with their failures to the event loop.
 Refuse = Callable[[Sequence[Flight], Sequence[SampleError]], None]
 
 
 class TokeniserThread:
     """Tokenises one piece after another. in_flight: how many samples there are, wherever they
-    wait."""
+    wait. to_cut: gets what `encode` leaves to be cut into windows, each sample as a piece; another
+    thread takes it from there."""
 
     def __init__(
         self,
-        backend: Backend,
+        encode: Encode,
         metrics: Metrics,
-        stall_after_s: float | None,
+        stall_after_s: float,
         pieces: Pieces,
+        to_cut: Pieces,
         ready: Ready,
         in_flight: Callable[[], int],
         refuse: Refuse,
     ) -> None:
-        self._backend = backend  # owner: fixed
+        self._encode_all = encode  # owner: fixed
+        self._to_cut = to_cut  # owner: any
         self._metrics = metrics  # owner: any
         self._pieces = pieces  # owner: any
         self._ready = ready  # owner: any
         self._in_flight = in_flight  # owner: any
         self._refuse = refuse  # owner: any
-        self._pace = Pace(max(TOKENISE_STALL_S, stall_after_s or 0.0))  # owner: tokeniser
+        self._pace = Pace(stall_after_s)  # owner: tokeniser
 
     def run(self) -> None:
         """Until the pieces are stopped."""
@@ -69,7 +75,9 @@ class TokeniserThread:
         new: list[tuple[Flight, Encoded]] = []
         refused: list[tuple[Flight, SampleError]] = []
         for (flight, _), one in zip(waiting, encoded, strict=True):
-            if isinstance(one, SampleError):
+            if one is None:
+                self._to_cut.put([Piece(piece.job, [flight], piece.options)], flight.priority)
+            elif isinstance(one, SampleError):
                 refused.append((flight, one))
             else:
                 new.append((flight, one))
@@ -77,11 +85,11 @@ class TokeniserThread:
         if refused:
             self._refuse(*zip(*refused, strict=True))
 
-    def _encode(self, samples: list[Any], options: Any) -> list[Encoded | SampleError]:
+    def _encode(self, samples: list[Any], options: Any) -> Sequence[Encoded | SampleError | None]:
         """Tokenise; if that raises, one by one, so that the culprit fails alone."""
         self._pace.begin(0)
         try:
-            return self._backend.encode(samples, options)
+            return self._encode_all(samples, options)
         except BaseException as error:
             if not is_of_samples(error):
                 raise

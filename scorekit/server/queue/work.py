@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,12 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Priority
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.verb import Answer
+from scorekit.server.windows.parts import InWindows, whole_outcome
 
 log = structlog.get_logger()
+
+#: Where a flight waits for the model: its priority, and the large request whose line it is.
+Lane = tuple[Priority, "Job | None"]
 
 
 class Job:
@@ -119,10 +123,16 @@ class Flight:
     """One sample on its way through the model, and which requests wait for it.
 
     sample: None once it is tokenised, or given up. room: tokens of the queue's bound that it
-    takes. size: bytes of its texts. born: monotonic seconds. store: whether somebody wants the
-    answer in the cache. waiters: requests, and the index in each. lane: where it was put last;
-    lifted from bulk, it stands in both, and is skipped in one once it is taken. taken: the model
-    has it. gone: nobody waits for it any more.
+    takes. size: bytes of its texts. born: monotonic seconds; of one that was lifted, when that was.
+    line: the large request in whose line it waits; None: it waits with those of all small ones.
+    store: whether somebody wants the answer in the cache. waiters: requests, and the index in each.
+    lane: where it was put last; lifted, it stands in two, and is skipped in one once it is taken.
+    taken: the model has it, or has begun with its windows. gone: nobody waits for it any more.
+
+    A sample in windows has a flight for each of them, which waits for the model by itself: so the
+    windows of one sample let others pass, and some are scored beside others' samples. whole: of a
+    window, its sample's flight, whose priority, line and `gone` are the window's. windows: of a
+    sample, its windows' flights. outcome: of a window, once it is scored.
 
     Who does not own a field may read it late: a sample that is given up now is tokenised or scored
     for nobody, at most once, and one that is lifted now goes with bulk.
@@ -132,11 +142,46 @@ class Flight:
     sample: Any  # owner: loop until it is tokenised; the tokeniser reads it once, then sets None
     priority: Priority  # owner: loop
     room: int  # owner: fixed
-    born: float  # owner: fixed
+    born: float  # owner: loop
     size: int = 0  # owner: fixed
+    line: Job | None = None  # owner: loop
     store: bool = False  # owner: loop
     waiters: list[tuple[Job, int]] = field(default_factory=list)  # owner: loop
     encoded: Encoded | None = None  # owner: tokeniser, under the lock of Ready
-    lane: Priority | None = None  # owner: lock of Ready
+    lane: Lane | None = None  # owner: lock of Ready
     taken: bool = False  # owner: lock of Ready
     gone: bool = False  # owner: loop
+    whole: Flight | None = None  # owner: fixed
+    windows: Sequence[Flight] = ()  # owner: tokeniser, under the lock of Ready
+    outcome: Outcome | None = None  # owner: loop
+
+
+def window_flights(flight: Flight) -> list[Flight]:
+    """A flight for each window of a tokenised sample; none of one that is in no windows."""
+    assert flight.encoded is not None
+    payload = flight.encoded.payload
+    if not isinstance(payload, InWindows):
+        return []
+    return [
+        Flight(b"", None, flight.priority, 0, flight.born, encoded=one, whole=flight)
+        for one in payload.windows
+    ]
+
+
+def sample_outcome(window: Flight, outcome: Outcome) -> Outcome | None:
+    """The outcome of a window's sample, if this window's decides it: the last one, or the first
+    that failed. None while others are awaited, and where nobody waits for the sample.
+
+    Called on the event loop.
+    """
+    whole = window.whole
+    if whole is None or whole.gone:
+        return None
+    window.outcome = outcome
+    outcomes = [one.outcome for one in whole.windows]
+    if not isinstance(outcome, SampleError) and None in outcomes:
+        return None
+    whole.gone = True  # the other windows need not be scored
+    assert whole.encoded is not None
+    told = whole_outcome(whole.encoded.payload, outcomes)
+    return told if isinstance(told, SampleError) else {**told, **whole.encoded.fields}

@@ -58,14 +58,20 @@ class Windowed:
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
         """As the other does; with `overlong: windows`, what does not fit in windows that do."""
+        return [
+            self._in_windows(sample, options) if one is None else one
+            for sample, one in zip(samples, self.encode_uncut(samples, options), strict=True)
+        ]
+
+    def encode_uncut(
+        self, samples: Sequence[Any], options: Any
+    ) -> Sequence[Encoded | SampleError | None]:
+        """As `encode`, but None in the place of what has to be cut: that takes seconds where a text
+        is long."""
         if options.overlong != "windows":
             return self._inner.encode(samples, options)
-        strict = options.model_copy(update={"overlong": "error"})
-        found = self._inner.encode(samples, strict)
-        return [
-            self._in_windows(sample, options, strict) if _is_overlong(one) else one
-            for sample, one in zip(samples, found, strict=True)
-        ]
+        found = self._inner.encode(samples, _strict(options))
+        return [None if _is_overlong(one) else one for one in found]
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """As the other does, on the windows of all; in several batches where they are too many."""
@@ -101,14 +107,16 @@ class Windowed:
         half = len(batch) // 2
         return self._forward(batch[:half]) + self._forward(batch[half:])
 
-    def _in_windows(
-        self, sample: TranslationSample, options: Any, strict: Any
-    ) -> Encoded | SampleError:
-        cutter = _Cutter(self._inner, sample, options, strict)
+    def _in_windows(self, sample: TranslationSample, options: Any) -> Encoded | SampleError:
+        cutter = _Cutter(self._inner, sample, options, _strict(options))
         try:
             return cutter.encoded()
         except SampleError as error:
             return error
+
+
+def _strict(options: Any) -> Any:
+    return options.model_copy(update={"overlong": "error"})
 
 
 def _is_overlong(one: Encoded | SampleError) -> bool:

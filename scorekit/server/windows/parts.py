@@ -63,19 +63,19 @@ def _covered(windows: Sequence[Encoded], places: Sequence[WindowPlace]) -> int:
     return places[-1].mt[1]
 
 
-def whole_outcome(whole: InWindows, outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a sample. A window without one is the sample's failure.
+def whole_outcome(whole: InWindows, outcomes: Sequence[Outcome | None]) -> Outcome:
+    """The outcome of a sample. A window that failed is the sample's failure; only then may others
+    be None, which were not scored.
 
     Its score is the mean of the windows', each weighted by its share of `src` and its share of `mt`
     (in characters, the mean of both): so a passage that the translation leaves out weighs, too. Its
     spans are those of each window, as far as it answers for them: of its neighbours, they say more.
     """
-    good: list[dict[str, Any]] = []
     for k, outcome in enumerate(outcomes, 1):
         if isinstance(outcome, SampleError):
             message = f"window {k} of {len(outcomes)}: {outcome}"
             return SampleError(outcome.type, message, retryable=outcome.retryable)
-        good.append(outcome)
+    good = [outcome for outcome in outcomes if isinstance(outcome, dict)]
     scores = [outcome["score"] for outcome in good]
     weights = _weights(whole.places)
     told: dict[str, Any] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import httpx
 import pandas as pd
 import pytest
 
-from bench.kit.servers import running_service, wait_ready
+from bench.kit.servers import PATIENCE_S, running_service, wait_ready, wait_until
 from scorekit.client import SyncScoringClient
 from services.metricx.model import MetricXBackend
 from services.xcomet.model import XCometBackend
+from tests.kits.batching import Gate
 
 ROOT = Path(__file__).parents[4]
 MODELS = ROOT / "demo/models"
@@ -95,3 +98,38 @@ def test_our_client_reads_them(url):
     assert result.ok and len(result.windows) > 1
     told = [window.model_dump() for window in result.windows]
     assert scored["windows"].tolist() == [told, None]
+
+
+def _scores(url, mt, **options):
+    body = {"samples": [{"src": "a", "mt": mt}], "options": options}
+    return httpx.post(f"{url}/v1/score", json=body, timeout=PATIENCE_S).json()["results"][0]
+
+
+def _longest_wait(url):
+    told = httpx.get(f"{url}/metrics").text
+    return float(re.search(r'scorekit_longest_wait_seconds{line="small"} (\S+)', told).group(1))
+
+
+def test_one_word_does_not_wait_for_the_longest_document_and_readiness_says_what_waits():
+    backend = Gate()
+    backend.open(3)  # the warm-up
+    service = running_service(backend, max_batch_tokens=512, unready_after=1e-6)
+    with service as url, ThreadPoolExecutor(2) as pool:
+        backend.texts.clear()
+        ready = f"{url}/health/ready"
+        long = pool.submit(_scores, url, "word. " * 16_000, overlong="windows")
+        wait_until(lambda: backend.holds)
+        assert httpx.get(ready).status_code == 200 and _longest_wait(url) == 0
+        word = pool.submit(_scores, url, "word")
+        wait_until(lambda: _longest_wait(url) > 0)
+        refused = httpx.get(ready)
+        assert refused.status_code == 503 and "a small request has waited" in refused.text
+        while not word.done() and len(backend.texts) < 20:
+            count = len(backend.texts)
+            backend.open(1)
+            wait_until(lambda count=count: len(backend.texts) > count)
+            wait_until(lambda: backend.holds or word.done())
+        assert "score" in word.result() and not long.done()
+        assert httpx.get(ready).status_code == 200 and _longest_wait(url) == 0
+        backend.open(1000)
+        assert len(long.result()["windows"]) > 25

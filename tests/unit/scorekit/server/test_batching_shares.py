@@ -1,0 +1,379 @@
+"""Nobody waits for all of another's request: windows and large requests let others pass."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.kit.servers import PATIENCE_S
+from scorekit.errors import SampleError
+from scorekit.schemas import MetricXOptions, TranslationSample
+from scorekit.server.fake import FakeBackend
+from scorekit.server.queue.batch import run_batch
+from scorekit.server.queue.pieces import PIECE, Pieces, cut_pieces
+from scorekit.server.queue.work import Flight
+from scorekit.server.windows.backend import with_windows
+from tests.kits.batching import Gate, _run, _until
+
+#: Windows of at most 16 tokens, some of which fill a batch of 64.
+LIMIT, BUDGET = 16, 64
+HUGE = " ".join(f"word{k}." for k in range(600))
+
+
+def alone(mt, backend=None):
+    """The outcome of a text in windows that nobody else waits beside."""
+    windowed = with_windows(backend or FakeBackend(), BUDGET)
+    windowed.load()
+    options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
+    encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
+    return run_batch(windowed.forward, encoded, windowed.verb.outcome_fault)[0]
+
+
+def in_windows(submit, mt, **options):
+    return submit(mt, size=len(mt), overlong="windows", limit=LIMIT, **options)
+
+
+async def in_the_model(caller):
+    await _until(lambda: any(flight.taken for flight in caller.flights))
+
+
+async def waiting(*callers):
+    """All are tokenised, and wait for the model."""
+    await _until(lambda: all(f.encoded for caller in callers for f in caller.flights))
+
+
+async def batches_until(backend, caller):
+    """How many batches the model ends until the caller is answered."""
+    before = len(backend.texts)
+    while not caller.job.done.done():
+        count = len(backend.texts)
+        backend.open(1)
+        await _until(lambda count=count: len(backend.texts) > count)
+        for _ in range(5):  # what the batch says is handed to the event loop
+            await asyncio.sleep(0)
+        await _until(lambda: backend.holds or caller.job.done.done())
+    return len(backend.texts) - before
+
+
+def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        huge = in_windows(submit, HUGE)
+        await in_the_model(huge)
+        word = submit("word")
+        await waiting(word)
+        assert await batches_until(backend, word) == 2  # the one in hand, and its own
+        assert not huge.job.done.done()
+        backend.open(1000)
+        (answer,) = await huge.answers()
+        assert answer == alone(HUGE)
+        assert len(backend.texts) > 10
+        assert batcher.in_flight == 0 and len(batcher.ready) == 0
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+
+
+def test_a_word_waits_for_one_batch_of_a_request_of_many_samples():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        many = submit(*(f"{k} {'x ' * (k % 9)}" for k in range(400)), size=40)
+        await in_the_model(many)
+        await waiting(many)
+        words = submit("word"), submit("another")
+        await waiting(*words)
+        assert await batches_until(backend, words[0]) == 2
+        assert words[1].job.done.done()  # small requests share a batch
+        assert backend.texts[1] == ["word", "another"]
+        backend.open(1000)
+        assert all("score" in answer for answer in await many.answers())
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+
+
+def test_however_many_large_requests_there_are_small_ones_have_every_other_batch():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        large = [submit(*(f"{n} {k}" for k in range(80)), size=40) for n in range(3)]
+        await in_the_model(large[0])
+        words = [submit(f"word {k}") for k in range(40)]  # of some batches
+        await waiting(*large, *words)
+        backend.open(1000)
+        for caller in (*large, *words):
+            await caller.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    whose = [text.split()[0] for text, *_ in backend.texts[1:]]
+    small = [at for at, who in enumerate(whose) if who == "word"]
+    assert small == list(range(0, 2 * len(small), 2)) and len(small) > 1
+    large = [who for who in whose if who != "word"]
+    assert all(len(set(large[at : at + 3])) == 3 for at in range(0, 9, 3))  # each in turn
+
+
+def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        texts = [[f"{n} {k}" for k in range(80)] for n in range(6)]
+        large = [submit(*texts[n], size=40) for n in range(3)]
+        bulk = [submit(*texts[n], size=40, priority="bulk") for n in range(3, 6)]
+        await waiting(*large, *bulk)
+        word = submit("word")
+        await waiting(word)
+        assert await batches_until(backend, word) <= 4  # in hand, bulk, a large one's, its own
+        backend.open(1000)
+        for caller in (*large, *bulk):
+            await caller.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=0.0)
+
+
+def test_windows_of_two_callers_take_turns():
+    backend = Gate()
+    other = HUGE.replace("word", "other")
+
+    async def test(batcher, submit):
+        first = in_windows(submit, HUGE)
+        await in_the_model(first)
+        second = in_windows(submit, other)
+        await waiting(second)
+        backend.open(1000)
+        assert [*await first.answers(), *await second.answers()] == [alone(HUGE), alone(other)]
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    whose = ["word" in batch[0] for batch in backend.texts]
+    assert all(a != b for a, b in pairwise(whose[1:-3]))
+
+
+def test_windows_that_nobody_waits_for_any_more_are_not_scored():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        huge = in_windows(submit, HUGE)
+        await in_the_model(huge)
+        batcher.release(huge.job)
+        assert batcher.in_flight == 0 and batcher.admission.room == 0
+        again = in_windows(submit, HUGE)  # who asks anew is answered
+        await waiting(again)
+        batcher.release(again.job)
+        word = submit("word")
+        await waiting(word)
+        backend.open(2)
+        await word.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    assert len(backend.texts) == 2
+
+
+def test_windows_that_two_wait_for_are_scored_once_and_go_on_when_one_leaves():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        one, two = in_windows(submit, HUGE), in_windows(submit, HUGE)
+        await in_the_model(one)
+        batcher.release(one.job)
+        backend.open(1000)
+        assert await two.answers() == [alone(HUGE)]
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    texts = [text for batch in backend.texts for text in batch]
+    assert len(texts) == len(alone(HUGE)["windows"])
+
+
+@pytest.mark.parametrize("bad, kind", [("nan", "non_finite"), ("poison", "model_failure")])
+def test_a_window_that_fails_fails_its_sample_and_the_rest_is_not_scored(bad, kind):
+    backend = Gate()
+    backend.poison = "poison"
+    count = len(alone(HUGE)["windows"])
+
+    async def test(batcher, submit):
+        beside = in_windows(submit, HUGE)
+        huge = in_windows(submit, HUGE.replace("word0.", bad).replace("word", "term"))
+        await waiting(beside, huge)
+        await batches_until(backend, huge)
+        (answer,) = await huge.answers()
+        assert isinstance(answer, SampleError) and answer.type == kind
+        assert answer.message.startswith(f"window 1 of {count}: ")
+        backend.open(1000)
+        assert await beside.answers() == [alone(HUGE)]
+        assert batcher.in_flight == 0 and len(batcher.ready) == 0
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    assert sum("term" in text for batch in backend.texts for text in batch) < count / 2
+
+
+def test_windows_that_do_not_fit_the_memory_are_scored_in_smaller_batches():
+    class Small(FakeBackend):
+        def forward(self, batch):
+            if len(batch) > 2 and self.batches:
+                raise MemoryError("CUDA out of memory")
+            return super().forward(batch)
+
+    async def test(batcher, submit):
+        assert await in_windows(submit, HUGE).answers() == [alone(HUGE)]
+        assert batcher.ready.max_tokens < 200
+
+    _run(test, Small(), max_batch_tokens=200)
+
+
+def test_what_a_small_request_wants_of_a_large_one_goes_with_the_small_ones():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        large = submit(*(f"{k} x" for k in range(200)), "wanted", size=40)
+        await in_the_model(large)
+        await waiting(large)
+        small = submit("wanted")
+        after = submit("after")
+        await waiting(after)  # and with it what was lifted before
+        assert await batches_until(backend, small) == 2
+        backend.open(1000)
+        for caller in (large, after):
+            await caller.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    texts = [text for batch in backend.texts for text in batch]
+    assert sorted(texts) == sorted(set(texts))
+
+
+def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        first = submit("opens the model")
+        await in_the_model(first)
+        bulk = in_windows(submit, HUGE, priority="bulk")
+        await waiting(bulk)
+        now = in_windows(submit, HUGE)
+        others = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
+        await waiting(others)
+        await _until(lambda: bulk.flights[0].windows[-1].lane[0] == "interactive")
+        backend.open(1000)
+        assert await now.answers() == await bulk.answers() == [alone(HUGE)]
+        assert not others.job.done.done() or len(backend.texts) > 20
+        await others.job.done
+
+    _run(test, backend, max_batch_tokens=BUDGET)
+    whose = ["word" in batch[0] for batch in backend.texts[1:]]
+    assert whose == sorted(whose, reverse=True)  # all windows before all other bulk
+
+
+def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
+    go = threading.Event()
+
+    class Cutting(FakeBackend):
+        def encode(self, samples, options):
+            if samples[0].mt != HUGE and "word7." in samples[0].mt:  # a part of it
+                go.wait(PATIENCE_S)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        huge = in_windows(submit, HUGE)
+        (answer,) = await submit("word").answers()
+        assert "score" in answer and not huge.flights[0].encoded
+        go.set()
+        assert await huge.answers() == [alone(HUGE)]
+
+    _run(test, Cutting(), max_batch_tokens=BUDGET)
+
+
+def test_pieces_of_a_large_request_let_others_be_tokenised():
+    pieces = Pieces(10.0)
+
+    def put(job, count):
+        flights = [Flight(b"", None, "interactive", 1, 0.0) for _ in range(count)]
+        pieces.put(cut_pieces(job, flights, None), "interactive")
+
+    put("large", 5 * PIECE)
+    assert pieces.take().job == "large"
+    put("small", 1)
+    put("other", 2 * PIECE)
+    taken = [pieces.take() for _ in range(7)]
+    jobs = " ".join(one.job for one in taken)
+    assert jobs == "large small other large other large large"
+
+
+TEXTS = [f"text{n}. " * count for n, count in enumerate((1, 3, 20, 90, 200))] + [
+    "a nan. " * 30,
+    "a poison. " * 40,
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4),
+            st.sampled_from(["interactive", "bulk"]),
+            st.sampled_from(["stays", "leaves at once", "leaves later"]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([0.0, 10.0]),
+)
+def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(requests, patience_s):
+    backend = FakeBackend(poison="poison")
+
+    async def test(batcher, submit):
+        staying = []
+        for texts, priority, leaves in requests:
+            size = max(map(len, texts))
+            caller = submit(*texts, size=size, overlong="windows", limit=LIMIT, priority=priority)
+            if leaves == "leaves at once":
+                batcher.release(caller.job)
+            elif leaves == "leaves later":
+                asyncio.get_running_loop().call_later(0.002, batcher.release, caller.job)
+            else:
+                staying.append((texts, caller))
+        for texts, caller in staying:
+            for text, answer in zip(texts, await caller.answers(), strict=True):
+                if "nan" in text or "poison" in text:
+                    assert answer.type == ("non_finite" if "nan" in text else "model_failure")
+                else:
+                    assert answer == alone(text)
+        await _until(lambda: batcher.in_flight == 0)
+        assert batcher.admission.room == 0
+
+    _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=patience_s)
+
+
+def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_as_long():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        large = submit(*(f"{k}" for k in range(100)), size=400)
+        await in_the_model(large)
+        bulk = submit("bulk", priority="bulk")
+        for flight in (*large.flights, *bulk.flights):  # these may wait
+            flight.born -= 1000.0
+        word = submit("word")
+        assert batcher.fault() is None
+        waits = word.flights[0]
+
+        def fault_after(seconds):
+            waits.born = time.monotonic() - seconds
+            return batcher.fault()
+
+        assert fault_after(250.0) is None
+        assert fault_after(301.0) == "a small request has waited 301 s for the model"
+        assert fault_after(250.0) == "a small request has waited 250 s for the model"
+        submit("taken all the same")
+        assert fault_after(149.0) is None
+        assert fault_after(250.0) is None
+        assert fault_after(301.0) is not None
+        for line, least in (("small", 301), ("large", 1000), ("bulk", 1000)):
+            assert batcher.admission.longest_wait(line, time.monotonic()) >= least
+        backend.open(1000)
+        await word.job.done
+        assert batcher.fault() is None
+
+    _run(test, backend, max_batch_tokens=BUDGET, timeout_s=600.0)
