@@ -112,7 +112,7 @@ def rounds_table(
     return ["", *(of.name for of in rounds)], lines
 
 
-_COMMANDS = ("verify", "focus", "budget", "distill", "rewrite")
+_COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
 
 
 def _value(of: RoundTold, key: str, place: int) -> float | None:
