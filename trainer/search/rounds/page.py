@@ -79,7 +79,8 @@ def _pictures(rounds: Sequence[RoundTold]) -> list[str]:
 def _curve(
     rounds: Sequence[RoundTold], compared: Sequence[RoundTold], name: str, key: str, axes: Any
 ) -> int:
-    """Before and behind each training that is compared; what lies between two trainings is dashed: SFT, if any."""
+    """Before and behind each training that is compared; what lies between two is dashed: SFT, if
+    any."""
     places, values = [], []
     for number, of in enumerate(rounds):
         if of not in compared:

@@ -10,8 +10,8 @@ from typing import Any
 
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
-from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.steps import StepRecord, read_steps
 
 REWARD = "reward_mean"
@@ -28,9 +28,9 @@ _PARTS = {"judge": "judge's score", "ndcg": "NDCG", "format": "form"}
 
 @dataclass(frozen=True, slots=True)
 class RoundTold:
-    """updates, episodes: of its training, so far. reward: what it is made of, in words. held_out: set -> (figures before the training,
-    and behind its last evaluation). rows: command -> (kept, of so many). reasons: command -> what
-    its manifest counts. steps: what was begun."""
+    """updates, episodes: of its training, so far. reward: what it is made of, in words. held_out:
+    set -> (figures before the training, and behind its last evaluation). rows: command -> (kept, of
+    so many). reasons: command -> what its manifest counts. steps: what was begun."""
 
     name: str
     folder: Path
