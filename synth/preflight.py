@@ -70,7 +70,8 @@ def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
     a stage, unless something else is at fault. Raises UserError with a line for each fault."""
     findings = look_at_run(cfg, options, patient=True, tell=tell)
     if findings.failed:
-        first, *others = findings.faults
+        # What is wrong with a stage begins with the path of its folder, which says enough.
+        first, *others = (fault.removeprefix("stages: ") for fault in findings.faults)
         raise UserError(first, [f"error: {fault}" for fault in others])
     for check in findings.checks:
         if check.name in _ASKED:
