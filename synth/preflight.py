@@ -85,7 +85,7 @@ def look_at_run(
     findings = Findings()
     runs: list[_Coming] = []
     for name, one in pair_configs(cfg).items():
-        _look_at_files(findings, f"{name} " if name else "", one, options, runs)
+        _look_at_files(findings, f"{name}: " if name else "", one, options, runs)
     if options.engine == "ray":
         findings.look("ray", _ray, cfg)
     uses = frozenset().union(*(run.uses for run in runs))
