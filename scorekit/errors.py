@@ -4,6 +4,7 @@
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
     │   ├── AnswerLost      cut off after the request was sent: it may have ended the service
+    │   ├── ServerEnded     the process of a server of our own has ended
     │   └── IndexChanged    another index of pages answers than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
@@ -103,6 +104,19 @@ class AnswerLost(ServiceUnreachable):
         return f"{self.url} ended, or closed the connection, over a request: {self.reason}"
 
 
+class ServerEnded(ServiceUnreachable):
+    """The process of a server that was started for this run has ended."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, retryable=False)
+
+    def __str__(self) -> str:
+        return f"{self.url} has ended: {self.reason}"
+
+    def __reduce__(self) -> tuple[type[ServerEnded], tuple[str, str]]:
+        return type(self), (self.url, self.reason)
+
+
 class IndexChanged(ServiceUnreachable):
     """A retriever answers from another index than before: its answers are not to be mixed."""
 
@@ -136,7 +150,8 @@ class SampleError(ServiceError):
     """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
     id, index: the caller's name for the sample, and its place in the call, where they are known.
-    retryable: where it is not what the type says.
+    retryable: where it is not what the type says. paid: fields of its result that say what a judge
+    has paid for it.
     """
 
     def __init__(
@@ -155,6 +170,7 @@ class SampleError(ServiceError):
         super().__init__(type, message, retryable=retryable)
         self.id = id
         self.index = index
+        self.paid: Mapping[str, Any] = {}
 
     def __str__(self) -> str:
         if self.index is None:

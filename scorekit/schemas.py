@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
-    FailFast,
     Field,
     Tag,
     TypeAdapter,
@@ -215,10 +214,21 @@ class Truncated(WireAnswer):
 
 
 class JudgeUsage(WireAnswer):
-    """What the judge's model read and wrote for a verdict, all its answers together."""
+    """What the judge's model read and wrote for a sample, all its answers together."""
 
     prompt_tokens: int = Field(ge=0, le=2**50)
     completion_tokens: int = Field(ge=0, le=2**50)
+
+
+UpstreamCalls = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=2**50,
+        description="Of a judge: answers of the upstream server for this sample, paid for whatever "
+        "became of them; null: nobody was asked.",
+    ),
+]
 
 
 class Scored(WireAnswer):
@@ -244,8 +254,11 @@ class Scored(WireAnswer):
         None, description="The parts that were scored apart; null: the whole was scored at once."
     )
     usage: JudgeUsage | None = Field(
-        None, description="Tokens at the upstream server when this was scored; null: none."
+        None,
+        description="Tokens at the upstream server when this was scored; null: none, or not "
+        "counted there (see `upstream_calls`).",
     )
+    upstream_calls: UpstreamCalls = None
 
 
 class Verdict(WireAnswer):
@@ -269,8 +282,11 @@ class JudgeScored(WireAnswer):
     verdict: Verdict
     cached: bool = Field(description="Whether the answer came from the cache.")
     usage: JudgeUsage | None = Field(
-        None, description="Tokens at the upstream server when the verdict was made; null: none."
+        None,
+        description="Tokens at the upstream server when the verdict was made; null: none, or not "
+        "counted there (see `upstream_calls`).",
     )
+    upstream_calls: UpstreamCalls = None
 
 
 class Failed(WireAnswer):
@@ -279,6 +295,17 @@ class Failed(WireAnswer):
     id: str | None
     ok: Literal[False]
     error: WireError
+
+
+class JudgeFailed(Failed):
+    """A sample that a judge has no score of."""
+
+    usage: JudgeUsage | None = Field(
+        None,
+        description="Tokens at the upstream server that were paid for all the same; null: none, or "
+        "not counted there (see `upstream_calls`).",
+    )
+    upstream_calls: UpstreamCalls = None
 
 
 ScoreResult = Annotated[Scored | Failed, Field(discriminator="ok")]
@@ -295,7 +322,7 @@ def _kind(result: Any) -> str:
 JudgeResult = Annotated[
     Annotated[Scored, Tag("scored")]
     | Annotated[JudgeScored, Tag("judged")]
-    | Annotated[Failed, Tag("failed")],
+    | Annotated[JudgeFailed, Tag("failed")],
     Discriminator(_kind),
 ]
 score_result = TypeAdapter[Result](JudgeResult)
@@ -371,29 +398,3 @@ class Info(WireAnswer):
     device_memory_bytes: int | None = Field(
         description="Memory that the model holds on its device now; null on a CPU."
     )
-
-
-def score_request(
-    sample_type: type[Wire], options_type: type[Options], max_samples: int
-) -> type[Wire]:
-    """The request type of a service whose samples and options are of these types."""
-
-    class ScoreRequest(Wire):
-        # FailFast: a body full of faults must not cost a list of all of them.
-        samples: Annotated[list[sample_type], FailFast()] = Field(  # type: ignore[valid-type]
-            min_length=1, max_length=max_samples
-        )
-        options: options_type = Field(default_factory=options_type)  # type: ignore[valid-type]
-        priority: Priority = Field(
-            "interactive", description="`interactive` is scored before `bulk`."
-        )
-        timeout_s: float | None = Field(
-            None, gt=0, le=86400, description="Seconds until an answer is due; null: the service's."
-        )
-
-    return ScoreRequest
-
-
-def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
-    """The type of a service's answer to requests with samples of this type."""
-    return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse

@@ -70,7 +70,8 @@ def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
     a stage, unless something else is at fault. Raises UserError with a line for each fault."""
     findings = look_at_run(cfg, options, patient=True, tell=tell)
     if findings.failed:
-        first, *others = findings.faults
+        # What is wrong with a stage begins with the path of its folder, which says enough.
+        first, *others = (fault.removeprefix("stages: ") for fault in findings.faults)
         raise UserError(first, [f"error: {fault}" for fault in others])
     for check in findings.checks:
         if check.name in _ASKED:
@@ -84,7 +85,7 @@ def look_at_run(
     findings = Findings()
     runs: list[_Coming] = []
     for name, one in pair_configs(cfg).items():
-        _look_at_files(findings, f"{name} " if name else "", one, options, runs)
+        _look_at_files(findings, f"{name}: " if name else "", one, options, runs)
     if options.engine == "ray":
         findings.look("ray", _ray, cfg)
     uses = frozenset().union(*(run.uses for run in runs))

@@ -36,6 +36,7 @@ HOUSE: dict[str, dict[str, str]] = {
         "settings, metrics": "scorekit.server.http",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
         "queue": "scorekit.server.queue",
+        "windows: parts": "scorekit.server.windows.parts",
         "windows": "scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
         "app, http": "scorekit.server.app scorekit.server.fake "

@@ -15,8 +15,9 @@ from fastapi import FastAPI
 
 from bench.kit.busy import burn
 from scorekit.command import run_command
-from scorekit.schemas import MetricXOptions, TranslationSample, score_request
+from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import fake_score
+from scorekit.server.scoring import score_request
 
 ScoreRequest = score_request(TranslationSample, MetricXOptions, 10_000)
 

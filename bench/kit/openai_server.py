@@ -48,7 +48,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -84,7 +84,8 @@ class _Failure:
     status: int | str
     times: int | None
     message: str
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str]
+    only: Callable[[Body], bool]
 
 
 def made_up(body: Body, seed: int | None) -> str:
@@ -184,9 +185,10 @@ class FakeOpenAI:
         times: int | None = 1,
         message: str = "told to fail",
         headers: dict[str, str] | None = None,
+        only: Callable[[Body], bool] = lambda body: True,
     ) -> None:
-        """See the module."""
-        self._failures.append(_Failure(status, times, message, headers or {}))
+        """See the module. only: which requests fail; others are answered in the meantime."""
+        self._failures.append(_Failure(status, times, message, headers or {}, only))
 
     @property
     def choices_served(self) -> int:
@@ -256,7 +258,9 @@ class FakeOpenAI:
         try:
             while self._hangs(body) and not await request.is_disconnected():
                 await asyncio.sleep(0.005)
-            response = self._refusal(request, body) or self._failed() or self._answer(body, record)
+            response = (
+                self._refusal(request, body) or self._failed(body) or self._answer(body, record)
+            )
         finally:
             self.in_flight -= 1
             self.sequences_in_flight -= n
@@ -286,8 +290,8 @@ class FakeOpenAI:
             return _error(400, "n must be 1 when using greedy sampling." if greedy else "n > 1")
         return None
 
-    def _failed(self) -> Response | None:
-        if not self._failures:
+    def _failed(self, body: Body) -> Response | None:
+        if not self._failures or not self._failures[0].only(body):
             return None
         failure = self._failures[0]
         if failure.times is not None:

@@ -99,24 +99,28 @@ class ScoringClient:
         """`/v1/info`, asked with retries, then remembered. Raises as `score`."""
         if self._known is None or self._exchange.model_changed:
             deadline = Deadline(self.deadline_s)
-            async for attempt in attempts(deadline, self._endpoints.pause):
+            absence = self._exchange.absence
+            async for attempt in attempts(deadline, self._endpoints.pause, absence):
                 with attempt:
                     await self._ask_info(deadline)
+                    absence.answered()
         assert self._known is not None
         return self._known
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Return when every URL is ready. Raises ServiceUnreachable after `timeout_s`."""
-        deadline = Deadline(timeout_s)
+        deadline, absence = Deadline(timeout_s), self._exchange.absence
         for endpoint in self._endpoints.all:
             while True:
                 try:
                     await self._exchange.get(endpoint, "/health/ready", deadline)
+                    absence.answered()
                     break
                 except (ServiceUnreachable, RequestError) as error:
                     if deadline.left() <= _POLL_S:
                         reason = getattr(error, "reason", error)
                         raise ServiceUnreachable(endpoint.url, f"not ready: {reason}") from None
+                    absence.failed(deadline)
                 await asyncio.sleep(_POLL_S)
 
     async def score(

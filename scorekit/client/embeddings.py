@@ -24,7 +24,13 @@ from scorekit.client.embedding_answers import (
     vectors_in_order,
 )
 from scorekit.client.transport import OneServer, checked_url, own_key
-from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
+from scorekit.errors import (
+    RequestError,
+    SampleError,
+    ServerEnded,
+    ServiceUnreachable,
+    UserError,
+)
 from scorekit.net.own_loop import OwnLoop
 from scorekit.numeric.vectors import vector_fault
 
@@ -70,7 +76,9 @@ class Embeddings:
     server has. api_key: default from SCOREKIT_API_KEY. batch_size: texts of one request; where the
     server takes fewer (TEI: 32), fewer. timeout_s: seconds for one request. deadline_s: for one
     request with its second tries (no connection, 424, 429, 5xx) and the pauses between them.
-    max_in_flight: requests at once. Raises UserError for what is no http URL.
+    max_in_flight: requests at once. ended: asked where nobody answers: why the server will not come
+    back (its process was the caller's, and has ended); then ServerEnded is raised at once. Raises
+    UserError for what is no http URL.
     """
 
     def __init__(
@@ -83,12 +91,14 @@ class Embeddings:
         timeout_s: float = 600.0,
         deadline_s: float = 900.0,
         max_in_flight: int = 4,
+        ended: Callable[[], str | None] = lambda: None,
     ) -> None:
         base = checked_url(url).removesuffix("/v1")
         key = own_key(api_key)
 
         def make() -> _Client:
-            return _Client(base, model, key, batch_size, timeout_s, deadline_s, max_in_flight)
+            bounds = (batch_size, timeout_s, deadline_s, max_in_flight)
+            return _Client(base, model, key, *bounds, ended)
 
         self._own = OwnLoop("embeddings client", make, _Client.close)
 
@@ -135,6 +145,7 @@ class _Client:
         timeout_s: float,
         deadline_s: float,
         max_in_flight: int,
+        ended: Callable[[], str | None],
     ) -> None:
         self._base = base
         self._model = model
@@ -152,6 +163,7 @@ class _Client:
             deadline_s=deadline_s,
             max_in_flight=max_in_flight,
             may_help=lambda error: getattr(error, "retryable", False),
+            ended=ended,
         )
 
     async def close(self) -> None:
@@ -207,7 +219,8 @@ class _Client:
         try:
             found = from_json((await self._asked("GET", path)).content)
         except (ServiceUnreachable, RequestError) as error:
-            if error.retryable or getattr(error, "status", 0) == 401:
+            has_ended = isinstance(error, ServerEnded)
+            if error.retryable or has_ended or getattr(error, "status", 0) == 401:
                 raise
             return {}
         except (RefusedTexts, ValueError):

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from scorekit.client.transport import (
     understood,
 )
 from scorekit.errors import AnswerLost, RequestError, ServiceUnreachable
+from scorekit.net.absence import Absence
 from scorekit.net.answers import read_whole
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
@@ -110,6 +112,7 @@ class Exchange:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self.slots = asyncio.Semaphore(max_in_flight)
+        self.absence = Absence(" and ".join(endpoint.url for endpoint in endpoints.all))
         self._suspicion = asyncio.Lock()  # one suspect in flight: a break is its own
         self.model_changed = False
         self._suspects = Suspects()
@@ -117,6 +120,7 @@ class Exchange:
 
     async def close(self) -> None:
         """Close the connections."""
+        self.absence.close()
         await self._http.aclose()
 
     async def get(self, endpoint: Endpoint, path: str, deadline: Deadline) -> Any:
@@ -216,7 +220,7 @@ class Exchange:
         missing = dict(samples)
         failed: dict[int, Result] = {}
         try:
-            async for attempt in attempts(request.deadline, self._endpoints.pause):
+            async for attempt in attempts(request.deadline, self._endpoints.pause, self.absence):
                 with attempt:
                     async with self._endpoints.pick() as endpoint:
                         if ready:
@@ -230,6 +234,7 @@ class Exchange:
                                 yield place, result
                         if missing:
                             raise self._some_left(endpoint, failed, request.deadline)
+                        self.absence.answered()
         except (ServiceUnreachable, RequestError) as error:
             lost = isinstance(error, AnswerLost)
             if lost or not is_retryable(error) or missing.keys() - failed.keys():
@@ -326,11 +331,8 @@ class Exchange:
         started = time.monotonic()
         try:
             async with asyncio.timeout(within):
-                opened = await self._open(endpoint, method, path, body)
-                try:
+                async with aclosing(await self._open(endpoint, method, path, body)) as opened:
                     response = await read_whole(opened, endpoint.url)
-                finally:
-                    await opened.aclose()
         except TimeoutError:
             raise _too_late(endpoint, time.monotonic() - started) from None
         except httpx.HTTPError as error:  # the answer had begun: the service had done its work

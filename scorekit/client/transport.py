@@ -19,9 +19,11 @@ from scorekit.errors import (
     REQUEST_ERRORS,
     AnswerLost,
     RequestError,
+    ServerEnded,
     ServiceUnreachable,
     UserError,
 )
+from scorekit.net.absence import Absence
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
 from scorekit.net.retry import Deadline, failure_of, growing, retry_after_s, tries
 from scorekit.schemas import Priority
@@ -154,7 +156,9 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
+def attempts(
+    deadline: Deadline, pause: Callable[[], float], absence: Absence | None = None
+) -> AsyncRetrying:
     """Tries of one request: jittered pauses of `pause()` seconds at least. A try that could only
     begin after the deadline is not waited for: the last error is raised at once. AnswerLost is: the
     request must not be sent again as it is."""
@@ -166,12 +170,15 @@ def attempts(deadline: Deadline, pause: Callable[[], float]) -> AsyncRetrying:
         may_help,
         wait=lambda state: max(pause(), growing(state)),
         stop=deadline.is_too_near,
-        note=note_retry("scoring service"),
+        note=note_retry("scoring service", absence, deadline),
     )
 
 
-def note_retry(server: str) -> Callable[[RetryCallState], None]:
-    """What logs a failed try. No word of the server's: it may hold what it was sent."""
+def note_retry(
+    server: str, absence: Absence | None, deadline: Deadline
+) -> Callable[[RetryCallState], None]:
+    """What logs a failed try, and tells of a server that stays away. No word of the server's: it
+    may hold what it was sent."""
 
     def note(state: RetryCallState) -> None:
         error = failure_of(state)
@@ -185,6 +192,8 @@ def note_retry(server: str) -> Callable[[RetryCallState], None]:
             state.attempt_number,
             state.upcoming_sleep,
         )
+        if absence is not None:
+            absence.failed(deadline)
 
     return note
 
@@ -194,7 +203,9 @@ class OneServer:
     answer means is the caller's. Use it in one event loop.
 
     what: the log's name for it. timeout_s: seconds for one request. deadline_s: for one with its
-    second tries and the pauses between them. may_help: which errors are worth another try.
+    second tries and the pauses between them. may_help: which errors are worth another try. ended:
+    why the server will not come back, where its process is our own and has ended; then ServerEnded
+    is raised at once.
     """
 
     def __init__(
@@ -207,8 +218,10 @@ class OneServer:
         deadline_s: float,
         max_in_flight: int,
         may_help: Callable[[BaseException], bool] = is_retryable,
+        ended: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._base, self._what = base, what
+        self._base, self._what, self._ended = base, what, ended
+        self.absence = Absence(f"the {what} at {base}")
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         self._may_help = may_help
         self.slots = asyncio.Semaphore(max_in_flight)
@@ -220,6 +233,7 @@ class OneServer:
 
     async def close(self) -> None:
         """Close the connections."""
+        self.absence.close()
         await self._http.aclose()
 
     def deadline(self) -> Deadline:
@@ -232,7 +246,7 @@ class OneServer:
             self._may_help,
             wait=lambda state: max(_asked_pause(state), growing(state)),
             stop=deadline.is_too_near,
-            note=note_retry(self._what),
+            note=note_retry(self._what, self.absence, deadline),
         )
 
     async def asked(
@@ -247,9 +261,12 @@ class OneServer:
         that is a refusal."""
         async with self.slots:
             deadline = self.deadline()
-            async for attempt in self.tries(deadline):
-                with attempt:
-                    return read(await self.once(method, path, deadline, body))
+            with self.absence.watched(deadline):
+                async for attempt in self.tries(deadline):
+                    with attempt:
+                        answer = read(await self.once(method, path, deadline, body))
+                        self.absence.answered()
+                        return answer
         raise AssertionError("a try ends with an answer or an error")
 
     async def once(
@@ -270,6 +287,8 @@ class OneServer:
             message = f"{self._base}: no answer within {seconds:.3g} s"
             raise RequestError("timeout", message) from None
         except httpx.HTTPError as error:
+            if why := self._ended():
+                raise ServerEnded(self._base, why) from None
             raise ServiceUnreachable(self._base, reason_of(error)) from None
 
 

@@ -11,6 +11,7 @@ proxies are read, never OPENAI_API_KEY and its like.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,8 @@ from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.pacing import InFlight, Patience, SeveralChoices, Spacing, log, read_timeout_s
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
-from scorekit.net.retry import failure_of
+from scorekit.net.absence import Absence
+from scorekit.net.retry import Deadline, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
 #: Choices of one request, at most: what a time-out or a broken connection loses.
@@ -56,6 +58,7 @@ class _Call:
 
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
+    deadline: Deadline | None = None
     failed: bool = False
 
 
@@ -63,8 +66,9 @@ class LLMClient:
     """One server, one model.
 
     base_url: as the OpenAI SDK takes it, with /v1; the attribute is without user name and password.
-    api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the least time that an
-    answer may take; more where the work needs it (`llm.pacing.read_timeout_s`).
+    api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the time that an answer
+    of a provider may take; of vLLM the least, and more where the work needs it
+    (`llm.pacing.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
     default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
     that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
@@ -101,6 +105,7 @@ class LLMClient:
         self.model = model
         self.counts = LLMCounts()
         self.away = False
+        self._absence = Absence(f"{model} at {self.base_url}")
         self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"
@@ -119,6 +124,7 @@ class LLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        self._absence.close()
         await self._server.close()
 
     async def check(self) -> int | None:
@@ -158,6 +164,7 @@ class LLMClient:
         request_id: str,
         json_schema: Mapping[str, Any] | None = None,
         keep: Callable[[list[Choice]], Awaitable[None]] | None = None,
+        deadline_s: float | None = None,
     ) -> list[Choice]:
         """n choices in order of index. `request_id` names the request in every attempt's
         X-Request-Id (a part of it: `ID.0-31`, a single candidate: `ID.7`).
@@ -165,6 +172,8 @@ class LLMClient:
         json_schema: what the texts shall be; check them with `parse_json`.
         keep: awaited with the choices of each answer as it comes, so that none is lost where
         another request of the call fails: those under way are waited for before that is raised.
+        deadline_s: how long the caller waits. One attempt takes at most half of it, so that a
+        server that hangs is asked again in time; to stop at the deadline is the caller's.
         Raises LLMError after the attempts, UserError for what the operator must mend, ValueError
         for several greedy choices (they would be equal, and vLLM refuses them).
         """
@@ -172,7 +181,8 @@ class LLMClient:
             raise ValueError(f"n={n} at temperature {sampling.temperature}: greedy has one answer")
         if not (request_id.isascii() and request_id.isprintable()):
             raise ValueError(f"request id {request_id!r} does not fit a header")
-        call = _Call(ChatPrompt(messages, sampling, n, request_id, json_schema), keep)
+        prompt = ChatPrompt(messages, sampling, n, request_id, json_schema)
+        call = _Call(prompt, keep, None if deadline_s is None else Deadline(deadline_s))
         size = min(self._in_flight.sequences, _PART) if self._several.in_use else 1
         parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
         try:
@@ -256,14 +266,10 @@ class LLMClient:
         last: LLMError | None = None
 
         def again(state: RetryCallState) -> None:
-            told = _told(failure_of(state))
-            log.info(
-                "request %s: %s; attempt %d, again in %.1f s",
-                part_id,
-                told,
-                attempts,
-                state.upcoming_sleep,
-            )
+            told, pause = _told(failure_of(state)), state.upcoming_sleep
+            log.info("request %s: %s; attempt %d, again in %.1f s", part_id, told, attempts, pause)
+            if call.deadline is not None and self.away:
+                self._absence.failed(call.deadline)
 
         def may_help(error: BaseException) -> bool:
             return _may_pass(error) and not call.failed
@@ -275,25 +281,24 @@ class LLMClient:
                         raise last
                     attempts += 1
                     try:
-                        found = await self._attempt(call.prompt, part, attempts - 1)
+                        found = await self._attempt(call, part, attempts - 1)
                     except LLMError as error:
                         last = error
                         self.away = error.server_is_away
                         raise
                     self.away = False
+                    self._absence.answered()
                     return found
         except LLMError as error:
             log.warning("request %s: %s; attempt %d was the last", part_id, _told(error), attempts)
             raise
         raise AssertionError  # it goes on until an attempt ends
 
-    async def _attempt(self, prompt: ChatPrompt, part: range, earlier: int) -> dict[int, Choice]:
+    async def _attempt(self, call: _Call, part: range, earlier: int) -> dict[int, Choice]:
         await self._spacing.turn()
         self.counts.requests += 1
         self.counts.retries += earlier > 0
-        read_s = read_timeout_s(
-            self._request_timeout_s, prompt.sampling.max_tokens, self._in_flight.sequences_in_flight
-        )
+        prompt, (read_s, whole_s) = call.prompt, self._time_outs(call)
         part_id = prompt.part_id(part)
         headers = {
             "X-Request-Id": part_id,
@@ -310,11 +315,22 @@ class LLMClient:
             self._dialect.path,
             body,
             read_timeout_s=read_s,
+            whole_s=whole_s,
             headers=headers,
             request_id=part_id,
         )
         self._raise_refusal(answer, part_id)
         return self._read(answer.body, part, part_id)
+
+    def _time_outs(self, call: _Call) -> tuple[float, float]:
+        """Return the seconds of an attempt: between two pieces of the answer, and for all of it."""
+        read_s = whole_s = self._request_timeout_s
+        if self._dialect.grows:
+            tokens, flight = call.prompt.sampling.max_tokens, self._in_flight.sequences_in_flight
+            read_s = read_timeout_s(read_s, tokens, flight)
+            whole_s = 2 * read_s
+        most = math.inf if call.deadline is None else call.deadline.seconds / 2
+        return min(read_s, most), min(whole_s, most)
 
     def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
         try:

@@ -36,12 +36,15 @@ Found = tuple[dict[int, Choice], Usage]
 
 class Dialect(NamedTuple):
     """path: of a request. body: of a prompt, a model and a part (`ChatPrompt`). read: an answer's
-    choices and tokens. several: whether a request may ask for several choices."""
+    choices and tokens. several: whether a request may ask for several choices. grows: whether an
+    answer is waited for longer where its work is larger (`pacing.read_timeout_s`): that reckons
+    with the speed of one vLLM server, and says nothing of a provider."""
 
     path: str
     body: Callable[[ChatPrompt, str, range], bytes]
     read: Callable[[bytes, range], Found]
     several: bool
+    grows: bool = False
 
 
 def _own_sampling(sampling: Sampling) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def _read_response(body: bytes, part: range) -> Found:
 
 
 DIALECTS: dict[DialectName, Dialect] = {
-    "vllm": Dialect("/chat/completions", ChatPrompt.body, read_answer, several=True),
+    "vllm": Dialect("/chat/completions", ChatPrompt.body, read_answer, several=True, grows=True),
     "openai": Dialect("/chat/completions", _chat_body, read_answer, several=True),
     "gemini": Dialect("/chat/completions", _gemini_body, read_answer, several=True),
     "responses": Dialect("/responses", _responses_body, _read_response, several=False),

@@ -6,7 +6,7 @@ A mistake of the operator is a `UserError` that says what to do; every other fai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json
@@ -33,6 +33,38 @@ _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is 
 _TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
 _TOO_MANY_TOKENS = "cannot be greater than max_model_len"
 _OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model length")
+#: Words for programs in a provider's error (`_codes`) -> what the operator has to mend. They hold
+#: whatever the status: OpenAI sends an empty account as 429, as it sends too many requests.
+_MISTAKES = {
+    "insufficient_quota": "quota",
+    "billing_hard_limit_reached": "quota",
+    "billing_not_active": "quota",
+    "invalid_api_key": "key",
+    "account_deactivated": "key",
+    "API_KEY_INVALID": "key",
+    "model_not_found": "model",
+}
+#: Part of the name of a Gemini quota that is full until the next day; others are of a minute.
+_DAILY = "PerDay"
+#: What the operator has to mend, in words that anybody may read.
+MISTAKES = {
+    "redirect": "it redirects",
+    "key": "it refuses the API key",
+    "quota": "its account has no money or no quota left",
+    "model": "it does not serve the model",
+    "address": "it is no OpenAI-compatible API",
+    "template": "its chat template does not fit",
+    "tokens": "max_tokens is more than its model reads",
+    "setup": "it cannot be asked as it is set up",
+}
+
+
+class OperatorMistake(UserError):
+    """What every request would run into until the operator mends it. kind: a key of `MISTAKES`."""
+
+    def __init__(self, message: str, lines: Sequence[str] = (), kind: str = "setup") -> None:
+        super().__init__(message, lines)
+        self.kind = kind
 
 
 class LLMError(ScorekitError):
@@ -84,56 +116,75 @@ def explained(
 ) -> LLMError | UserError:
     """An answer that is not 2xx as our error. The key appears in no message, even where the server
     echoes it."""
-    said = _server_message(body, key)
-    mistake = _operator_mistake(status, said, url, model, key)
-    return mistake or _refusal(status, headers, f"{url}: HTTP {status}: {said}", request_id)
+    error = _error_in(body)
+    said = _server_message(error, key)
+    kind = _kind_of_mistake(status, said.lower(), frozenset(_codes(error)))
+    if kind is not None:
+        return OperatorMistake(_told(kind, status, said, url, model, key), kind=kind)
+    return _refusal(status, headers, f"{url}: HTTP {status}: {said}", request_id)
 
 
-def _operator_mistake(
-    status: int, said: str, url: str, model: str, key: str | None
-) -> UserError | None:
-    """What every request would run into until the operator mends it."""
-    low = said.lower()
+def _kind_of_mistake(status: int, said: str, codes: frozenset[str]) -> str | None:
+    """Return what the operator has to mend, a key of `MISTAKES`; None where it is not his."""
+    if kinds := {_MISTAKES[code] for code in codes & _MISTAKES.keys()}:
+        return min(kinds)
+    if status == 402 or (status == 429 and any(_DAILY in code for code in codes)):
+        return "quota"
     if 300 <= status < 400:
-        return UserError(
+        return "redirect"
+    if status in (401, 403):
+        return "key"
+    if status == 404:
+        return "model" if "model" in said else "address"
+    if status in (400, 500) and any(phrase in said for phrase in _NO_TEMPLATE + _TEMPLATE_REFUSES):
+        return "template"
+    return "tokens" if status == 400 and _TOO_MANY_TOKENS in said else None
+
+
+def _told(kind: str, status: int, said: str, url: str, model: str, key: str | None) -> str:
+    """Return what is wrong, and what the operator is to do."""
+    if kind == "redirect":
+        return (
             f"{url} redirects (HTTP {status}), which is not followed: name the address behind it "
             "in base_url (https instead of http, perhaps)"
         )
-    if status in (401, 403):
+    if kind == "quota":
+        return (
+            f"{url} gives nothing more to this account (HTTP {status}: {said}): add credit or "
+            "raise the limit at the provider, or wait until its quota begins anew"
+        )
+    if kind == "key":
         what = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
-        return UserError(
+        return (
             f"{what}: put the value of the server's --api-key into the environment variable that "
             "api_key_env names (VLLM_API_KEY)"
         )
-    if status == 404 and "model" in low:
-        return wrong_model(url, model, f"it said: {said}")
-    if status == 404:
-        return UserError(
-            f"{url} is no OpenAI-compatible API (HTTP 404): base_url usually ends in /v1"
-        )
-    if status in (400, 500) and any(phrase in low for phrase in _NO_TEMPLATE):
-        return UserError(
-            f"{url}: the model {model!r} has no chat template: start the server with "
-            "--chat-template /path/to/template.jinja"
-        )
-    if status in (400, 500) and any(phrase in low for phrase in _TEMPLATE_REFUSES):
-        return UserError(
-            f"{url}: the chat template of {model!r} refuses our messages ({said}): start the "
-            "server with another one, --chat-template /path/to/template.jinja"
-        )
-    if status == 400 and _TOO_MANY_TOKENS in low:
-        return UserError(
+    if kind == "model":
+        return str(wrong_model(url, model, f"it said: {said}"))
+    if kind == "address":
+        return f"{url} is no OpenAI-compatible API (HTTP 404): base_url usually ends in /v1"
+    if kind == "tokens":
+        return (
             f"{url} refuses every request ({said}): lower max_tokens, or start the server with a "
             "larger --max-model-len"
         )
-    return None
+    if any(phrase in said.lower() for phrase in _NO_TEMPLATE):
+        return (
+            f"{url}: the model {model!r} has no chat template: start the server with "
+            "--chat-template /path/to/template.jinja"
+        )
+    return (
+        f"{url}: the chat template of {model!r} refuses our messages ({said}): start the "
+        "server with another one, --chat-template /path/to/template.jinja"
+    )
 
 
 def wrong_model(url: str, model: str, hint: str) -> UserError:
     """The server does not know the model under that name."""
-    return UserError(
+    return OperatorMistake(
         f"{url} does not serve a model named {model!r}: use the name that it "
-        f"was started with (vllm serve NAME, or --served-model-name NAME); {hint}"
+        f"was started with (vllm serve NAME, or --served-model-name NAME); {hint}",
+        kind="model",
     )
 
 
@@ -158,14 +209,35 @@ def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: 
     )
 
 
-def _server_message(body: bytes, key: str | None) -> str:
-    """One short line of what the server said."""
+def _error_in(body: bytes) -> Any:
+    """Return the error of a body: an object where there is one, else a text. Gemini puts it into a
+    list."""
     try:
         told: Any = from_json(body)
     except ValueError:
-        told = body[:4096].decode(errors="replace")
-    if isinstance(told, dict):
-        told = told.get("error", told)
+        return body[:4096].decode(errors="replace")
+    if isinstance(told, list) and len(told) == 1:
+        told = told[0]
+    return told.get("error", told) if isinstance(told, dict) else told
+
+
+def _codes(error: Any) -> Iterator[str]:
+    """Yield the words for programs of an error: `code` and `type` (OpenAI), and of Google's details
+    `reason` and each `quotaId`."""
+    if not isinstance(error, dict):
+        return
+    details = error.get("details")
+    objects = [error, *(details if isinstance(details, list) else ())]
+    for one in [each for each in objects if isinstance(each, dict)]:
+        violations = one.get("violations")
+        quotas = violations if isinstance(violations, list) else ()
+        yield from (str(one[name]) for name in ("code", "type", "reason") if name in one)
+        yield from (str(quota.get("quotaId")) for quota in quotas if isinstance(quota, dict))
+
+
+def _server_message(error: Any, key: str | None) -> str:
+    """Return one short line of what the server said."""
+    told = error
     if isinstance(told, dict):
         told = told.get("message") or told.get("error") or told.get("detail") or told
     line = " ".join(str(told).split())

@@ -85,14 +85,15 @@ class ChatServer:
         body: bytes | None = None,
         *,
         read_timeout_s: float,
+        whole_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> Reply:
         """GET, or POST of a JSON body, of a path below the URL. No redirect is followed: it would
         take the key and the texts to wherever the answer says.
 
-        read_timeout_s: between two pieces of the answer; all of it may take twice as long, or one
-        that drips would hold its place for ever. Raises LLMError ("unreachable",
+        read_timeout_s: between two pieces of the answer. whole_s: for all of it, or one that drips
+        would hold its place for ever; default: twice that. Raises LLMError ("unreachable",
         "timeout", "malformed" of one that is too long), UserError for a proxy of an unknown kind.
         """
         from aiohttp import ClientError, ClientTimeout
@@ -102,7 +103,7 @@ class ChatServer:
             sent["Content-Type"] = "application/json"
         # connecting has a bound of its own; the session's pool has none, so that nobody waits
         timeout = ClientTimeout(
-            total=self._connect_timeout_s + 2 * read_timeout_s,
+            total=self._connect_timeout_s + (whole_s or 2 * read_timeout_s),
             connect=self._connect_timeout_s,
             sock_read=read_timeout_s,
         )

@@ -160,8 +160,24 @@ class ChatPrompt:
 
 def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What asks a chat for JSON of a schema."""
-    answer = {"name": "answer", "schema": schema, "strict": True}
+    answer = {"name": "answer", "schema": typed(schema), "strict": True}
     return {"type": "json_schema", "json_schema": answer}
+
+
+def typed(schema: Any) -> Any:
+    """Return a schema in which every `enum` of texts says `type: string`, at any depth.
+
+    JSON Schema does not ask for it; Gemini refuses an enum without it. So ours and those of the
+    operator's rubrics get it as they are sent. No answer fits or fails by it.
+    """
+    if isinstance(schema, list):
+        return [typed(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: typed(part) for name, part in schema.items()}
+    values = schema.get("enum")
+    is_texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return {"type": "string", **found} if is_texts else found
 
 
 def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:

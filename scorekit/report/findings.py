@@ -41,8 +41,7 @@ class Findings:
     @property
     def faults(self) -> list[str]:
         """A line for each of those, which begins with what was looked at."""
-        # an error names its key itself
-        return [f"{c.name}: {c.found.removeprefix(f'{c.name}: ')}" for c in self.failed]
+        return [f"{check.name}: {_without_key(check)}" for check in self.failed]
 
     def look(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
         """Do `work`, which gives what is needed further on and what was found; note that, or why it
@@ -56,6 +55,12 @@ class Findings:
             return None
         self.checks.append(Check(name, found, True))
         return value
+
+
+def _without_key(check: Check) -> str:
+    """Return what was found without the key in front of it, which an error names itself."""
+    key = check.name.rpartition(": ")[2]
+    return check.found.removeprefix(f"{key}: ")
 
 
 def say_findings(findings: Findings) -> int:

@@ -210,7 +210,9 @@ class _Client:
         """Of one request, and of what it is cut into where a proxy has a smaller limit."""
         try:
             async with self._server.slots:
-                return await self._tried(searches, top_k, self._server.deadline())
+                deadline = self._server.deadline()
+                with self._server.absence.watched(deadline):
+                    return await self._tried(searches, top_k, deadline)
         except RequestError as error:
             if error.type != "too_large":
                 raise
@@ -232,6 +234,7 @@ class _Client:
                     missing = [one for one in missing if may_pass(found[one])]
                     if missing:
                         raise RequestError("unavailable", f"{self._base}: searches failed for now")
+                    self._server.absence.answered()
         except (ServiceUnreachable, RequestError) as error:
             if not is_retryable(error) or any(one not in found for one in missing):
                 raise

@@ -24,12 +24,15 @@ class Encoded:
     fields: what the outcome tells about the input: for a translation `tokens`, `truncated`,
         `mt_covered`. The figures count `tokens`, or `length` where there are none.
     payload: the backend's own (ids, options, ...).
+    timeout_s: seconds that the request grants which is answered last, from its start; known when
+        the item goes to `forward`. None: nobody waits.
     """
 
     length: int
     fields: dict[str, Any]
     payload: Any
     rows: int = 1
+    timeout_s: float | None = None
 
 
 #: What `forward` gives for one item: the outcome's fields (a score and spans, a verdict, a vector),
@@ -89,6 +92,11 @@ def workers_of(backend: Backend) -> int:
     others, and not for a device of its own, is kept full by several, each a thread of the server;
     its `forward` is called from all of them."""
     return int(getattr(backend, "workers", 1))
+
+
+def collectors_of(backend: Backend) -> Sequence[Any]:
+    """Return Prometheus collectors of the backend's own: its `collectors`, else none."""
+    return getattr(backend, "collectors", ())
 
 
 def translation_probe(words: int) -> TranslationSample:

@@ -6,24 +6,26 @@ import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, FailFast, Field
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import (
     Info,
+    JudgeResponse,
     JudgeSample,
     ModelRef,
     Options,
+    Priority,
     ScoreOptions,
     ScoreRange,
+    ScoreResponse,
     TaskInfo,
     TranslationSample,
     Wanted,
     Wire,
-    score_request,
-    score_response,
+    WireAnswer,
 )
 from scorekit.server.description import Description
 from scorekit.server.http.answers import body_parts, line_json
@@ -129,6 +131,32 @@ class Scoring(Verb):
             inputs=told.inputs,
             tasks=told.tasks,
         )
+
+
+def score_request(
+    sample_type: type[Wire], options_type: type[Options], max_samples: int
+) -> type[Wire]:
+    """The request type of a service whose samples and options are of these types."""
+
+    class ScoreRequest(Wire):
+        # FailFast: a body full of faults must not cost a list of all of them.
+        samples: Annotated[list[sample_type], FailFast()] = Field(  # type: ignore[valid-type]
+            min_length=1, max_length=max_samples
+        )
+        options: options_type = Field(default_factory=options_type)  # type: ignore[valid-type]
+        priority: Priority = Field(
+            "interactive", description="`interactive` is scored before `bulk`."
+        )
+        timeout_s: float | None = Field(
+            None, gt=0, le=86400, description="Seconds until an answer is due; null: the service's."
+        )
+
+    return ScoreRequest
+
+
+def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
+    """The type of a service's answer to requests with samples of this type."""
+    return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse
 
 
 def resolve_options(options: Any, told: Description) -> Any:

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
-from scorekit.server.backend import Backend
+from scorekit.server.backend import Backend, collectors_of
 from scorekit.server.cache import Cache
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
@@ -46,6 +46,8 @@ class ScoringService:
         self.settings = settings
         self.metrics = Metrics()
         self.metrics.begin_at_zero(self.verb.path)
+        for collector in collectors_of(backend):
+            self.metrics.registry.register(collector)
         tier = open_tier(
             settings.cache,
             name=f"{backend.service}-{settings.port}",

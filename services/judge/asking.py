@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import structlog
+
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
+from scorekit.llm.errors import LLM_ERROR_TYPES, MISTAKES, OperatorMistake
 from scorekit.schemas import TaskInfo
+from services.judge.spending import Spending
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 #: Characters of an answer for each token that it may have. Tokens of white space are the longest;
@@ -85,45 +90,73 @@ class JudgeQuestion(NamedTuple):
     model: str
     sampling: Sampling
     votes: int = 1
+    #: How long the caller waits.
+    deadline_s: float | None = None
 
 
 class _Unfit(Exception):
-    """The LLM answered, but gave no verdict. usage: what that took."""
+    """The LLM answered, but gave no verdict."""
 
-    def __init__(self, error: LLMError, max_tokens: int, usage: Counter[str]) -> None:
+    def __init__(self, error: LLMError) -> None:
         super().__init__(error)
-        self.usage = usage
+        self.why = error.message
         self.is_cut = error.type == "length"
-        if self.is_cut:
-            message = f"the judge's JSON was cut at {max_tokens} tokens: raise options.max_tokens"
-        else:
-            message = f"the judge's answer, asked for twice, is no verdict: {error.message[:200]}"
-        self.error = SampleError("model_failure", message)
 
 
 async def ask(
-    client: LLMClient, question: JudgeQuestion, sampling: Sampling, request_id: str
-) -> tuple[Any, Counter[str]]:
-    """What was read from the LLM's answer, and the tokens that it took. Raises SampleError."""
+    client: LLMClient,
+    question: JudgeQuestion,
+    sampling: Sampling,
+    request_id: str,
+    spending: Spending,
+) -> Any:
+    """What was read from the LLM's answer. spending: counts each answer. Raises SampleError, which
+    callers see: neither the upstream's address nor a word of its answer is in it. Those are in the
+    log, under the id that the message names."""
     task, texts, pictures = question.task, question.texts, question.pictures
     try:
         try:
             messages = task.messages(texts, pictures)
-            return await _once(client, question, sampling, messages, request_id)
+            return await _once(client, question, sampling, messages, request_id, spending)
         except _Unfit as unfit:
             if unfit.is_cut:
                 raise
             messages = task.messages(texts, pictures, _AGAIN)
-            second = await _once(client, question, sampling, messages, f"{request_id}-again")
-            return second[0], second[1] + unfit.usage
+            again = f"{request_id}-again"
+            return await _once(client, question, sampling, messages, again, spending)
     except _Unfit as unfit:
-        raise unfit.error from None
-    except LLMError as error:
-        if error.type == "overlong":
-            raise SampleError("overlong", f"{error}") from None
-        raise SampleError("upstream", f"{error}", retryable=error.retryable) from None
-    except UserError as error:  # a key or a model's name that the upstream refuses
-        raise SampleError("upstream", f"{error}", retryable=False) from None
+        log.warning("no_verdict", upstream_request=request_id, reason=unfit.why[:300])
+        raise _no_verdict(unfit, sampling.max_tokens, request_id) from None
+    except (LLMError, UserError) as error:
+        log.warning(
+            "upstream_failed",
+            upstream=client.base_url,
+            upstream_request=request_id,
+            error=str(error),
+        )
+        raise _failed(error, client.model, request_id) from None
+
+
+def _no_verdict(unfit: _Unfit, max_tokens: int, request_id: str) -> SampleError:
+    if unfit.is_cut:
+        cut = f"the judge's JSON was cut at {max_tokens} tokens: raise options.max_tokens"
+        return SampleError("model_failure", cut)
+    said = "the judge's answer, asked for twice, is no verdict"
+    return SampleError("model_failure", f"{said} (the service's log: {request_id})")
+
+
+def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleError:
+    """Return what a caller may know of a failure of the upstream server."""
+    where = f"(the service's log: {request_id})"
+    if isinstance(error, UserError):  # the operator's to mend
+        kind = error.kind if isinstance(error, OperatorMistake) else "setup"
+        said = MISTAKES[kind] + (f" {model!r}" if kind == "model" else "")
+        return SampleError("upstream", f"the upstream server: {said} {where}", retryable=False)
+    if error.type == "overlong":
+        return SampleError("overlong", f"{LLM_ERROR_TYPES['overlong']} {where}")
+    status = "" if error.status is None else f", HTTP {error.status}"
+    said = f"{error.type}{status}: {LLM_ERROR_TYPES[error.type]}"
+    return SampleError("upstream", f"{said} {where}", retryable=error.retryable)
 
 
 async def _once(
@@ -132,19 +165,24 @@ async def _once(
     sampling: Sampling,
     messages: list[Message],
     request_id: str,
-) -> tuple[Any, Counter[str]]:
+    spending: Spending,
+) -> Any:
     schema = question.task.schema_
-    (choice,) = await client.chat(messages, sampling, request_id=request_id, json_schema=schema)
-    usage = Counter(
-        prompt_tokens=choice.prompt_tokens or 0, completion_tokens=choice.completion_tokens or 0
+    (choice,) = await client.chat(
+        messages,
+        sampling,
+        request_id=request_id,
+        json_schema=schema,
+        deadline_s=question.deadline_s,
     )
+    spending.note(choice)
     try:
         if len(choice.text) > (most := _CHARS_A_TOKEN * sampling.max_tokens):
             said = f"{len(choice.text)} characters, {most} at most for {sampling.max_tokens} tokens"
             raise LLMError("malformed", said)
-        return question.task.read(parse_json(choice, schema), question.texts), usage
+        return question.task.read(parse_json(choice, schema), question.texts)
     except LLMError as error:
-        raise _Unfit(error, sampling.max_tokens, usage) from None
+        raise _Unfit(error) from None
 
 
 async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

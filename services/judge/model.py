@@ -32,6 +32,7 @@ from services.judge.asking import JudgeQuestion, JudgeTask, all_of, ask
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
+from services.judge.spending import Spending, UpstreamCounters
 
 #: What the back end `rules` can judge: task -> variables of the built-in rubric, and the rule.
 _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]] = {
@@ -45,6 +46,9 @@ _OWN_VERSION: dict[str, str | None] = {"scorekit": __version__}  # in the cache 
 _ONE_ANSWER = "options.votes: the task has one answer; mqm alone can be asked several times"
 #: Clients that are kept open for models that requests named.
 MAX_CLIENTS = 8
+#: Half of it is the least that one attempt at the upstream server gets, however short a caller's
+#: time-out is: an answer that is paid for is in the cache when he comes again.
+_LEAST_DEADLINE_S = 20.0
 
 
 class Probe(JudgeSample):
@@ -180,6 +184,8 @@ class OpenAIBackend(_Judge):
         self.workers = settings.max_concurrency
         self._clients = {self.model: self._new_client(self.model)}
         self._asking: Counter[str] = Counter()  # questions in hand, by model
+        self._counters = UpstreamCounters(settings.known_models)
+        self.collectors = (self._counters.answers, self._counters.tokens)
         self._loop = asyncio.new_event_loop()
 
     def load(self) -> ScoreDescription:
@@ -234,7 +240,7 @@ class OpenAIBackend(_Judge):
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Verdicts, in order; a sample without one has the reason why."""
-        asked = self._judge_all([one.payload for one in batch])
+        asked = self._judge_all([_timed(one.payload, one.timeout_s) for one in batch])
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     async def _judge_all(self, questions: Sequence[JudgeQuestion | None]) -> list[Outcome]:
@@ -257,16 +263,15 @@ class OpenAIBackend(_Judge):
         client = self._client(question.model)
         content = repr(question.task.messages(question.texts, question.pictures))
         name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
+        spending = Spending(question.model, self._counters)
         try:
             answers = await all_of(
-                [_vote(client, question, i, name) for i in range(question.votes)]
+                [_vote(client, question, i, name, spending) for i in range(question.votes)]
             )
         except SampleError as error:
+            error.paid = spending.fields()
             return error
-        outcome = question.task.outcome([read for read, _ in answers], question.texts)
-        usage = sum((used for _, used in answers), Counter[str]())
-        told = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
-        return outcome | {"usage": told}
+        return question.task.outcome(answers, question.texts) | spending.fields()
 
     async def _close_idle(self) -> None:
         """Close clients of models that nobody asks now, so that not too many stay open."""
@@ -300,16 +305,23 @@ class OpenAIBackend(_Judge):
         return Probe(task="probe")
 
 
+def _timed(question: JudgeQuestion | None, timeout_s: float | None) -> JudgeQuestion | None:
+    """Return the question with the time that its caller grants."""
+    if question is None or timeout_s is None:
+        return question
+    return question._replace(deadline_s=max(timeout_s, _LEAST_DEADLINE_S))
+
+
 async def _vote(
-    client: LLMClient, question: JudgeQuestion, number: int, name: str
-) -> tuple[Any, Counter[str]]:
+    client: LLMClient, question: JudgeQuestion, number: int, name: str, spending: Spending
+) -> Any:
     """One of the answers about a sample. Where one fails the sample does: no majority of fewer is
     passed off as one of all."""
     if question.votes == 1:
-        return await ask(client, question, question.sampling, name)
+        return await ask(client, question, question.sampling, name, spending)
     try:
         sampling = replace(question.sampling, seed=number)
-        return await ask(client, question, sampling, f"{name}-{number}")
+        return await ask(client, question, sampling, f"{name}-{number}", spending)
     except SampleError as error:
         said = f"answer {number + 1} of {question.votes}: {error.message}"
         raise SampleError(error.type, said, retryable=error.retryable) from None

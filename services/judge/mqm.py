@@ -18,7 +18,7 @@ from scorekit.config import Config, load_config
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
-from scorekit.llm import Message
+from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
 from scorekit.text.chatmarks import CLOSES, OPENS
 from services.judge import placing, votes
@@ -197,7 +197,11 @@ class MqmTask:
 
     def read(self, answer: Mapping[str, Any], texts: Mapping[str, str]) -> list[FoundError]:
         """The errors of an answer that fits the schema, with their places. One that it names twice
-        counts once, as the worse."""
+        counts once, as the worse. Raises LLMError for an error whose quote shows nothing: nobody
+        could say what it is of, and it would cost its points all the same."""
+        for number, error in enumerate(answer["errors"]):
+            if not any(map(folded, error["quote"])):
+                raise LLMError("malformed", f"errors[{number}].quote: blank", retryable=True)
         quoted = {of: QuotedText(texts[of]) for of in ("src", "mt")}
         found: dict[tuple[Any, ...], FoundError] = {}
         for error in _errors(answer["errors"], quoted):

@@ -71,7 +71,11 @@ class JudgeSettings(ServiceSettings):
         "fail with `overlong`, and no LLM is asked.",
     )
     request_timeout_s: float = Field(
-        120.0, gt=0, description="Least seconds that the upstream server may take for an answer."
+        120.0,
+        gt=0,
+        description="Seconds that the upstream server may take for an answer; with --api vllm the "
+        "least: an answer of many tokens gets longer. Never more than half of a request's "
+        "timeout_s (10 s are given always), so that a call that hangs is sent again in time.",
     )
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to connect to it.")
     max_attempts: int = Field(
@@ -81,12 +85,15 @@ class JudgeSettings(ServiceSettings):
     # under a second.
     max_batch_tokens: CliSuppress[int | None] = None
 
+    @property
+    def known_models(self) -> frozenset[str]:
+        """Models that the operator has named: --model and --allow-models."""
+        named = [self.model or "", *(self.allow_models or "").split(",")]
+        return frozenset(name.strip() for name in named if name.strip())
+
     def may_name(self, model: str) -> bool:
         """Whether a request may have the upstream server's `model` answer."""
-        allowed = self.allow_models
-        if allowed is None or model == self.model:
-            return True
-        return model in (name.strip() for name in allowed.split(","))
+        return self.allow_models is None or model == self.model or model in self.known_models
 
     @model_validator(mode="after")
     def _follow(self) -> Self:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from scorekit.client.embeddings import Canary, Embeddings
@@ -38,6 +39,15 @@ log = logging.getLogger(__name__)
 
 #: Seconds to find the server before a run; within it the client waits longer.
 _REACH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """An embedding server that was started for the run. ended: why it will not answer any more;
+    None while its process goes on."""
+
+    url: str
+    ended: Callable[[], str | None]
 
 
 class Similarity:
@@ -114,18 +124,18 @@ def open_similarity(
     turns: Sequence[RoleplayTurn] | None,
     folder: Path | None,
     *,
-    url: str | None = None,
+    server: OwnServer | None = None,
     seed: int = 0,
 ) -> Similarity:
     """Reach the embedding server, and hold it against the calibration.
 
     The calibration is that of `folder` (a run that goes on), else `reward.calibration`, else it is
-    fitted on `turns`; it stands in `folder` then, where one is given. url: of the server that was
-    started for a folder of weights.
+    fitted on `turns`; it stands in `folder` then, where one is given. server: that was started for
+    a folder of weights.
 
     Raises UserError for a server that is not there, is another model, or gives what is no vector.
     """
-    embedder = reach(cfg, url)
+    embedder = reach(cfg, server)
     try:
         calibration = _calibration(cfg, turns, folder, embedder, seed)
         _check_server(embedder, calibration)
@@ -140,11 +150,11 @@ def open_similarity(
     return Similarity(embedder, calibration)
 
 
-def reach(cfg: RewardConfig, url: str | None = None) -> Embeddings:
+def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
     """A client of the embedding server, which has answered. Raises UserError where it does not, or
     the section names no URL."""
-    address = url or cfg.embedding_model
-    if url is None and not cfg.is_url:
+    address = cfg.embedding_model if server is None else server.url
+    if server is None and not cfg.is_url:
         raise UserError(
             f"reward.embedding_model: {address} is no URL, and no server was started for it"
         )
@@ -153,7 +163,9 @@ def reach(cfg: RewardConfig, url: str | None = None) -> Embeddings:
             probe.info()
     except (ServiceUnreachable, RequestError, UserError) as error:
         raise UserError(f"reward.embedding_model: {error}") from None
-    return Embeddings(address, batch_size=cfg.embedding_batch_size)
+    if server is None:
+        return Embeddings(address, batch_size=cfg.embedding_batch_size)
+    return Embeddings(address, batch_size=cfg.embedding_batch_size, ended=server.ended)
 
 
 def _calibration(

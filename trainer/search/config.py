@@ -48,7 +48,11 @@ class PolicyServerConfig(Config):
         "gemini: as openai, without a seed; responses: the Responses API.",
     )
     max_in_flight: int = may_change(32, ge=1, description="Requests at once.")
-    request_timeout_s: float = may_change(120.0, gt=0, description="Least time for one turn.")
+    request_timeout_s: float = may_change(
+        120.0,
+        gt=0,
+        description="Seconds for one attempt at a turn; with api vllm the least.",
+    )
     max_attempts: int = may_change(6, ge=1, description="Attempts at one turn.")
 
 

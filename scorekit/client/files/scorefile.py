@@ -31,7 +31,7 @@ from scorekit.client.files.early import EarlyResults
 from scorekit.client.files.samplefile import Contents, JudgeFields, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
 from scorekit.files import put, write_atomic
-from scorekit.schemas import Info, Priority, Result, Scored
+from scorekit.schemas import Info, JudgeScored, Priority, Result
 
 #: Endings of an output that would promise what it is not.
 _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
@@ -42,7 +42,9 @@ _READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
 #: A result's fields that depend on what was scored before, not on the sample.
 _PASSING = {"id", "cached"}
 #: What many services do not tell is not written.
-_MAY_LACK = frozenset({"error_spans", "omissions", "unplaced", "windows", "usage"})
+_MAY_LACK = frozenset(
+    {"error_spans", "omissions", "unplaced", "windows", "usage", "upstream_calls"}
+)
 
 
 @dataclass(slots=True)
@@ -331,8 +333,8 @@ def _batches(items: Iterator[_Item], size: int) -> Iterator[list[_Item]]:
 def _record(line: Line, result: Result) -> dict[str, Any]:
     """A line of the output."""
     record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_PASSING)}
-    if isinstance(result, Scored):
-        record = {n: v for n, v in record.items() if v is not None or n not in _MAY_LACK}
+    may_lack = {"upstream_calls"} if isinstance(result, JudgeScored) else _MAY_LACK
+    record = {n: v for n, v in record.items() if v is not None or n not in may_lack}
     return record
 
 

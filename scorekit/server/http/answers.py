@@ -22,7 +22,7 @@ def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
     start = b'{"id":' + (b"null" if name is None else to_json(name))
     answer = answer or _LATE
     if isinstance(answer, SampleError):
-        return start + b',"ok":false,"error":' + to_json(answer.wire()) + b"}"
+        return start + b"," + to_json({"ok": False, "error": answer.wire(), **answer.paid})[1:]
     return start + b',"ok":true,"cached":' + (b"true," if cached else b"false,") + answer[1:]
 
 

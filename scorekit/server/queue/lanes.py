@@ -26,7 +26,7 @@ def size_of(flight: Flight) -> tuple[int, int]:
     return flight.encoded.length, flight.encoded.rows
 
 
-class Line:
+class WaitingLine:
     """Flights that wait together: those that came, and the batches cut out of the oldest of them.
 
     Batches are cut for a whole window at a time, so that sorting costs little a sample, and come
@@ -106,7 +106,7 @@ def _waits(flight: Flight) -> bool:
     return not flight.taken and not (flight.whole or flight).gone
 
 
-class Lines:
+class SharedLines:
     """Flights of one priority. Those of small requests wait in one line, whoever sent them, and
     are batched together; each large request has a line of its own. The small ones' line has every
     other batch, the large ones' take turns in the rest: so nobody waits for all of a large request,
@@ -116,8 +116,8 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._small = Line()
-        self._large: dict[Job, Line] = {}  # whose turn it is stands first
+        self._small = WaitingLine()
+        self._large: dict[Job, WaitingLine] = {}  # whose turn it is stands first
         self._small_had_last = False
 
     def __len__(self) -> int:
@@ -125,10 +125,10 @@ class Lines:
 
     def put(self, flight: Flight, line: Job | None) -> None:
         """Add a tokenised flight to a large request's line, or to the small ones'."""
-        (self._small if line is None else self._large.setdefault(line, Line())).put(flight)
+        (self._small if line is None else self._large.setdefault(line, WaitingLine())).put(flight)
 
     def oldest(self) -> float | None:
-        """As `Line.oldest`, of all."""
+        """As `WaitingLine.oldest`, of all."""
         return min(
             (born for line in self._all() if (born := line.oldest()) is not None), default=None
         )
@@ -150,7 +150,7 @@ class Lines:
         return self._small.take(max_tokens)
 
     def replan(self) -> None:
-        """As `Line.replan`, of all."""
+        """As `WaitingLine.replan`, of all."""
         for line in self._all():
             line.replan()
 
@@ -160,19 +160,22 @@ class Lines:
             line.purge()
         self._large = {request: line for request, line in self._large.items() if len(line)}
 
-    def _all(self) -> list[Line]:
+    def _all(self) -> list[WaitingLine]:
         return [self._small, *self._large.values()]
 
 
 class Lanes:
-    """Lines for each priority, which take turns. max_tokens: most padded tokens of a batch.
+    """SharedLines for each priority, which take turns. max_tokens: most padded tokens of a batch.
 
     Owner: lock of the caller (`Ready`).
     """
 
     def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:
         self.max_tokens = max_tokens
-        self._lanes: dict[Priority, Lines] = {"interactive": Lines(), "bulk": Lines()}
+        self._lanes: dict[Priority, SharedLines] = {
+            "interactive": SharedLines(),
+            "bulk": SharedLines(),
+        }
         self._turns = Turns(bulk_patience_s)
 
     def __len__(self) -> int:

@@ -99,7 +99,7 @@ class ModelThread:
                 self.failing = not self._answers()
 
     def _score(self, batch: list[Flight]) -> None:
-        encoded = [flight.encoded for flight in batch if flight.encoded is not None]
+        encoded = [_timed(flight, item) for flight in batch if (item := flight.encoded) is not None]
         started = time.monotonic()
         check = self._backend.verb.outcome_fault
         outcomes = run_batch(self._forward, encoded, check, self._shrink)
@@ -150,3 +150,10 @@ class ModelThread:
         real = sum(e.fields.get("tokens", e.length) for e in encoded)
         metrics.tokens.inc(real)
         metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))
+
+
+def _timed(flight: Flight, encoded: Encoded) -> Encoded:
+    """Return the item with the time that those who wait for it grant."""
+    granted = [job.timeout_s for job, _ in tuple(flight.waiters)]
+    encoded.timeout_s = max(granted, default=None)
+    return encoded

@@ -207,9 +207,13 @@ def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, mess
 
 
 def _requests(url, status):
-    """Calls of /v1/score that ended so."""
-    told = f'scorekit_requests_total{{route="/v1/score",status="{status}"}} '
-    return float(httpx.get(f"{url}/metrics").text.partition(told)[2].partition("\n")[0])
+    """Requests for scores that ended so, streamed or not."""
+    text = httpx.get(f"{url}/metrics").text
+    counts = [
+        text.partition(f'scorekit_requests_total{{route="{route}",status="{status}"}} ')[2]
+        for route in ("/v1/score", "/v1/score/stream")
+    ]
+    return sum(float(count.partition("\n")[0] or 0) for count in counts)
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
         findings = look_at_run(whole(tmp_path, teacher, metricx, url), RunOptions(named("all")))
     (fault,) = findings.faults
     assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in fault
-    assert "\n" not in fault and "refused the API key" in fault
+    assert "\n" not in fault and "it refuses the API key" in fault
 
 
 def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, metricx):

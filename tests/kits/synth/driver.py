@@ -30,6 +30,11 @@ def korean(body: dict[str, Any], seed: int | None) -> str:
     return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
 
 
+def is_paid(body: dict[str, Any]) -> bool:
+    """Whether a teacher's request asks for a translation: the preflight asks for one token."""
+    return int(body["max_tokens"]) > 1
+
+
 def config(out_dir: Path, teacher: Any, metricx: Any, **more: Any) -> SynthConfig:
     teacher.well()
     data: dict[str, dict[str, Any]] = {

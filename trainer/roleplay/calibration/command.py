@@ -23,8 +23,8 @@ def calibrate(cfg: RewardConfig, source: str, data: RoleplayData, out: Path, see
     """Fit, write the file and its page (.html), show the table. For a folder of weights a server is
     started, whose log stands beside. Raises UserError."""
     turns = load_turns(source, data)
-    server = embedder_of(cfg, out.with_suffix(".embedder.log"))
-    with server as url, closing(reach(cfg, url)) as embedder:
+    started = embedder_of(cfg, out.with_suffix(".embedder.log"))
+    with started as server, closing(reach(cfg, server)) as embedder:
         try:
             found = fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
         except (ServiceUnreachable, RequestError, SampleError) as error:

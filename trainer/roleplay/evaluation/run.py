@@ -31,7 +31,7 @@ from trainer.roleplay.evaluation.report import write_comparison, write_evaluatio
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
-from trainer.roleplay.similarity import Similarity, open_similarity
+from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
 from trainer.runs.checkpoints.checkpoint import read_state
@@ -48,7 +48,7 @@ _SCORED = {
 #: Counts the versions of the rules in trainer/roleplay/korean: scores of two do not compare.
 _KOREAN_RULES = 2
 #: Gives the URL of an embedder for the config's folder within; None: the config has a URL.
-Embedder = Callable[[Path], AbstractContextManager[str | None]]
+Embedder = Callable[[Path], AbstractContextManager[OwnServer | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def run_evaluation(
     for place in policies.keys() - {folder}:  # each is asked by its own template, unless one is set
         tokenizers[place] = open_tokenizer(cfg.model_copy(update={"policy": policies[place]}))
     found = []
-    with embedder(folder) as url, ExitStack() as held:
-        similarity = _similarity(cfg, folder, url)
+    with embedder(folder) as server, ExitStack() as held:
+        similarity = _similarity(cfg, folder, server)
         held.enter_context(closing(similarity.embedder))
         scorer = _scorer(cfg.reward, similarity.calibration)
         if earlier is not None:
@@ -146,14 +146,14 @@ def _start_of(path: str) -> PolicyConfig | None:
     return PolicyConfig.model_validate(read_state(Path(path)).config["policy"])
 
 
-def _similarity(cfg: RoleplayConfig, folder: Path, url: str | None) -> Similarity:
+def _similarity(cfg: RoleplayConfig, folder: Path, server: OwnServer | None) -> Similarity:
     """By the anchors of the run that a policy is of, where it is a checkpoint; else of the config,
     or fitted on data.train."""
     fitted = cfg.reward.calibration is None
     places = [folder, *Path(str(cfg.policy.path)).resolve().parents[:2]]
     place = next((place for place in places if (place / FILE).is_file()), None)
     if place is not None and fitted:
-        return open_similarity(cfg.reward, None, place, url=url)
+        return open_similarity(cfg.reward, None, place, server=server)
     if fitted and cfg.data.train is None:
         raise UserError(
             "reward.calibration: name the calibration.json of a run, so that scores compare "
@@ -161,7 +161,8 @@ def _similarity(cfg: RoleplayConfig, folder: Path, url: str | None) -> Similarit
         )
     turns = load_train(cfg.data) if fitted else None
     with tempfile.TemporaryDirectory() as empty:
-        similarity = open_similarity(cfg.reward, turns, Path(empty), url=url, seed=cfg.misc.seed)
+        seed = cfg.misc.seed
+        similarity = open_similarity(cfg.reward, turns, Path(empty), server=server, seed=seed)
         similarity.calibration.write(folder / FILE)
     return similarity
 

@@ -131,9 +131,9 @@ def _rewards(
 ) -> tuple[None, str]:
     """The embedder, its anchors, and every function on two rows."""
     with tempfile.TemporaryDirectory() as place:
-        with embedder_of(cfg.reward, Path(place) / "embedder.log") as url:
+        with embedder_of(cfg.reward, Path(place) / "embedder.log") as server:
             similarity = open_similarity(
-                cfg.reward, turns, Path(place), url=url, seed=cfg.misc.seed
+                cfg.reward, turns, Path(place), server=server, seed=cfg.misc.seed
             )
             with closing(similarity.embedder):
                 configure(cfg.reward, similarity, tokenizer.all_special_tokens)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,16 +16,22 @@ from pathlib import Path
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.net.absence import TELL_AFTER_S, clock_time
+from scorekit.net.retry import Deadline
 from scorekit.processes import end_with_parent
 from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.similarity import OwnServer
 
 #: Seconds that a model may take to load, and a service to end by itself.
 READY_S, STOP_S = 900.0, 15.0
+#: Seconds between the end of its connections and that of the process, at most.
+_ENDS_S = 0.5
+messages = logging.getLogger(__name__)
 
 
 @contextmanager
-def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[str | None]:
-    """The URL of a server for the folder that the section names: `python -m services.embedder`,
+def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
+    """A server for the folder that the section names: `python -m services.embedder`,
     within, on a free port; it ends with this process, however that ends. None where the section
     names a URL itself. log: what it writes.
 
@@ -41,7 +49,8 @@ def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[str | None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     process = _start(Path(named), log)
     try:
-        yield _wait_ready(process, named, log)
+        url = _wait_ready(process, named, log)
+        yield OwnServer(url, lambda: _why_ended(process, log))
     finally:
         _end(process)
 
@@ -60,8 +69,14 @@ def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
 
 def _wait_ready(process: subprocess.Popen[bytes], named: str, log: Path) -> str:
     """Its URL, once it answers."""
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
+    deadline, is_told = Deadline(READY_S), False
+    while deadline.left() and process.poll() is None:
+        if not is_told and READY_S - deadline.left() >= TELL_AFTER_S:
+            is_told, until = True, clock_time(deadline.left())
+            said = (
+                "reward.embedding_model: %s is being loaded: it is waited for until %s; its log: %s"
+            )
+            messages.warning(said, named, until, log)
         url = _url_in(log)
         if url is None:
             time.sleep(0.05)
@@ -73,11 +88,19 @@ def _wait_ready(process: subprocess.Popen[bytes], named: str, log: Path) -> str:
             except ServiceUnreachable:
                 continue
     what = "does not get ready" if process.poll() is None else "ended"
+    raise UserError(f"reward.embedding_model: {named}: its embedder {what}; {_end_of(log)}")
+
+
+def _why_ended(process: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Return why the embedder will not answer any more; None while it runs."""
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its port before it has ended
+        return f"exit code {process.wait(_ENDS_S)}; {_end_of(log)}"
+    return None
+
+
+def _end_of(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise UserError(
-        f"reward.embedding_model: {named}: its embedder {what}; the end of {log}: "
-        f"{' '.join(lines[-3:])}"
-    )
+    return f"the end of {log}: {' '.join(lines[-3:])}"
 
 
 def _url_in(log: Path) -> str | None:

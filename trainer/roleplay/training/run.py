@@ -141,14 +141,16 @@ class Run:
     def open_rewards(self, held: ExitStack, folder: Path) -> None:
         """The embedder, its calibration, and every reward function on two rows."""
         reward = self.cfg.reward
-        url = held.enter_context(embedder_of(reward, folder / "embedder.log"))
+        server = held.enter_context(embedder_of(reward, folder / "embedder.log"))
         place = folder
         if self.checkpoint is None:  # what stands in the folder is an earlier run's
             place = Path(held.enter_context(tempfile.TemporaryDirectory()))
             self.calibration = place / FILE
         else:
             check_origin(calibration_origin(folder), read_state(self.checkpoint))
-        similarity = open_similarity(reward, self.train, place, url=url, seed=self.cfg.misc.seed)
+        similarity = open_similarity(
+            reward, self.train, place, server=server, seed=self.cfg.misc.seed
+        )
         held.enter_context(closing(similarity.embedder))
         self.origin |= calibration_origin(place)
         configure(reward, similarity, self.tokenizer.all_special_tokens)

@@ -54,7 +54,12 @@ class ChatModelConfig(Config):
     tokens_per_image: int = may_change(
         1500, ge=1, description="Tokens reckoned for a picture, until the server has counted some."
     )
-    request_timeout_s: float = may_change(120.0, gt=0, description="Least time for one answer.")
+    request_timeout_s: float = may_change(
+        120.0,
+        gt=0,
+        description="Seconds for one attempt; with api vllm the least: an answer of many tokens "
+        "gets longer, up to half of deadline_s, so that a call that hangs is sent again in time.",
+    )
     max_attempts: int = may_change(
         8,
         ge=1,

@@ -18,7 +18,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.schemas import Failed, Info, JudgeScored
+from scorekit.schemas import Failed, Info, JudgeFailed, JudgeScored
 from trainer.search.answer.answers import PaidAnswers, paid_key
 from trainer.search.answer.config import AnswerJudgeConfig
 from trainer.search.answer.money import Money
@@ -157,22 +157,41 @@ class Judging:
         async with self._money.reserved("judge", *room):
             turn()
             (result,) = await self._client.score([sample], options)
+            assert isinstance(result, JudgeScored | JudgeFailed), "a judge gives verdicts"
+            paid = self._paid(result, most, room)
             if isinstance(result, Failed):
-                if result.error.type == "model_failure":  # its model answered, and said no verdict
-                    await self._kept.charge("judge", self._money.count("judge", *room))
+                if paid is not None:  # its model answered, and said no verdict
+                    await self._kept.charge("judge", paid)
                 raise SampleError(result.error.type, result.error.message)
-            assert isinstance(result, JudgeScored), "a judge gives verdicts"
             said = result.verdict
             reason = ": ".join(word for word in (said.reason_code, said.notes) if word)
             verdict = _Verdict(score=result.score, reason=reason)
-            used, charge = result.usage, Charge(cached=True)
-            if used is not None and not result.cached:  # else nobody was paid
-                # 0: the model's server does not count; then what it may have taken, for the cap
-                sent = used.prompt_tokens or most.prompt_tokens
-                back = used.completion_tokens or most.completion_tokens
-                charge = self._money.count("judge", sent, back)
+            charge = paid or Charge(cached=True)
             await self._kept.put(key, verdict.model_dump(), "judge", charge)
         return verdict, charge
+
+    def _paid(
+        self, result: JudgeScored | JudgeFailed, most: Charge, room: tuple[int, int]
+    ) -> Charge | None:
+        """Count what a result has cost; None where nobody was paid.
+
+        Where the model's server does not count: `most` for each answer, so that the cap holds. An
+        older judge says 0 then, and of a failed sample nothing: `room` for both its answers.
+        """
+        if not isinstance(result, Failed) and result.cached:
+            return None
+        used, calls = result.usage, result.upstream_calls
+        if used is not None:
+            sent = used.prompt_tokens or most.prompt_tokens
+            return self._money.count(
+                "judge", sent, used.completion_tokens or most.completion_tokens
+            )
+        if calls:
+            sent, back = calls * most.prompt_tokens, calls * most.completion_tokens
+            return self._money.count("judge", sent, back)
+        if isinstance(result, Failed) and result.error.type == "model_failure":
+            return self._money.count("judge", *room)
+        return None
 
     async def _raise_if_other(self, error: ServiceUnreachable | ServiceError) -> None:
         """Raise UserError where the key is refused, or another judge answers than before: verdicts

@@ -137,7 +137,11 @@ class PaidChat:
         )
         async with asyncio.timeout(cfg.deadline_s + cfg.request_timeout_s):
             (choice,) = await self._llm.chat(
-                messages, sampling, request_id=f"{self.name}-{key.hex()}", json_schema=schema
+                messages,
+                sampling,
+                request_id=f"{self.name}-{key.hex()}",
+                json_schema=schema,
+                deadline_s=max(cfg.deadline_s, 2 * cfg.request_timeout_s),
             )
         return choice
 

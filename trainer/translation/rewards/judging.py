@@ -83,6 +83,7 @@ def _scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
         mt_covered=len(sample.mt),
         cached=result.cached,
         usage=result.usage,
+        upstream_calls=result.upstream_calls,
         verdict=result.verdict,
     )
 

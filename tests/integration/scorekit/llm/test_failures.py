@@ -15,6 +15,7 @@ from bench.kit.servers import PATIENCE_S, free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
 from scorekit.llm.pacing import read_timeout_s
+from scorekit.llm.wire import typed
 from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
 
 
@@ -285,7 +286,7 @@ def test_the_user_s_own_openai_key_is_not_sent(url, fake, monkeypatch):
 def test_structured_output_is_asked_for_and_checked(url, fake):
     _, choices = ask(url, fake, n=8, json_schema=VERDICT)
     sent = fake.requests[0].body["response_format"]
-    assert sent["type"] == "json_schema" and sent["json_schema"]["schema"] == VERDICT
+    assert sent["type"] == "json_schema" and sent["json_schema"]["schema"] == typed(VERDICT)
     verdicts = [parse_json(choice, VERDICT) for choice in choices]
     assert {verdict["pass"] for verdict in verdicts} == {True, False}
 

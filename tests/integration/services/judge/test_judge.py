@@ -105,8 +105,9 @@ def test_an_llms_verdict_comes_back_with_the_sampling_of_the_rubric():
     fake = saying(PASS)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, GOOD | {"id": "x"})
-        usage = result.pop("usage")
-        assert result == {"id": "x", "ok": True, "cached": False, "score": 1.0, "verdict": PASS}
+        usage, calls = result.pop("usage"), result.pop("upstream_calls")
+        wanted = {"id": "x", "ok": True, "cached": False, "score": 1.0, "verdict": PASS}
+        assert calls == 1 and result == wanted
         assert usage["completion_tokens"] == len(json.dumps(PASS).split())
         assert usage["prompt_tokens"] > 100
         body = fake.requests[0].body

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from bench.kit.servers import PATIENCE_S
+from bench.kit.servers import JSON, PATIENCE_S
 from scorekit.errors import REQUEST_ERRORS
 
 NUMBERS = [-1, 0.5, 1e300, 10**30, True, "3", [], {}, "٣"]
@@ -87,7 +87,11 @@ def test_a_thousand_wrong_requests(url, made, part):
             kind = draw.randrange(3)
             if kind == 0:
                 body = wrong_search(draw)
-                sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+                sent = (
+                    {"content": body, "headers": JSON}
+                    if isinstance(body, bytes)
+                    else {"json": body}
+                )
                 answer = client.post("/v1/search", **sent)
             elif kind == 1 or "/retrieve" not in routes:
                 body = wrong_address(draw)

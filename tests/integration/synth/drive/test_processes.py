@@ -18,7 +18,7 @@ from synth.context import Context, Unfinished
 from synth.drive.processes import run_map_stage_on_processes
 from synth.folder.begin import begin
 from synth.folder.stats import process_figures
-from tests.kits.synth.driver import STAGES, config, output, run, write_sources
+from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources
 
 STAGE = STAGES[0]
 #: More than one process has in work at once.
@@ -137,7 +137,7 @@ def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
         (background, signal.SIGTERM, 130),
         (command, signal.SIGKILL, -9),
     ):
-        teacher.hang = True
+        teacher.hang = is_paid
         process = subprocess.Popen(
             started, cwd=Path(__file__).parents[4], stderr=subprocess.PIPE, text=True
         )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scorekit.client.embeddings import Embeddings
-from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.errors import ServerEnded, ServiceUnreachable, UserError
 from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.similarity import reach
 from trainer.roleplay.training.launcher import embedder_of
 
 ROOT = Path(__file__).parents[4]
@@ -20,14 +26,43 @@ def test_a_folder_is_served_until_the_run_is_over(tmp_path):
 
     folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
     log = tmp_path / "run/embedder.log"
-    with embedder_of(RewardConfig(embedding_model=str(folder)), log) as url:
-        assert url is not None
-        with Embeddings(url) as client:
+    with embedder_of(RewardConfig(embedding_model=str(folder)), log) as server:
+        assert server is not None and server.ended() is None
+        with Embeddings(server.url) as client:
             assert client.info().pooling == "cls"
             assert len(client.embed(["안녕"])[0]) == client.info().dimension
-    with Embeddings(url, deadline_s=0.5) as client, pytest.raises(ServiceUnreachable):
+    with Embeddings(server.url, deadline_s=0.5) as client, pytest.raises(ServiceUnreachable):
         client.info()
     assert '"listening"' in log.read_text()
+
+
+def test_an_embedder_that_has_ended_is_not_waited_for(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    from bench.embeddings.folders import make_folder
+
+    folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
+    log = tmp_path / "embedder.log"
+    cfg = RewardConfig(embedding_model=str(folder))
+    with embedder_of(cfg, log) as server, closing(reach(cfg, server)) as embedder:
+        (pid,) = [c.pid for c in psutil.Process().children() if "services.embedder" in c.cmdline()]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ServerEnded) as caught:  # it would be asked again for 15 minutes
+            embedder.embed(["안녕"])
+    assert f"has ended: exit code -9; the end of {log}: " in str(caught.value)
+    assert '"event": "request"' in str(caught.value)  # the log's last lines
+
+
+def test_it_is_told_who_is_waited_for_while_a_model_loads(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("trainer.roleplay.training.launcher.TELL_AFTER_S", 0.0)
+    (tmp_path / "empty").mkdir()
+    cfg = RewardConfig(embedding_model=str(tmp_path / "empty"))
+    with pytest.raises(UserError), embedder_of(cfg, tmp_path / "log"):
+        pass
+    lines = [record.getMessage() for record in caplog.records]
+    (said,) = [line for line in lines if "waited" in line]
+    assert re.search(
+        r"empty is being loaded: it is waited for until \d\d:\d\d:\d\d; its log: ", said
+    )
 
 
 def test_a_url_starts_nothing(tmp_path):

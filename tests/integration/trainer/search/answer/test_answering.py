@@ -109,6 +109,22 @@ def test_a_text_that_was_cut_is_no_answer_and_is_paid_for_once(served, fake, tmp
         assert totals.calls == len(fake.requests) == 1
 
 
+def test_a_generator_that_hangs_once_costs_one_retry_and_not_the_answer(served, fake, tmp_path):
+    fake.hang = lambda body: len(fake.requests) == 1
+    brief = {"request_timeout_s": 0.2, "deadline_s": 60.0, "max_output_tokens": 5120}
+    brief["max_attempts"] = 3
+    (done,), totals, figures = finished(served, tmp_path, episode("deck_1"), generator=brief)
+    assert (done.answer.status, done.judged.score) == ("ok", 1.0)
+    assert (figures["answers/retries"], len(fake.requests), totals.calls) == (1, 2, 1)
+
+
+def test_an_account_without_money_ends_the_run_at_once(served, fake, tmp_path):
+    fake.fail(402, times=None, message="Insufficient Balance")
+    with pytest.raises(UserError, match="Insufficient Balance"):
+        finished(served, tmp_path, episode("deck_1"))
+    assert len(fake.requests) == 1
+
+
 def test_a_hanging_generator_fails_at_the_deadline_and_its_late_answer_is_kept(
     served, fake, tmp_path
 ):

@@ -115,8 +115,10 @@ def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(served, seer, tmp
     assert done.answer.status == "ok"
     assert (done.judged.status, done.judged.score) == ("failed", None)
     assert done.judged.reason in ("model_failure", "upstream")
-    # Whose model said no verdict has been paid: what it may have taken counts to the cap.
+    # Whose model said no verdict has been paid: what its server has counted.
     assert spent["judge"].calls == (done.judged.reason == "model_failure")
+    words = {"garbage": 8, "wrong_reason": 12, "cut": 3}
+    assert spent["judge"].completion_tokens == words.get(fault, 0)
     seer.well()
     seer.respond = verdicts
     (again,), after = finish(served[2], tmp_path, asked)

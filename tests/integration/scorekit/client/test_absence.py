@@ -1,0 +1,100 @@
+"""Every client says who does not answer, until when that is waited for, and who is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+
+import pytest
+
+from bench.kit.openai_server import FakeOpenAI
+from bench.kit.servers import FakeBackend, free_port, running_app, wait_until
+from scorekit.client import SyncScoringClient
+from scorekit.client.embeddings import Embeddings
+from scorekit.errors import ServiceUnreachable
+from scorekit.llm import LLMClient, LLMError, Sampling
+from scorekit.retrieval.client import Retriever
+from scorekit.server.app import create_app
+from scorekit.server.http.settings import ServiceSettings
+from tests.kits.llm import MESSAGES
+
+AWAY = re.compile(r"(.*) does not answer: it is waited for until \d\d:\d\d:\d\d")
+BACK = re.compile(r"(.*) answers again")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch, caplog):
+    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+
+
+def told(caplog, pattern):
+    """Whom the lines of that form are about."""
+    lines = (record.getMessage() for record in caplog.records)
+    return [found[1] for line in lines if (found := pattern.fullmatch(line))]
+
+
+def embed(url, deadline_s):
+    with Embeddings(url, model="m", deadline_s=deadline_s) as client:
+        client.embed(["x"])
+
+
+def search(url, deadline_s):
+    with Retriever(url, deadline_s=deadline_s) as client:
+        client.search(["x"])
+
+
+def score(url, deadline_s):
+    with SyncScoringClient(url, deadline_s=deadline_s) as client:
+        client.score([{"src": "x", "mt": "y"}])
+
+
+def be_ready(url, deadline_s):
+    with SyncScoringClient(url) as client:
+        client.wait_ready(deadline_s)
+
+
+@pytest.mark.parametrize("ask", [embed, search, score, be_ready])
+def test_whoever_does_not_answer_is_named_once(caplog, ask):
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ServiceUnreachable):
+        ask(url, 1.0)
+    (who,) = told(caplog, AWAY)
+    assert url in who and not told(caplog, BACK)
+
+
+def test_who_answers_again_is_told_too(caplog):
+    port = free_port()
+    asking = threading.Thread(target=score, args=(f"http://127.0.0.1:{port}", 60))
+    asking.start()
+    wait_until(lambda: told(caplog, AWAY))
+    app = create_app(FakeBackend("metricx"), ServiceSettings(cache="memory"))
+    with running_app(app, port=port):
+        asking.join(60)
+    assert told(caplog, AWAY) == told(caplog, BACK) == [f"http://127.0.0.1:{port}"]
+
+
+def chat(url, model="m", deadline_s=None, **settings):
+    async def work():
+        async with LLMClient(url, model, backoff_s=(0.02,), **settings) as llm:
+            await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r", deadline_s=deadline_s)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+def test_an_llm_that_is_away_is_named_where_its_caller_has_a_deadline(caplog, deadline_s):
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.raises(LLMError):
+        chat(url, deadline_s=deadline_s, max_attempts=4)
+    assert told(caplog, AWAY) == ([f"m at {url}"] if deadline_s else [])
+
+
+def test_an_llm_that_is_only_busy_is_not_called_away(caplog):
+    fake = FakeOpenAI()
+    with fake.running() as url:
+        fake.fail(429, times=3)
+        chat(url, fake.model, deadline_s=60)
+    assert len(fake.requests) == 4 and not told(caplog, AWAY)
