@@ -110,13 +110,16 @@ def read_record(path: Path) -> CurationRecord:
     """Return the record in a file, or in a folder that has one. Raises UserError."""
     path = path / FILE if path.is_dir() else path
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: an id may have U+2028.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: cannot be read ({error}). Name a folder of `search diagnose`, "
             "`hallucinations` or `verify`, or its record.jsonl."
         ) from None
-    return CurationRecord(_entry(line, f"{path}, line {n}") for n, line in enumerate(lines, 1))
+    return CurationRecord(
+        _entry(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line
+    )
 
 
 def _line(entry: RecordEntry) -> dict[str, Any]:
@@ -135,9 +138,9 @@ def _entry(line: str, where: str) -> RecordEntry:
     except ValueError:
         row = None
     if isinstance(row, Mapping):
-        values = [row.get(name) for name in ("question", "step", "verdict", "reason")]
-        episode = row.get("episode")
-        texts = all(isinstance(value, str) for value in values)
-        if texts and row["verdict"] in _VERDICTS and (episode is None or isinstance(episode, str)):
-            return RecordEntry(*values, episode)
+        question, episode = row.get("question"), row.get("episode")
+        step, verdict, reason = row.get("step"), row.get("verdict"), row.get("reason")
+        texts = all(isinstance(value, str) for value in (question, step, reason))
+        if texts and verdict in _VERDICTS and (episode is None or isinstance(episode, str)):
+            return RecordEntry(str(question), str(step), verdict, str(reason), episode)
     raise UserError(f"{where}: is no decision. Let the command write the record again.")

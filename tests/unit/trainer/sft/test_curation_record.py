@@ -13,12 +13,14 @@ from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     entries = [
         RecordEntry("q", "verify", "keep", "OK"),
-        RecordEntry("질문", "exclude", "drop", "its page is another"),
+        RecordEntry("질문\u2028", "exclude", "drop", "its page is another"),
         RecordEntry("q", "hallucinations", "drop", "luck", "run/1-q-0"),
     ]
     CurationRecord(entries).write(tmp_path / "record.jsonl")
     for path in (tmp_path, tmp_path / "record.jsonl"):
         assert list(read_record(path)) == entries
+    CurationRecord().write(tmp_path / "record.jsonl")
+    assert not list(read_record(tmp_path))
 
 
 def test_a_later_decision_replaces_an_earlier_one_of_its_step() -> None:

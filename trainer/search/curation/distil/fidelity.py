@@ -190,9 +190,9 @@ def _is_goal_sentence(sentence: str) -> bool:
     if re.search("[가-힣]", sentence):
         states = _KO_STATES.search(sentence) or _KO_NEGATION.search(sentence) or _pasts(sentence)
         return bool(_KO_GOAL.search(sentence)) and not states
-    words = set(_words(sentence))
-    states = words & (_STATES | _NEGATIONS | _HEDGES) or _GOAL_BREAK.search(sentence)
-    return bool(_GOAL_START.match(sentence)) and not states
+    if _GOAL_BREAK.search(sentence) or not _GOAL_START.match(sentence):
+        return False
+    return set(_words(sentence)).isdisjoint(_STATES | _NEGATIONS | _HEDGES)
 
 
 def _pasts(text: str) -> int:
