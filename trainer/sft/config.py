@@ -38,6 +38,11 @@ class SftData(Config):
         description="What becomes of a longer row: it is left out; cut behind its last turn that "
         "fits; cut at max_length, also through a turn; or it ends the run. Counted each time.",
     )
+    record: str | None = Field(
+        None,
+        description="record.jsonl of curation, or its folder: a training row whose `question_id` "
+        "or `id` it condemns or leaves in doubt is left out, and counted.",
+    )
     image_folder: str | None = Field(
         None, description="What paths in `images` are relative to; null: the folder of the file."
     )
@@ -124,5 +129,6 @@ class SftConfig(Config):
             "policy.tokenizer": self.policy.tokenizer,
             "data.train": self.data.train,
             "data.eval": self.data.eval,
+            "data.record": self.data.record,
             "chat.template": self.chat.template,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
 from trainer.rl.compat import load_config
 from trainer.sft.config import SftConfig
+from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ def _load(
 ) -> SftPart:
     source = str(getattr(cfg.data, key.removeprefix("data.")))
     raw = rows_of(source, split, limit)
+    condemned: Counter[str] = Counter()
+    if key == "data.train" and cfg.data.record is not None:
+        raw, condemned = _without_condemned(raw, cfg.data.record)
     if has_ids(raw[0][1]):
         config = load_config(str(cfg.policy.path), cfg.policy.revision)
         place = Path(source) if Path(source).is_dir() else Path(source).parent
@@ -89,12 +93,31 @@ def _load(
         found = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
     else:
         part, found = _labelled(cfg, tokenizer, conversations(raw, cfg.data.turns))
+    part.left_out += condemned
     for row in found:
         if not cfg.sft.assistant_only_loss:
             row = SftRow(row.where, row.ids, [1] * len(row.ids), row.images)
         _keep(cfg, part, row)
-    _tell(cfg, part, key, len(found))
+    _tell(cfg, part, key, len(found) + condemned.total())
     return part
+
+
+def _without_condemned(
+    rows: Sequence[tuple[str, Any]], path: str
+) -> tuple[list[tuple[str, Any]], Counter[str]]:
+    """(the rows of which the record lets one learn, why -> how many of the others). Raises
+    UserError where none is left."""
+    record, allowed, left_out = read_record(Path(path)), [], Counter[str]()
+    for where, row in rows:
+        question = str(row.get("question_id", "")) if isinstance(row, Mapping) else ""
+        episode = str(row.get("id", "")) if isinstance(row, Mapping) else ""
+        if why := record.no_example(question, episode):
+            left_out[why] += 1
+        else:
+            allowed.append((where, row))
+    if not allowed:
+        raise UserError(f"data.record: {path}: leaves no row to learn from. Give other rows.")
+    return allowed, left_out
 
 
 def _labelled(

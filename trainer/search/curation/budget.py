@@ -21,6 +21,7 @@ from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.sft.curation_record import CurationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,29 @@ def make_budget(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     inputs: Mapping[str, str] | None = None,
+    record: CurationRecord | None = None,
 ) -> Curated:
-    """Each row with `max_turns` and `n_agent` of its own; those that are mastered are dropped."""
+    """Each row with `max_turns` and `n_agent` of its own; those that are mastered, and those that
+    the record condemns, are dropped."""
     of = cfg.budget
     made = Curated("budget", of, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
         figures = _figures(prompt, of)
+        against = record.dropped(prompt.question.id) if record else None
         mastered = bucket_of(prompt, cfg.buckets) == "B"
+        nothing = mastered or against is not None
         deep, rare = figures["deep"], figures["rare"]
         names = [name for name, there in (("gold deep", deep), ("success rare", rare)) if there]
         reason = "mastered" if mastered else ", ".join(names) or "neither deep nor rare"
-        n_agent = 0 if mastered else of.rare_agents if rare else of.n_agent
-        max_turns = 0 if mastered else of.deep_turns if deep else of.max_turns
+        reason = against.text if against else reason
+        n_agent = 0 if nothing else of.rare_agents if rare else of.n_agent
+        max_turns = 0 if nothing else of.deep_turns if deep else of.max_turns
         figures |= {"n_agent": n_agent, "max_turns": max_turns}
         made.decisions.append(
-            Decision(prompt.question.id, not mastered, reason, figures, refs(prompt))
+            Decision(prompt.question.id, not nothing, reason, figures, refs(prompt))
         )
-        if not mastered:
+        if not nothing:
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
             made.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
     rows = len(made.rows)

@@ -35,6 +35,25 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder of what is made; a new one.")]
+Rows = Annotated[
+    Path | None,
+    typer.Option(help="Folder of one of these commands (`focus`): the rows that it kept."),
+]
+Record = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Folder of `search diagnose`, `hallucinations` or `verify`, or its record.jsonl: what "
+        "they decided holds here, too; several."
+    ),
+]
+Verified = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of `search verify`: what it dropped is left out; several."),
+]
+Exclude = Annotated[
+    list[Path] | None,
+    typer.Option(help="Text file of rows to leave out: an id a line, a tab, why; several."),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace what such a command has left in --out.")
 ]

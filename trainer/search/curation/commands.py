@@ -9,10 +9,14 @@ import typer
 
 from trainer.search.curation.command_line import (
     ConfigFile,
+    Exclude,
     Out,
     Overrides,
     Overwrite,
+    Record,
+    Rows,
     Runs,
+    Verified,
     curating,
     write,
 )
@@ -52,47 +56,47 @@ def focus(
         Path | None,
         typer.Option(help="Folder of `search buckets`; without it, buckets are made of --run."),
     ] = None,
-    verified: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of `search verify`: what it dropped is left out; several."),
-    ] = None,
-    exclude: Annotated[
-        list[Path] | None,
-        typer.Option(help="Text file of rows to leave out: an id a line, a tab, why; several."),
-    ] = None,
+    verified: Verified = None,
+    exclude: Exclude = None,
+    record: Record = None,
+    rows: Rows = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
     """The next round's data: what is hard, or not solved yet, without what is known to be bad."""
-    beside = [*([buckets] if buckets else []), *(verified or [])]
+    beside = [path for path in (buckets, rows, *(verified or ()), *(record or ())) if path]
     with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
         from trainer.search.curation.focus import focus_page, make_focus
-        from trainer.search.curation.known import read_known
+        from trainer.search.curation.known import only_kept, read_known
 
-        known = read_known(prompts, buckets, verified or (), exclude or ())
-        write(out, make_focus(prompts, read, cfg, known), focus_page, prompts)
+        known = read_known(prompts, buckets, verified or (), exclude or (), record or ())
+        chosen, digests = only_kept(prompts, rows)
+        made = make_focus(chosen, read, cfg, known)
+        made.inputs = {**made.inputs, **digests}
+        write(out, made, focus_page, chosen)
 
 
 def budget(
     run: Runs,
     out: Out,
-    rows: Annotated[
-        Path | None,
-        typer.Option(help="Folder of one of these commands (`focus`): the rows that it kept."),
-    ] = None,
+    rows: Rows = None,
+    verified: Verified = None,
+    exclude: Exclude = None,
+    record: Record = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Give each row turns and episodes of its own, by what its episodes showed."""
-    beside = [rows] if rows else []
+    beside = [path for path in (rows, *(verified or ()), *(record or ())) if path]
     with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
         from trainer.search.curation.budget import budget_page, make_budget
-        from trainer.search.curation.known import only_kept
+        from trainer.search.curation.known import only_kept, read_known
 
-        chosen, inputs = only_kept(prompts, rows)
-        made = make_budget(chosen, read, cfg, inputs)
+        known = read_known(prompts, None, verified or (), exclude or (), record or ())
+        chosen, digests = only_kept(prompts, rows)
+        made = make_budget(chosen, read, cfg, {**known.inputs, **digests}, known.record)
         write(out, made, budget_page, chosen)
         for line in made.told["lines"]:
             typer.echo(line)

@@ -46,7 +46,9 @@ class FocusConfig(Config):
         min_length=1,
         description="A row is taken by the first of these rules that it fits. hard_a: in bucket A, "
         "and low; bucket_0; last_round: low in the last run given; unscored: no episode has a "
-        "score. The first round is [hard_a, bucket_0], a later one [last_round].",
+        "score; all: every row (of --rows). The first round is [hard_a, bucket_0], a later one "
+        "[last_round]; [all] plays the rows of an earlier `focus` again, without those that were "
+        "condemned since.",
     )
     measure: Measure = Field("reward", description="What low is said of.")
     combine: Combine = Field("last_run", description="hard_a: of which episodes, as in `buckets`.")

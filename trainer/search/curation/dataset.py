@@ -6,6 +6,8 @@ OUT/
     decisions.jsonl, decisions.parquet  every row, kept and dropped: why, its figures, and the
                                         episodes behind it
     manifest.json                       the command, its settings, what it read (digests), counts
+    record.jsonl                        of diagnose, hallucinations and verify: what was decided so
+                                        far, by them and by what they read (--record)
     report.html                         the same for eyes
 """
 
@@ -25,9 +27,11 @@ from pydantic import BaseModel
 
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
+from trainer.search.curation.entries import entries_of
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.search.curation.spool import Spool, in_groups
 from trainer.search.records import Question
+from trainer.sft.curation_record import FILE, CurationRecord
 
 SCHEMA_VERSION = 1
 _AT_ONCE = 200  # rows in memory, in a group of Parquet
@@ -55,8 +59,9 @@ class Curated:
     """What a command makes, before it is written.
 
     command: its name. settings: the section of the config. runs: what was read. inputs: other
-    files, name -> digest. told: further counts and figures for the manifest. rows: what is kept.
-    decisions: of all rows.
+    files, name -> digest. told: further counts and figures for the manifest. record: what was
+    decided before, of a command whose decisions belong into it. rows: what is kept. decisions: of
+    all rows.
     """
 
     command: str
@@ -64,6 +69,7 @@ class Curated:
     runs: Sequence[CuratedRun]
     inputs: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)
+    record: CurationRecord | None = None
     rows: Spool[dict[str, Any]] = field(default_factory=lambda: Spool(dict), init=False)
     decisions: Spool[Decision] = field(default_factory=lambda: Spool(Decision), init=False)
 
@@ -148,6 +154,10 @@ def write_curated(
         manifest = json.dumps(made.manifest(), ensure_ascii=False, indent=1)
         (folder / "manifest.json").write_text(manifest + "\n", encoding="utf-8")
         (folder / "report.html").write_text(page, encoding="utf-8")
+        if made.record is not None:
+            for one in made.decisions:
+                made.record.update(entries_of(made.command, one.line()))
+            made.record.write(folder / FILE)
         for name, content in more.items():
             (folder / name).write_bytes(content)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,6 +17,7 @@ from trainer.search.curation.known import Known
 from trainer.search.curation.measures import Rule
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
+from trainer.sft.curation_record import EXCLUDE, VERIFY, CurationRecord
 
 #: Why a row is kept, by its rule.
 TAKEN: Final[dict[Rule, str]] = {
@@ -24,6 +25,7 @@ TAKEN: Final[dict[Rule, str]] = {
     "bucket_0": "bucket 0",
     "last_round": "low in the last round",
     "unscored": "unscored",
+    "all": "played again",
 }
 _COLOURS = dict(zip(BUCKETS, ("C2", "C0", "C3", "C7"), strict=True))
 
@@ -45,8 +47,9 @@ def make_focus(
     """The rows that the rules take, without those that are known to be bad. known: of these
     prompts."""
     of, last = cfg.focus, len(read) - 1
+    steps = {entry.step for entry in known.record}
     made = Curated("focus", of, read, known.inputs)
-    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(of, known)}
+    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(of, steps)}
     fitting: Counter[str] = Counter()
     for prompt in prompts:
         row = _row(prompt, cfg, known, last)
@@ -58,11 +61,10 @@ def make_focus(
         if rule is None:
             kept, reason = False, _why_not(row, of)
         else:
-            kept, reason = _why_bad(id, known) is None, _why_bad(id, known) or TAKEN[rule]
+            against = known.record.dropped(id)
+            kept, reason = against is None, against.text if against else TAKEN[rule]
             fitting[TAKEN[rule]] += 1
-            reached += ["taken"]
-            reached += ["not verified bad"] if id not in known.bad else []
-            reached += ["not excluded"] if kept else []
+            reached += ["taken", *_passed(id, known.record)]
         for stage in reached:
             if stage in stages:
                 stages[stage][row.bucket] += 1
@@ -72,10 +74,10 @@ def make_focus(
             "last_mean": row.last,
             "document": prompt.question.file_name,
         }
-        if known.classes:
-            figures["class"] = known.classes.get(id)
-        if known.excluded:
-            figures["excluded"] = known.excluded.get(id)
+        for name, step in (("class", VERIFY), ("excluded", EXCLUDE)):
+            if step in steps:
+                entry = known.record.question(id, step)
+                figures[name] = entry.reason if entry and entry.verdict != "open" else None
         made.decisions.append(Decision(id, kept, reason, figures, refs(prompt)))
         if kept:
             made.rows.append(question_row(prompt.question, bucket=row.bucket))
@@ -105,6 +107,7 @@ def _rule(row: _Row, of: FocusConfig) -> Rule | None:
         "bucket_0": lambda: row.bucket == "0",
         "last_round": lambda: _is_low(row.last, of.last_round),
         "unscored": lambda: row.bucket == "unscored",
+        "all": lambda: True,
     }
     return next((rule for rule in of.take if fits[rule]()), None)
 
@@ -125,21 +128,33 @@ def _why_not(row: _Row, of: FocusConfig) -> str:
     return {"B": "mastered", "unscored": "unscored"}.get(row.bucket, f"bucket {row.bucket}")
 
 
-def _why_bad(id: str, known: Known) -> str | None:
-    if id in known.bad:
-        return f"verified: {known.classes[id]}"
-    return "excluded by hand" if id in known.excluded else None
+#: Stages of the funnel behind the rules, each with the step whose decisions it applies.
+_CHECKS: Final = {
+    "not verified bad": VERIFY,
+    "not dropped by hallucinations": "hallucinations",
+    "not excluded": EXCLUDE,
+}
 
 
-def _stages(of: FocusConfig, known: Known) -> list[str]:
-    """Those that these rules have."""
+def _passed(id: str, record: CurationRecord) -> list[str]:
+    """The checks that a row passes, up to the first that drops it."""
+    passed = []
+    for stage, step in _CHECKS.items():
+        entry = record.question(id, step)
+        if entry is not None and entry.verdict == "drop":
+            break
+        passed.append(stage)
+    return passed
+
+
+def _stages(of: FocusConfig, steps: Collection[str]) -> list[str]:
+    """Those that these rules have. steps: whose decisions are known."""
     wanted = {
         "questions": True,
         "scored": bool({"hard_a", "bucket_0"} & set(of.take)),
         "in the last round": "last_round" in of.take,
         "taken": True,
-        "not verified bad": bool(known.classes),
-        "not excluded": bool(known.excluded),
+        **{stage: step in steps for stage, step in _CHECKS.items()},
     }
     return [name for name, there in wanted.items() if there]
 
@@ -155,6 +170,7 @@ def focus_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
         "bucket_0": "in bucket 0",
         "last_round": f"in the last run, mean {of.measure} there of at most {of.last_round:g}",
         "unscored": "no episode has a score",
+        "all": "every row that was given (--rows)",
     }
     kept = Counter(one.reason for one in made.decisions if one.kept)
     rules = [

@@ -1,4 +1,4 @@
-"""What a command is told of rows besides their episodes: by other commands, and by hand."""
+"""What a command reads about rows besides their episodes: decisions of commands and of people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from trainer.search.curation.dataset import decisions_digest, read_decisions
+from trainer.search.curation.entries import DECIDE, entries_of
 from trainer.search.curation.samples import CuratedPrompt
+from trainer.sft.curation_record import (
+    EXCLUDE,
+    FILE,
+    CurationRecord,
+    RecordEntry,
+    read_record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +26,11 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Known:
     """buckets: id -> bucket, of `search buckets`; None: they are made of the episodes given.
-    classes: id -> class, of `search verify`; bad: those that it dropped. excluded: id -> why, by
-    hand. inputs: what all this was read from, and its digest."""
+    record: what was decided about rows and episodes. inputs: what all this was read from, and its
+    digest."""
 
     buckets: Mapping[str, str] | None = None
-    classes: Mapping[str, str] = field(default_factory=dict)
-    bad: frozenset[str] = frozenset()
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    record: CurationRecord = field(default_factory=CurationRecord)
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -33,10 +39,14 @@ def read_known(
     buckets: Path | None = None,
     verified: Sequence[Path] = (),
     excluded: Sequence[Path] = (),
+    records: Sequence[Path] = (),
 ) -> Known:
-    """buckets, verified: folders of these commands; of several that verified, the last that has a
-    row counts. excluded: files, see `_excluded`. Raises UserError where one is not what it is
-    taken for, or is of other data."""
+    """Return what the folders and files say. Raises UserError where one is not what it is taken
+    for, or is of other data.
+
+    buckets, verified: folders of these commands. excluded: files, see `_excluded`. records: see
+    `read_decided`. A later one overrules an earlier one of the same command.
+    """
     ids = {prompt.question.id for prompt in prompts}
     inputs: dict[str, str] = {}
     sorted_into: dict[str, str] | None = None
@@ -49,22 +59,56 @@ def read_known(
                 "other data"
             )
         inputs[str(buckets)] = decisions_digest(buckets)
-    classes: dict[str, str] = {}
-    bad: set[str] = set()
+    record, digests = read_decided(records, verified, excluded, ids)
+    return Known(sorted_into, record, inputs | digests)
+
+
+def read_decided(
+    records: Sequence[Path],
+    verified: Sequence[Path] = (),
+    excluded: Sequence[Path] = (),
+    ids: set[str] | None = None,
+) -> tuple[CurationRecord, dict[str, str]]:
+    """Return one record of all decisions, and path -> digest. Raises UserError.
+
+    records: folders of `diagnose`, `hallucinations` or `verify`, or their record.jsonl; a folder
+    that an earlier version wrote has none, and is read by its decisions. verified: folders of
+    `verify`, of which only its own decisions count. excluded: files, see `_excluded`. ids: of the
+    data; None: any.
+    """
+    record, inputs = CurationRecord(), {}
+    for path in records:
+        if path.is_file() or (path / FILE).is_file():
+            entries = list(read_record(path))
+            inputs[str(path)] = _digest(path if path.is_file() else path / FILE)
+        else:
+            entries = _decided(path, None)
+            inputs[str(path)] = decisions_digest(path)
+        _check_known(path, {entry.question_id for entry in entries}, ids)
+        record.update(entries)
     for folder in verified:
         _, lines = read_decisions(folder, "verify")
-        of = {row["id"]: (str(row.get("class")), row["kept"]) for row in lines}
-        _check_known(folder, of, ids)
-        classes |= {id: name for id, (name, _) in of.items()}
-        bad = (bad - of.keys()) | {id for id, (_, kept) in of.items() if not kept}
+        rows = list(lines)
+        _check_known(folder, (row["id"] for row in rows), ids)
+        record.update(entry for row in rows for entry in entries_of("verify", row))
         inputs[str(folder)] = decisions_digest(folder)
-    by_hand: dict[str, str] = {}
     for path in excluded:
-        named, digest = _excluded(path)
+        named, inputs[str(path)] = _excluded(path)
         _check_known(path, named, ids)
-        by_hand |= named
-        inputs[str(path)] = digest
-    return Known(sorted_into, classes, frozenset(bad), by_hand, inputs)
+        record.update(RecordEntry(id, EXCLUDE, "drop", why) for id, why in named.items())
+    return record, inputs
+
+
+def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
+    """What a folder without a record.jsonl decided."""
+    manifest, lines = read_decisions(folder, command)
+    name = str(manifest["command"])
+    if name not in DECIDE:
+        raise UserError(
+            f"{folder}: `search {name}` decides nothing about rows. Name a folder of "
+            f"{', '.join(DECIDE)}."
+        )
+    return [entry for row in lines for entry in entries_of(name, row)]
 
 
 def only_kept(
@@ -97,8 +141,14 @@ def _excluded(path: Path) -> tuple[dict[str, str], str]:
     return named, hashlib.sha256(content).hexdigest()
 
 
-def _check_known(path: Path, named: Iterable[str], ids: set[str]) -> None:
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check_known(path: Path, named: Iterable[str], ids: set[str] | None) -> None:
     """Rows that are not in the data are of an earlier round; a file of no others is another's."""
+    if ids is None:
+        return
     names = set(named)
     foreign = sorted(names - ids)
     if foreign and len(foreign) == len(names):

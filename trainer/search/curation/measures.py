@@ -9,4 +9,4 @@ Measure = Literal["ndcg", "judge", "both", "reward"]
 #: Which of a prompt's episodes count.
 Combine = Literal["all", "last_step", "last_run"]
 #: Why a row is in the next round's data.
-Rule = Literal["hard_a", "bucket_0", "last_round", "unscored"]
+Rule = Literal["hard_a", "bucket_0", "last_round", "unscored", "all"]

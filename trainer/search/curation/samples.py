@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,29 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> Sample:
 def carriers(question: Question) -> set[str]:
     """Pages that carry the fact: the gold ones, and their alternatives."""
     return {*question.gold, *(page for of in question.alternatives.values() for page in of)}
+
+
+def evidence_pages(trajectory: Trajectory) -> set[str]:
+    """Return the pages that the answer rests on: those whose pictures the generator was sent; those
+    that were shown, where the episode does not say which were sent."""
+    sent = set(trajectory.answer.evidence) if trajectory.answer else set()
+    if not sent:
+        return set(trajectory.shown_pages)
+    views = (view for turn in trajectory.turns for view in turn.views)
+    return {view.page_id for view in views if view.image in sent}
+
+
+def covered_facts(question: Question, pages: Collection[str]) -> list[bool]:
+    """Return for each gold page whether it, or an alternative to it, is among these pages."""
+    facts = ({gold, *question.alternatives.get(gold, ())} for gold in question.gold)
+    return [not fact.isdisjoint(pages) for fact in facts]
+
+
+def has_evidence(trajectory: Trajectory) -> bool:
+    """Return whether the answer rests on every gold page or alternatives to them; on any page,
+    where the question names no gold page."""
+    pages = evidence_pages(trajectory)
+    return bool(pages) and all(covered_facts(trajectory.question, pages))
 
 
 def _digest(folder: Path, steps: Sequence[int]) -> str:

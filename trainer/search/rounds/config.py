@@ -10,7 +10,16 @@ from scorekit.config import Config
 
 #: What may come behind a round's training, in the order in which it is done.
 Step = Literal[
-    "alternatives", "diagnose", "buckets", "verify", "focus", "budget", "distill", "rewrite", "sft"
+    "alternatives",
+    "diagnose",
+    "hallucinations",
+    "buckets",
+    "verify",
+    "focus",
+    "budget",
+    "distill",
+    "rewrite",
+    "sft",
 ]
 STEPS: tuple[Step, ...] = get_args(Step)
 #: What a step builds on, in its own round.
@@ -40,7 +49,8 @@ class RoundConfig(Config):
         description="What follows the training. It is done in this order, whatever the list's: "
         f"{', '.join(STEPS)}. The next round plays the rows that the last of focus and budget has "
         "kept (without them: this round's), and begins with what sft has left (without it: this "
-        "training).",
+        "training). What diagnose, hallucinations and verify decide is one record, which all steps "
+        "behind them read, those of later rounds too.",
     )
     curation: dict[str, Any] = Field(
         default_factory=dict, description="Sections of these commands, for this round alone."

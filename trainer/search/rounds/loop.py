@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,38 +55,40 @@ def _follow(plan: LoopPlan, of: RoundConfig, standing: Standing, steps: Steps) -
     runs = [flag for run in standing.runs for flag in ("--run", run)]
     for name in of.then:
         cfg: Any = plan.curation(of, standing)
+        record: list[Any] = ["--record", standing.record] if standing.record else []
         match name:
             case "alternatives":
                 grown = steps.curate(name, cfg, *runs)
                 standing.data = {"train": str(grown / "rows.jsonl")}
-            case "diagnose" | "buckets":
+            case "buckets":
                 steps.curate(name, cfg, *runs)
-            case "verify":
-                standing.verified.append(steps.curate(name, cfg, *runs))
+            case "diagnose" | "hallucinations" | "verify":
+                standing.record = steps.curate(name, cfg, *runs, *record)
             case "focus":
                 more: list[Any] = ["--buckets", steps.folder / "buckets"]
                 more = more if "buckets" in of.then else []
-                for folder in standing.verified:
-                    more += ["--verified", folder]
-                standing.focused = steps.curate(name, cfg, *runs, *more)
+                again = standing.focused if "all" in cfg.focus.take else None
+                more += ["--rows", again] if again else []
+                standing.focused = steps.curate(name, cfg, *runs, *more, *record)
                 standing.rows = str(standing.focused / "rows.jsonl")
             case "budget":
                 chosen = ["--rows", standing.focused] if standing.focused else []
-                standing.rows = str(steps.curate(name, cfg, *runs, *chosen) / "rows.jsonl")
+                budget = steps.curate(name, cfg, *runs, *chosen, *record)
+                standing.rows = str(budget / "rows.jsonl")
             case "distill":
                 cfg.distill.model = cfg.distill.model or standing.policy
-                steps.curate(name, cfg, *runs)
+                steps.curate(name, cfg, *runs, *record)
             case "rewrite":
-                _rewrite(steps, cfg)
+                _rewrite(steps, cfg, record)
             case "sft":
                 _finetune(plan, of, standing, steps)
         write_page(plan)
 
 
-def _rewrite(steps: Steps, cfg: Any) -> None:
+def _rewrite(steps: Steps, cfg: Any, record: Sequence[Any]) -> None:
     distilled = steps.folder / "distill"
     if _rows(distilled):
-        steps.curate("rewrite", cfg, "--from", distilled)
+        steps.curate("rewrite", cfg, "--from", distilled, *record)
     else:
         steps.skip("rewrite", "distill has kept no row")
 
@@ -97,7 +100,8 @@ def _finetune(plan: LoopPlan, of: RoundConfig, standing: Standing, steps: Steps)
         steps.skip("sft", "no row to learn")
         return
     longest = _manifest(chosen)["longest_row"]
-    cfg = plan.finetuning(of, standing.policy, chosen / "rows.jsonl", longest)
+    rows = chosen / "rows.jsonl"
+    cfg = plan.finetuning(of, standing.policy, rows, longest, standing.record)
     run = steps.finetune(cfg)
     standing.policy = str(steps.export("sft-policy", run))
 

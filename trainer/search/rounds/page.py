@@ -19,14 +19,14 @@ from scorekit.report.page import STYLE, picture
 from scorekit.report.render import visible
 from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
-from trainer.search.rounds.told import SHOWN, RoundTold, rounds_table, told
+from trainer.search.rounds.told import SHOWN, RoundTold, figures_shown, rounds_table, told
 
 PAGE = "rounds.html"
 
 
 def rounds_of(plan: LoopPlan) -> list[RoundTold]:
     """All of them, begun or not."""
-    return [told(of, plan.folder(of)) for of in plan.cfg.rounds]
+    return [told(of, plan.folder(of), plan.training(of).reward) for of in plan.cfg.rounds]
 
 
 def write_page(plan: LoopPlan) -> Path:
@@ -67,19 +67,24 @@ def _pictures(rounds: Sequence[RoundTold]) -> list[str]:
     """The held-out figures, and the rows that each round has kept."""
     sets = dict.fromkeys(name for of in rounds for name in of.held_out)
     drawn = [
-        picture(f"{title} ({name})", "round", partial(_curve, rounds, name, key))
+        picture(f"{title} ({name})", "round", partial(_curve, rounds, compared, name, key))
         for name in sets
-        for key, title in SHOWN.items()
+        for key, title, compared in figures_shown(rounds)
         if key != "turns_mean"
     ]
     drawn.append(picture("rows kept, by command", "rows", partial(_funnel, rounds)))
     return [one for one in drawn if one is not None]
 
 
-def _curve(rounds: Sequence[RoundTold], name: str, key: str, axes: Any) -> int:
-    """Before and behind each training; what lies between two trainings is dashed: SFT, if any."""
+def _curve(
+    rounds: Sequence[RoundTold], compared: Sequence[RoundTold], name: str, key: str, axes: Any
+) -> int:
+    """Before and behind each training that is compared; what lies between two is dashed: SFT, if
+    any."""
     places, values = [], []
     for number, of in enumerate(rounds):
+        if of not in compared:
+            continue
         for place, figures in zip((number, number + 0.6), of.held_out.get(name, ()), strict=False):
             if figures.get(key) is not None:
                 places.append(place)

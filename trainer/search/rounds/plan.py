@@ -20,6 +20,7 @@ from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.verification.verifier import check_independent
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.sft.config import SftConfig
+from trainer.sft.curation_record import FILE
 
 C = TypeVar("C", bound=BaseModel)
 #: Of the paid answers that all commands between the trainings share, in the loop's folder.
@@ -31,31 +32,33 @@ _LENGTH = ("rl.num_updates", "rl.epochs")
 #: Keys that nobody else sets, by the section of rounds.yaml.
 _OURS = {
     "curation": _READ[1:],
-    "sft": ("data.train", "policy.path", "misc.run_dir"),
+    "sft": ("data.train", "data.record", "policy.path", "misc.run_dir"),
     "train": ("misc.run_dir",),
 }
 #: Of a command of curation besides its own section.
 _ALSO = {
     "focus": ("buckets",),
+    "hallucinations": ("answering",),
     "budget": ("buckets",),
     "alternatives": ("answering",),
-    "verify": ("answering",),
+    "verify": ("answering", "distill"),
 }
-_ASKS_GENERATOR = ("alternatives", "verify")
+_ASKS_GENERATOR = ("alternatives", "hallucinations", "verify")
 
 
 @dataclass(slots=True)
 class Standing:
     """What is there before a step. data: section of all questions, as it stands in a config.
     rows: file that the next training plays; None: all questions. focused: folder of the last focus.
-    policy: that it begins with. runs, verified: folders so far, in the order of the rounds."""
+    policy: that it begins with. runs: folders so far, in the order of the rounds. record: folder of
+    the last step that decided about rows, with all decisions before it."""
 
     data: dict[str, Any]
     policy: str
     rows: str | None = None
     focused: Path | None = None
     runs: list[Path] = field(default_factory=list)
-    verified: list[Path] = field(default_factory=list)
+    record: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +99,16 @@ class LoopPlan:
             ours["answers"] = str(self.out / ANSWERS)
         return _checked(CurationConfig, merged(told, ours), f"{of.name}: curation")
 
-    def finetuning(self, of: RoundConfig, policy: str, rows: Path, longest: int) -> SftConfig:
+    def finetuning(
+        self, of: RoundConfig, policy: str, rows: Path, longest: int, record: Path | None = None
+    ) -> SftConfig:
         """The config of its SFT. longest: tokens of a row, for which there is room unless the
-        sections say otherwise."""
+        sections say otherwise. record: folder with what was decided about rows."""
         told = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, of.sft))
         ours = {
             "task": "sft",
             "policy": {"path": policy},
-            "data": {"train": str(rows)},
+            "data": {"train": str(rows), "record": record and str(record / FILE)},
             "misc": {"run_dir": str(self.folder(of) / "sft")},
         }
         return _checked(SftConfig, merged(told, ours), f"{of.name}: sft")
@@ -196,7 +201,8 @@ def settings_of(
     elif isinstance(cfg, SearchConfig):
         told, paths = lasting(cfg) | _at_all(cfg, _LENGTH), [*_READ]
     else:
-        told, paths = lasting(cfg) | _keys(cfg, ["data"], free=False), ["policy.path", "data.train"]
+        told = lasting(cfg) | _keys(cfg, ["data"], free=False)
+        paths = ["policy.path", "data.train", "data.record"]
     return told | {key: _from(out, value) for key, value in _at_all(cfg, paths).items()}
 
 

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.runs.config import THE_SET
 from trainer.runs.runlog import read_jsonl
+from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.steps import StepRecord, read_steps
 
+REWARD = "reward_mean"
 #: Of an evaluation: key -> title.
 SHOWN = {
-    "reward_mean": "reward",
+    REWARD: "reward",
     "ndcg_mean": "NDCG",
     "judge_mean": "judge's score",
     "success_share": "success",
     "turns_mean": "turns",
 }
+_PARTS = {"judge": "judge's score", "ndcg": "NDCG", "format": "form"}
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTold:
-    """updates, episodes: of its training, so far. held_out: set -> (figures before the training,
-    and behind its last evaluation). rows: command -> (kept, of so many). reasons: command -> what
-    its manifest counts. steps: what was begun."""
+    """updates, episodes: of its training, so far. reward: what it is made of, in words. held_out:
+    set -> (figures before the training, and behind its last evaluation). rows: command -> (kept, of
+    so many). reasons: command -> what its manifest counts. steps: what was begun."""
 
     name: str
     folder: Path
     updates: int
     episodes: int
+    reward: str
     held_out: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
     rows: Mapping[str, tuple[int, int]]
     reasons: Mapping[str, Mapping[str, int]]
@@ -54,8 +58,8 @@ class RoundTold:
         return sum(of.tokens for of in self.steps.values())
 
 
-def told(of: RoundConfig, folder: Path) -> RoundTold:
-    """A round, begun or not."""
+def told(of: RoundConfig, folder: Path, reward: SearchRewardConfig) -> RoundTold:
+    """A round, begun or not. reward: of its training."""
     log = read_jsonl(folder / "train/log.jsonl")
     rows: dict[str, tuple[int, int]] = {}
     reasons: dict[str, dict[str, int]] = {}
@@ -70,6 +74,7 @@ def told(of: RoundConfig, folder: Path) -> RoundTold:
         folder=folder,
         updates=len(log),
         episodes=sum(line["samples"] for line in log),
+        reward=reward_words(reward),
         held_out=_held_out(read_jsonl(folder / "train/eval.jsonl")),
         rows=rows,
         reasons=reasons,
@@ -86,18 +91,48 @@ def _held_out(
     return {name: (of[0], of[-1]) for name, of in sets.items()}
 
 
+def reward_words(reward: SearchRewardConfig) -> str:
+    """Return what a reward is made of; equal texts are equal rewards."""
+    parts = [f"{weight:g} {_PARTS[name]}" for name, weight in reward.weights.items() if weight]
+    usual = SearchRewardConfig(**{f"w_{name}": of for name, of in reward.weights.items()})
+    more = [
+        f"{key} {getattr(reward, key)}"
+        for key in ("gate", "ndcg_gold", "forced_completion", "forced_penalty")
+        if getattr(reward, key) != getattr(usual, key)
+    ]
+    return ", ".join([" + ".join(parts), *more])
+
+
+def figures_shown(rounds: Sequence[RoundTold]) -> Iterator[tuple[str, str, list[RoundTold]]]:
+    """Yield (key, title, the rounds whose values compare with one another) of each figure. A reward
+    that only some rounds have is a figure of its own."""
+    rewards = list(dict.fromkeys(of.reward for of in rounds))
+    for key, title in SHOWN.items():
+        if key != REWARD or len(rewards) == 1:
+            yield key, title, list(rounds)
+            continue
+        for reward in rewards:
+            yield key, f"{title} ({reward})", [of for of in rounds if of.reward == reward]
+
+
 def rounds_table(
     cfg: RoundsConfig, rounds: Sequence[RoundTold]
 ) -> tuple[list[str], list[list[str]]]:
     """(titles, lines): a column a round. What was played, kept and spent, and the held-out figures
-    of the first set before and behind each training."""
+    of the first set before and behind each training: each reward in a line of its own, since values
+    of two rewards do not compare."""
     lines = [
         ["updates", *(str(of.updates) for of in rounds)],
         ["episodes", *(str(of.episodes) for of in rounds)],
     ]
-    for key, title in SHOWN.items():
-        if any(_value(of, key, 1) is not None for of in rounds):
-            pairs = [(_cell(_value(of, key, 0)), _cell(_value(of, key, 1))) for of in rounds]
+    for key, title, compared in figures_shown(rounds):
+        values = [tuple(_value(of, key, at) for at in (0, 1)) for of in rounds]
+        values = [
+            pair if of in compared else (None, None)
+            for of, pair in zip(rounds, values, strict=True)
+        ]
+        if any(then is not None for _, then in values):
+            pairs = [(_cell(now), _cell(then)) for now, then in values]
             lines.append([f"held out: {title}", *(f"{now} → {then}" for now, then in pairs)])
     for command in _COMMANDS:
         if any(command in of.then for of in cfg.rounds):
@@ -112,7 +147,7 @@ def rounds_table(
     return ["", *(of.name for of in rounds)], lines
 
 
-_COMMANDS = ("verify", "focus", "budget", "distill", "rewrite")
+_COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
 
 
 def _value(of: RoundTold, key: str, place: int) -> float | None:

@@ -12,6 +12,7 @@ import yaml
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.runs import tiny_llama
 from tests.kits.trainer.searching.curated import searched, write_run
+from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.policies import TINY_SIGHT, template, tiny_tokenizer
 from trainer.rl.compat import save_tokenizer
 from trainer.search.actions import Complete, Crop, Invalid, Search, parse
@@ -51,6 +52,7 @@ def _turn(number: int, text: str) -> Turn:
     match action:
         case Search():
             told |= {"action": "search", "query": action.query, "observation": "births: 5"}
+            told |= {"views": [page("deck_1")]}
         case Crop():
             told |= {"action": "crop", "box": action.box, "convention": "pixel"}
         case Complete():

@@ -12,6 +12,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.chat import byte_tokenizer, chat_tokenizer, template_text, turns
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
 from trainer.sft.config import SftConfig
+from trainer.sft.curation_record import CurationRecord, RecordEntry
 from trainer.sft.prepare import SftPart, check_findings, load_train
 from trainer.sft.rows import SftRow, actions, cut_to, rows_of, rows_of_ids
 
@@ -152,3 +153,26 @@ def test_a_faulty_template_is_refused_or_told(model: Path, tmp_path: Path) -> No
         check_findings(cfg, part)
     cfg.sft.template_check = "warn"
     check_findings(cfg, part)
+
+
+def test_rows_that_the_record_condemns_are_left_out(model: Path, tmp_path: Path) -> None:
+    ids: dict[str, Any] = {"input_ids": [1, 2, 3], "action_mask": [0, 1, 1]}
+    names = ("good", "wrong", "doubted", "lucky")
+    rows = [{**ids, "id": f"run/{name}", "question_id": name} for name in names]
+    entries = [
+        RecordEntry("wrong", "verify", "drop", "GT_ERROR"),
+        RecordEntry("doubted", "diagnose", "doubt", "reference_suspected"),
+        RecordEntry("lucky", "hallucinations", "drop", "luck", "run/lucky"),
+    ]
+    path = tmp_path / "record.jsonl"
+    CurationRecord(entries).write(path)
+    data = {"train": str(write_rows(tmp_path / "rows.jsonl", rows))}
+    part = part_of(model, tmp_path, rows, data=data | {"record": str(path)})
+    assert len(part.rows) == 1
+    assert part.left_out == {
+        "verified: GT_ERROR": 1,
+        "diagnosed: reference_suspected": 1,
+        "hallucinations: luck": 1,
+    }
+    with pytest.raises(UserError, match=r"data\.record: .*leaves no row"):
+        part_of(model, tmp_path, rows[1:], data=data | {"record": str(path)})

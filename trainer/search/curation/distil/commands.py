@@ -9,10 +9,13 @@ import typer
 
 from trainer.search.curation.command_line import (
     ConfigFile,
+    Exclude,
     Out,
     Overrides,
     Overwrite,
+    Record,
     Runs,
+    Verified,
     configured,
     curating,
     write,
@@ -28,6 +31,9 @@ def register(app: typer.Typer) -> None:
 def distill(
     run: Runs,
     out: Out,
+    record: Record = None,
+    verified: Verified = None,
+    exclude: Exclude = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
@@ -35,17 +41,23 @@ def distill(
     """The rare right episodes of prompts that mostly fail, as rows for `trainer sft`."""
     from trainer.search.curation.distil.choose import Wrote
 
-    wrote = Wrote()
-    with curating(run, out, config, set_, overwrite, visit=wrote.visit) as (cfg, prompts, read):
+    wrote, beside = Wrote(), [*(record or ()), *(verified or ())]
+    with curating(run, out, config, set_, overwrite, visit=wrote.visit, beside=beside) as (
+        cfg,
+        prompts,
+        read,
+    ):
         from trainer.search.curation.distil.distill import (
             distill_page,
             distilled_rows,
             make_distilled,
         )
         from trainer.search.curation.distil.spool import row_spool, write_sft_rows
+        from trainer.search.curation.known import read_known
 
+        known = read_known(prompts, None, verified or (), exclude or (), record or ())
         with row_spool() as spool:
-            made = make_distilled(prompts, wrote.of, read, cfg, spool)
+            made = make_distilled(prompts, wrote.of, read, cfg, spool, known)
             rows = distilled_rows(made, spool, read)
             write(out, made, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
             _say_longest(made.told["longest_row"])
@@ -54,6 +66,9 @@ def distill(
 def rewrite(
     distilled: Annotated[Path, typer.Option("--from", help="Folder that `distill` has left.")],
     out: Out,
+    record: Record = None,
+    verified: Verified = None,
+    exclude: Exclude = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
@@ -62,7 +77,7 @@ def rewrite(
     ] = False,
 ) -> None:
     """The thoughts of distilled rows in better words, by a model; their actions stay."""
-    beside = [distilled]
+    beside = [distilled, *(record or ()), *(verified or ())]
     with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
         from trainer.search.curation.asking import kept_answers
         from trainer.search.curation.distil.rewrite import (
@@ -73,13 +88,16 @@ def rewrite(
             rewritten_rows,
         )
         from trainer.search.curation.distil.spool import row_spool, write_sft_rows
+        from trainer.search.curation.known import read_decided
 
-        before = Distilled(distilled)
+        decisions, digests = read_decided(record or (), verified or (), exclude or ())
+        before = Distilled(distilled, decisions)
         if estimate:
             typer.echo("\n".join(estimated(before, cfg.rewrite)))
             return
         with row_spool() as spool:
             made = make_rewritten(before, cfg, kept_answers(cfg, out), out, spool)
+            made.inputs = {**made.inputs, **digests}
             rows = rewritten_rows(made, spool, before)
             write(out, made, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
             _say_longest(made.told["longest_row"])

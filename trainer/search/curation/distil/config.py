@@ -53,6 +53,15 @@ class DistillConfig(Config):
     ndcg_above: float | None = Field(
         None, ge=0, lt=1, description="Only episodes with a higher NDCG than this; null: any."
     )
+    evidence: Literal["shown", "any"] = Field(
+        "shown",
+        description="shown: only episodes whose answer rests on every gold page or an alternative "
+        "to it, or on pages of which `hallucinations` says (--record) that they carry the same; "
+        "any: also lucky answers.",
+    )
+    duplicates: Literal["drop", "keep"] = Field(
+        "drop", description="An episode that writes the same to the same question as another row."
+    )
     per_prompt: int = Field(4, ge=1, description="Episodes of a prompt, the best of them.")
     order: list[Rank] = Field(
         default=["judge", "ndcg", "searches", "turns"],

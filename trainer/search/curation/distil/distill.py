@@ -16,6 +16,7 @@ from trainer.search.curation.dataset import Curated
 from trainer.search.curation.distil.choose import PromptChoice, Written, choose, decided
 from trainer.search.curation.distil.spool import RowSpool
 from trainer.search.curation.distil.targets import repeated
+from trainer.search.curation.known import Known
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
 from trainer.search.curation.spool import Spool
@@ -24,6 +25,7 @@ from trainer.search.training.sft_rows import EpisodeRows
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 KEPT = "rare success"
+NOTHING_KNOWN = Known()
 
 
 def make_distilled(
@@ -32,19 +34,21 @@ def make_distilled(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
+    known: Known = NOTHING_KNOWN,
 ) -> Curated:
     """The chosen episodes as rows in the spool, a decision for every episode of the prompts that
-    are taken, and one for each prompt that is not.
+    are taken, and one for each prompt that is not. known: what other commands have decided.
 
     The stores are read once more, and of them only the steps that have an eligible episode. Raises
     UserError where no model is named, or a run has no config.
     """
     configs = learner_configs(read, cfg)
-    made = Curated("distill", cfg.distill, read)
+    made = Curated("distill", cfg.distill, read, known.inputs)
+    rows: dict[str, str] = {}  # digest of what was written -> the row that has it
 
     def choices() -> Iterator[tuple[CuratedPrompt, PromptChoice]]:
         """Twice, since all of them would fill the memory."""
-        return ((prompt, choose(prompt, wrote, cfg.distill)) for prompt in prompts)
+        return ((prompt, choose(prompt, wrote, cfg.distill, known.record)) for prompt in prompts)
 
     mask = repeated if cfg.distill.repeats == "mask" else _nothing
     faults = _fill((choice for _, choice in choices()), read, configs, spool, mask)
@@ -53,11 +57,16 @@ def make_distilled(
             made.decisions.append(decision)
         best: list[Sample] = []
         for sample in choice.eligible:
-            why = faults.get(sample.ref)
+            why, more = faults.get(sample.ref), {}
+            digest = wrote[sample.ref].digest
+            if why is None and digest in rows and cfg.distill.duplicates == "drop":
+                why, more = "a duplicate", {"duplicate_of": rows[digest]}
             taken = why is None and len(best) < cfg.distill.per_prompt
             why = why or (KEPT if taken else f"behind the best {cfg.distill.per_prompt}")
-            best += [sample] if taken else []
-            made.decisions.append(decided(sample, prompt, choice.rate, taken, why))
+            if taken:
+                best.append(sample)
+                rows[digest] = sample.ref
+            made.decisions.append(decided(sample, prompt, choice.rate, taken, why, **more))
     longest = spool.longest(one.row_id for one in made.decisions if one.kept)
     made.told = {
         "longest_row": longest,

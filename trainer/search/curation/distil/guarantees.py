@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from scorekit.numeric.thresholds import above
-from trainer.search.actions import ANSWER, SPELLING, THINK, Invalid, parse
+from trainer.search.actions import Invalid, parse
 from trainer.search.curation.distil.claims import claims
-from trainer.search.curation.distil.spelling import plain
-from trainer.search.curation.distil.targets import invented
+from trainer.search.curation.distil.fidelity import departure
+from trainer.search.curation.distil.targets import has_tag, invented, thought_spans, thoughts
 
 #: What a row has broken.
 Breach = Literal[
@@ -19,44 +18,20 @@ Breach = Literal[
     "a tag in a thought",
     "a claim of seeing",
     "an invented observation",
+    "another language",
+    "new content",
+    "another claim",
     "unreadable",
     "empty",
     "too long",
 ]
-_OPEN, _CLOSE = f"<{THINK}>", f"</{THINK}>"
 _SHORT = 200  # letters that any thought may have
-
-
-def _spaced(name: str) -> str:
-    return r"[\s_.\-]*+".join(map(re.escape, name.replace("_", "")))
-
-
-_NAMES = "|".join(_spaced(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
-#: A tag of ours, or the beginning of one, as `plain` shows it.
-_TAG = re.compile(rf"<[\s/\\]*+(?:{_NAMES})|[\[{{][\s/\\]*+(?:{_NAMES})\s*+[\]}}]")
-
-
-def thoughts(text: str) -> list[str]:
-    """What stands in the think blocks of a turn, in order."""
-    return [text[start:end] for start, end in _spans(text)]
-
-
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where thoughts stand: each from its tag to the next that closes one."""
-    at = 0
-    while (start := text.find(_OPEN, at)) >= 0:
-        start += len(_OPEN)
-        end = text.find(_CLOSE, start)
-        if end < 0:
-            return
-        yield start, end
-        at = end + len(_CLOSE)
 
 
 def _without_thoughts(text: str) -> str:
     """The turn with empty think blocks."""
     parts, at = [], 0
-    for start, end in _spans(text):
+    for start, end in thought_spans(text):
         parts.append(text[at:start])
         at = end
     return "".join([*parts, text[at:]])
@@ -65,14 +40,8 @@ def _without_thoughts(text: str) -> str:
 def with_thought(text: str, thought: str) -> str:
     """A turn of one think block, with another thought in it and nothing else changed. Raises
     ValueError for another number of blocks."""
-    ((start, end),) = _spans(text)
+    ((start, end),) = thought_spans(text)
     return text[:start] + thought + text[end:]
-
-
-def has_tag(thought: str) -> bool:
-    """Whether a thought has a tag of an action, an answer or a think block, however it is spelt:
-    in other letters or blanks, as entities or escapes, in characters that look like it."""
-    return _TAG.search(plain(thought)) is not None
 
 
 def thought_breach(before: str, after: str, longer_at_most: float) -> Breach | None:
@@ -90,7 +59,7 @@ def thought_breach(before: str, after: str, longer_at_most: float) -> Breach | N
     told = claims(before)
     if any(count > told[name] for name, count in claims(after).items()):
         return "a claim of seeing"
-    return None
+    return departure(before, after)
 
 
 def row_breach(

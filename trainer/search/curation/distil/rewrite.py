@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +22,8 @@ from trainer.search.curation.dataset import Curated, Decision, read_decisions
 from trainer.search.curation.distil.config import RewriteConfig
 from trainer.search.curation.distil.distill import digest_of
 from trainer.search.curation.distil.guarantees import (
-    has_tag,
     row_breach,
-    thoughts,
+    thought_breach,
     with_thought,
 )
 from trainer.search.curation.distil.rewriter import (
@@ -33,27 +33,30 @@ from trainer.search.curation.distil.rewriter import (
     reckoned_calls,
 )
 from trainer.search.curation.distil.spool import RowSpool
+from trainer.search.curation.distil.targets import has_tag, thoughts
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.spool import in_groups
 from trainer.search.records import View
 from trainer.search.sight.views import Shown
 from trainer.search.training.sft_rows import EpisodeRows, id_columns
 from trainer.search.turns.prompt import Message
+from trainer.sft.curation_record import CurationRecord
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REWRITTEN, UNCHANGED, TAGGED = "rewritten", "unchanged", "a tag in the original's thought"
 NOT_ASKED = "not asked: no answer was got"
+NO_RECORD = CurationRecord()
 _SHOWN = 20  # thoughts before and after, on the page
 _NEEDED = ("id", "question_id", "run", "messages", "input_ids", "action_mask")
 
 
 class Distilled:
-    """A folder that `search distill` has left. Raises UserError where it is none, or its rows are
-    damaged."""
+    """A folder that `search distill` has left. record: what was decided about its rows. Raises
+    UserError where it is none, or its rows are damaged."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, record: CurationRecord = NO_RECORD) -> None:
+        self.folder, self.record = folder, record
         self.manifest, _ = read_decisions(folder, "distill")
         self.rows_file = folder / "rows.jsonl"
         if not self.rows_file.is_file():
@@ -94,12 +97,14 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True)
 class _Became:
-    """Of one row: what it becomes (None: it goes) and why. changed: thoughts before and after."""
+    """Of one row: what it becomes (None: it goes) and why. changed: thoughts before and after.
+    doubted: why a new thought was doubted -> how many; their originals stay."""
 
     row: dict[str, Any] | None
     why: str
     asked: int = 0
     changed: Sequence[tuple[str, str]] = ()
+    doubted: Mapping[str, int] = field(default_factory=dict)
 
 
 def make_rewritten(
@@ -112,12 +117,14 @@ def make_rewritten(
     """
     made = Curated("rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)})
     shown: list[tuple[str, str]] = []
+    doubted: Counter[str] = Counter()
 
     def done(row: Mapping[str, Any], became: _Became) -> None:
         figures = {
             "question_id": row["question_id"],
             "thoughts": became.asked,
             "changed": len(became.changed),
+            "doubted": dict(became.doubted),
         }
         kept = became.row is not None
         made.decisions.append(Decision(row["id"], kept, became.why, figures, [row["id"]]))
@@ -125,12 +132,14 @@ def make_rewritten(
             spool.put(became.row)
         if became.why == REWRITTEN:
             shown.extend(became.changed[: _SHOWN - len(shown)])
+        doubted.update(became.doubted)
 
     asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, done))
     longest = spool.longest(one.row_id for one in made.decisions if one.kept)
     made.told = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
+        "doubted": dict(sorted(doubted.items())),
         "examples": [list(pair) for pair in shown],
     }
     return made
@@ -175,9 +184,9 @@ async def _rewritten(
     row: dict[str, Any], distilled: Distilled, rewriter: Rewriter, cfg: RewriteConfig
 ) -> _Became:
     """What becomes of a row."""
+    if why := _removed(row, distilled):
+        return _Became(None, why)
     asked = _asked(row)
-    if any(has_tag(one.thought) for one in asked):
-        return _Became(None, TAGGED)
     calls = in_groups(asked, cfg.messages_per_call)
     answers = await _all([rewriter.rewritten(_question(row), call) for call in calls])
     fallen = row if cfg.broken == "original" else None
@@ -186,15 +195,44 @@ async def _rewritten(
     new = {turn: thought for answer in answers if answer for turn, thought in answer.items()}
     if set(new) != {one.turn for one in asked}:
         return _Became(fallen, "other structure", len(asked))
+    new, doubted = _without_doubtful(asked, new, cfg)
+    if doubted and cfg.broken == "drop":
+        return _Became(None, next(iter(doubted)), len(asked), (), doubted)
     messages, changed = _with_thoughts(row["messages"], asked, new)
     if not changed:
-        return _Became(row, UNCHANGED, len(asked))
+        return _Became(row, next(iter(doubted), UNCHANGED), len(asked), (), doubted)
     if fault := row_breach(row["messages"], messages, cfg.longer_at_most):
-        return _Became(fallen, fault, len(asked), changed)
+        return _Became(fallen, fault, len(asked), changed, doubted)
     columns = _ids(row, messages, distilled)
     if isinstance(columns, str):
-        return _Became(fallen, columns, len(asked), changed)
-    return _Became({**row, "messages": messages, **columns}, REWRITTEN, len(asked), changed)
+        return _Became(fallen, columns, len(asked), changed, doubted)
+    made = {**row, "messages": messages, **columns}
+    return _Became(made, REWRITTEN, len(asked), changed, doubted)
+
+
+def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
+    """Why a row goes before anybody is asked: it was condemned since, or a thought has a tag."""
+    if why := distilled.record.no_example(row["question_id"], row["id"]):
+        return why
+    texts = (message["content"] for message in row["messages"] if message["role"] == "assistant")
+    if any(has_tag(thought) for text in texts for thought in thoughts(text, unclosed=True)):
+        return TAGGED
+    return None
+
+
+def _without_doubtful(
+    asked: Sequence[ThoughtOf], new: Mapping[int, str], cfg: RewriteConfig
+) -> tuple[dict[int, str], dict[str, int]]:
+    """(turn -> its new thought, or the original where the new one is doubtful; why -> how many)."""
+    trusted, doubted = dict(new), Counter[str]()
+    for one in asked:
+        thought = new[one.turn].strip()
+        if thought == one.thought:
+            continue
+        if fault := thought_breach(one.thought, thought, cfg.longer_at_most):
+            trusted[one.turn] = one.thought
+            doubted[fault] += 1
+    return trusted, dict(doubted)
 
 
 def _asked(row: Mapping[str, Any]) -> list[ThoughtOf]:
@@ -284,8 +322,8 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
     """What rewriting asks for at most, in words; nobody is asked."""
     texts: list[str] = []
     for row in distilled.rows():
-        asked = _asked(row)
-        if not any(has_tag(one.thought) for one in asked):
+        if _removed(row, distilled) is None:
+            asked = _asked(row)
             calls = in_groups(asked, cfg.messages_per_call)
             texts += [asked_text(_question(row), call) for call in calls]
     return reckoned_calls(texts, cfg)
@@ -307,6 +345,12 @@ def rewrite_page(made: Curated, prompts: Mapping[str, Any]) -> str:
         counts[one.reason] = counts.get(one.reason, 0) + 1
     sections = [
         Section("Rows", [], ["what became of them", "rows"], [list(of) for of in counts.items()]),
+        Section(
+            "Thoughts in doubt",
+            ["The original stays."],
+            ["why the new one is doubtful", "thoughts"],
+            [list(of) for of in made.told["doubted"].items()],
+        ),
         Section("Thoughts", [], ["before", "after"], made.told["examples"]),
     ]
     return curation_page(made, "Rewritten thoughts", sections, prompts)

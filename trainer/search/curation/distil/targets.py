@@ -4,15 +4,28 @@ environment says stands in it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from scorekit.text.chatmarks import role_token
-from trainer.search.actions import SPELLING, THINK
+from trainer.search.actions import ANSWER, SPELLING, THINK
 from trainer.search.curation.distil.spelling import plain
 from trainer.search.records import Trajectory
 
 #: Why one may not.
-Fault = Literal["no valid turn", "an invented observation", "text behind an action"]
+Fault = Literal[
+    "no valid turn", "an invented observation", "text behind an action", "a tag in a thought"
+]
+_OPEN, _CLOSE = f"<{THINK}>", f"</{THINK}>"
+
+
+def _spaced(name: str) -> str:
+    return r"[\s_.\-]*+".join(map(re.escape, name.replace("_", "")))
+
+
+_NAMES = "|".join(_spaced(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
+#: A tag of ours, or the beginning of one, as `plain` shows it.
+_TAG = re.compile(rf"<[\s/\\]*+(?:{_NAMES})|[\[{{][\s/\\]*+(?:{_NAMES})\s*+[\]}}]")
 _OWN = re.compile(rf"</?(?:{'|'.join((THINK, *SPELLING))})>")
 _BEHIND = re.compile(rf"</(?:{'|'.join(SPELLING)})>\s*+(?=\S)")
 #: What only the environment writes: marks of messages, tools and pictures; and its own sentences,
@@ -48,10 +61,14 @@ _ENVIRONMENT = re.compile("|".join((*_MARKS, *_SENTENCES)), re.MULTILINE)
 
 def target_fault(trajectory: Trajectory) -> Fault | None:
     """Why an episode is no example; None: it is one. Of its turns those count that would be
-    learned: not the invalid ones, not what was put in the policy's place."""
+    learned: not the invalid ones, not what was put in the policy's place. A tag in a thought counts
+    in any of its own: the row would show it."""
     turns = [turn for turn in trajectory.turns if not turn.forced and turn.action != "invalid"]
     if not turns:
         return "no valid turn"
+    own = (turn.text for turn in trajectory.turns if not turn.forced)
+    if any(has_tag(thought) for text in own for thought in thoughts(text, unclosed=True)):
+        return "a tag in a thought"
     if any(invented(turn.text) is not None for turn in turns):
         return "an invented observation"
     return "text behind an action" if any(_BEHIND.search(turn.text) for turn in turns) else None
@@ -78,3 +95,29 @@ def invented(text: str) -> str | None:
     if found := _ENVIRONMENT.search(plain(told)):
         return found.group().strip()
     return role_token("", told)
+
+
+def thoughts(text: str, *, unclosed: bool = False) -> list[str]:
+    """What stands in the think blocks of a turn, in order. unclosed: also behind a tag that nothing
+    closes."""
+    found = [text[start:end] for start, end in thought_spans(text)]
+    behind = text[text.rfind(_CLOSE) + 1 :].partition(_OPEN)[2] if unclosed else ""
+    return [*found, behind] if behind else found
+
+
+def thought_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where thoughts stand: each from its tag to the next that closes one."""
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0:
+        start += len(_OPEN)
+        end = text.find(_CLOSE, start)
+        if end < 0:
+            return
+        yield start, end
+        at = end + len(_CLOSE)
+
+
+def has_tag(thought: str) -> bool:
+    """Whether a thought has a tag of an action, an answer or a think block, however it is spelt:
+    in other letters or blanks, as entities or escapes, in characters that look like it."""
+    return _TAG.search(plain(thought)) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Final, Literal
 
 from trainer.search.curation.samples import CuratedPrompt, Sample, carriers
 from trainer.search.curation.spool import Spool
-from trainer.search.curation.truth.answers import flat
+from trainer.search.curation.truth.answers import flat, parts_of
 from trainer.search.curation.truth.config import DiagnoseConfig
 from trainer.search.records import Question, Trajectory
 
@@ -46,6 +47,12 @@ CAUSES: Final[Mapping[Cause, str]] = {
     "forced": "its turns or its context were used up before the right document was found",
     "never_hit": "no page with a missing fact was among the hits of any search",
 }
+#: Ways to say that there is no answer, as `flat` shows them.
+_REFUSAL: Final = re.compile(
+    r"\b(?:not|cannot|can t|unable|unknown|no (?:information|data|answer)|n a|unclear"
+    r"|insufficient)\b"
+    r"|알 수 없|없습니다|없다|없음|않습니다|않는다|않음|못"
+)
 #: Causes that say nothing of why: they count where there is no other.
 _MUTE: Final = ("right", "unscored")
 
@@ -88,8 +95,10 @@ def clue_of(trajectory: Trajectory) -> Clue:
 class Suspicion:
     """What the answers to one question say about judge and reference, as flat texts.
 
-    right: answers that were judged right, and the reference. agreed: the one, right or not, on
-    which the answers agree that were given with all facts in sight; None where they do not.
+    right: answers that were judged right, and the reference. agreed: the one on which the answers
+    agree that were given with all facts in sight, and that speaks against the reference; None where
+    they do not, where an answer with the facts in sight was judged right, where the same is said
+    without them, and where it is no reading of a page (`_is_reading`).
     """
 
     right: frozenset[str]
@@ -97,9 +106,14 @@ class Suspicion:
 
 
 def suspicion(
-    question: Question, samples: Sequence[Sample], clues: Spool[Clue], cfg: DiagnoseConfig
+    question: Question,
+    samples: Sequence[Sample],
+    clues: Spool[Clue],
+    cfg: DiagnoseConfig,
+    confirmed: bool = False,
 ) -> Suspicion:
-    """Compare a prompt's answers with one another and with the reference."""
+    """Compare a prompt's answers with one another and with the reference. confirmed: whether
+    `verify` has found the reference right, so that no agreement speaks against it."""
     said = [(one, flat(text)) for one in samples if (text := clues[one.ref].said) is not None]
     right = {text for one, text in said if one.judge is not None and one.judge >= cfg.right}
     right |= {flat(question.reference_answer)}
@@ -111,10 +125,31 @@ def suspicion(
     }
     seen = list(once.values())
     agreed = None
-    if len(seen) >= cfg.agree_least:
+    if len(seen) >= cfg.agree_least and not confirmed:
         text, count = max(Counter(seen).items(), key=lambda of: (of[1], of[0]))
         agreed = text if count / len(seen) >= cfg.agree_share else None
+    unread = {text for one, text in said if not clues[one.ref].whole}
+    reproduced = any(clues[one.ref].whole and text in right for one, text in said)
+    if agreed is None or agreed in unread or reproduced or not _is_reading(agreed, question):
+        agreed = None
     return Suspicion(frozenset(right - {""}), agreed)
+
+
+def _is_reading(answer: str, question: Question) -> bool:
+    """Whether an answer may be read on a page, against the reference: it says more than the
+    question does, it is no refusal, and where both have numbers, it has a unit in common with the
+    reference, or one of them has none."""
+    words = set(answer.split())
+    if words <= set(parts_of(question.question)) or _REFUSAL.search(answer):
+        return False
+    reference = set(parts_of(question.reference_answer))
+    units = [{word for word in of if not _has_digit(word)} for of in (words, reference)]
+    both_numbers = all(any(map(_has_digit, of)) for of in (words, reference))
+    return not (both_numbers and all(units) and units[0].isdisjoint(units[1]))
+
+
+def _has_digit(word: str) -> bool:
+    return any(letter.isdigit() for letter in word)
 
 
 def cause_of(

@@ -12,6 +12,7 @@ from trainer.search.curation.command_line import (
     Out,
     Overrides,
     Overwrite,
+    Record,
     Runs,
     SomeRuns,
     configured,
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     run: Runs,
     out: Out,
+    record: Record = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     overwrite: Overwrite = False,
@@ -43,15 +45,22 @@ def diagnose(
     from trainer.search.curation.spool import Spool
     from trainer.search.curation.truth.causes import Clue, clue_of
 
-    clues = Spool(Clue)
+    clues, beside = Spool(Clue), list(record or [])
 
     def visit(trajectory: Trajectory, sample: Sample) -> None:
         clues.append(clue_of(trajectory), sample.ref)
 
-    with curating(run, out, config, set_, overwrite, visit=visit) as (cfg, prompts, read):
+    with curating(run, out, config, set_, overwrite, visit=visit, beside=beside) as (
+        cfg,
+        prompts,
+        read,
+    ):
+        from trainer.search.curation.known import read_known
         from trainer.search.curation.truth.diagnose import diagnosis_page, make_diagnosis
 
-        made = make_diagnosis(prompts, read, cfg, clues)
+        known = read_known(prompts, records=beside)
+        made = make_diagnosis(prompts, read, cfg, clues, known.record)
+        made.inputs = known.inputs
         write(out, made, lambda made, of: diagnosis_page(made, of, clues), prompts)
 
 
@@ -96,6 +105,7 @@ def alternatives(
 def hallucinations(
     run: Runs,
     out: Out,
+    record: Record = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     estimate: EstimateOnly = False,
@@ -103,9 +113,11 @@ def hallucinations(
 ) -> None:
     """Right answers without gold evidence: where they come from, found by asking again."""
     suspects: dict[str, list[Suspect]] = {}
+    beside = list(record or [])
 
-    with configured(out, config, set_, overwrite, estimate=estimate) as cfg:
+    with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
         from trainer.search.curation.asking import reckoned, servers
+        from trainer.search.curation.known import read_known
         from trainer.search.curation.samples import read_prompts
         from trainer.search.curation.truth.confirming import kinds_of
         from trainer.search.curation.truth.hallucinations import (
@@ -123,11 +135,13 @@ def hallucinations(
         prompts, read = read_prompts(run, cfg, visit)
 
         answering, _ = servers(run, cfg)
+        known = read_known(prompts, records=beside)
         questions = {one.question.id: one.question for one in prompts}
         if estimate:
             asked = asked_at_most(suspects, questions, cfg.hallucinations)
             typer.echo("\n".join(reckoned(asked, answering)))
             return
         kinds = kinds_of(questions, suspects, run, answering, cfg, out)
-        made = make_hallucinations(prompts, read, cfg, suspects, kinds)
+        made = make_hallucinations(prompts, read, cfg, suspects, kinds, known.record)
+        made.inputs = known.inputs
         write(out, made, lambda made, of: hallucinations_page(made, of, suspects, kinds), prompts)

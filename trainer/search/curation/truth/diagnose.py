@@ -23,6 +23,7 @@ from trainer.search.curation.truth.causes import (
     suspicion,
 )
 from trainer.search.curation.truth.config import DiagnoseConfig
+from trainer.sft.curation_record import VERIFY, CurationRecord
 
 Corner = Literal["found_right", "found_wrong", "missed_right", "missed_wrong"]
 CORNERS: Final[Mapping[Corner, str]] = {
@@ -50,14 +51,18 @@ def make_diagnosis(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     clues: Spool[Clue],
+    record: CurationRecord | None = None,
 ) -> Curated:
     """All prompts of the data: those that score low, or were never scored, with their cause.
 
-    clues: of every episode, under its `Sample.ref`.
+    clues: of every episode, under its `Sample.ref`. record: what was decided before: a reference
+    that `verify` has confirmed is not suspected again.
     """
-    made = Curated("diagnose", cfg.diagnose, read)
+    made = Curated("diagnose", cfg.diagnose, read, record=record or CurationRecord())
     for prompt in prompts:
-        decision = _decided(prompt, clues, cfg.diagnose)
+        verified = made.record.question(prompt.question.id, VERIFY) if made.record else None
+        confirmed = verified is not None and verified.verdict == "keep"
+        decision = _decided(prompt, clues, cfg.diagnose, confirmed)
         made.decisions.append(decision)
         if decision.kept:
             made.rows.append(question_row(prompt.question, cause=decision.reason))
@@ -68,9 +73,11 @@ def make_diagnosis(
     return made
 
 
-def _decided(prompt: CuratedPrompt, clues: Spool[Clue], cfg: DiagnoseConfig) -> Decision:
+def _decided(
+    prompt: CuratedPrompt, clues: Spool[Clue], cfg: DiagnoseConfig, confirmed: bool
+) -> Decision:
     samples, mean = in_scope(prompt, cfg), prompt.mean(cfg.combine, cfg.measure)
-    suspects = suspicion(prompt.question, samples, clues, cfg)
+    suspects = suspicion(prompt.question, samples, clues, cfg, confirmed)
     of = {one.ref: cause_of(one, clues[one.ref], prompt.question, suspects, cfg) for one in samples}
     causes, corners = Counter(of.values()), Counter(corner_of(one, cfg) for one in samples)
     failed = [ref for ref, cause in of.items() if cause not in ("right", "unscored")]

@@ -12,9 +12,17 @@ from trainer.search.curation.asking import Asking, ToAsk, Tried
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import Curated, Decision, question_row
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Sample
+from trainer.search.curation.samples import (
+    CuratedPrompt,
+    CuratedRun,
+    Sample,
+    covered_facts,
+    evidence_pages,
+    has_evidence,
+)
 from trainer.search.curation.truth.config import HallucinationsConfig, Kind
 from trainer.search.records import Question, Trajectory
+from trainer.sft.curation_record import CurationRecord
 
 #: Where a right answer without its gold evidence comes from, in the order of the rules.
 KINDS: Final[Mapping[Kind, str]] = {
@@ -52,14 +60,13 @@ class Suspect:
 
 def suspect_of(trajectory: Trajectory, sample: Sample, cfg: HallucinationsConfig) -> Suspect | None:
     """None for an episode that is not suspected: judged wrong, or not at all, or with all of its
-    evidence in sight."""
-    asked, answer, shown = trajectory.question, trajectory.answer, set(trajectory.shown_pages)
+    evidence among the pictures that the generator was sent."""
+    asked, answer = trajectory.question, trajectory.answer
     if sample.judge is None or sample.judge < cfg.right or answer is None or answer.text is None:
         return None
-    facts = [{gold, *asked.alternatives.get(gold, ())} for gold in asked.gold]
-    covered = [not fact.isdisjoint(shown) for fact in facts]
-    if all(covered) and (facts or shown):
+    if has_evidence(trajectory):
         return None
+    covered = covered_facts(asked, evidence_pages(trajectory))
     documents = {gold.rpartition("_")[0] for gold in asked.gold}
     near = {
         view.image
@@ -136,14 +143,16 @@ def make_hallucinations(
     cfg: CurationConfig,
     suspects: Mapping[str, Sequence[Suspect]],
     kinds: Mapping[str, Kind],
+    record: CurationRecord | None = None,
 ) -> Curated:
     """All prompts of the data with the kind that most of their suspects have; those of the kinds
     that the config names are dropped.
 
-    suspects: by the question's id. kinds: by the episode's `Sample.ref`.
+    suspects: by the question's id. kinds: by the episode's `Sample.ref`. record: what was decided
+    before.
     """
     of = cfg.hallucinations
-    made = Curated("hallucinations", of, read)
+    made = Curated("hallucinations", of, read, record=record or CurationRecord())
     for prompt in prompts:
         those = suspects.get(prompt.question.id, ())
         counts = Counter(kinds[one.ref] for one in those)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from scorekit.errors import RequestError
@@ -16,6 +16,8 @@ from trainer.search.answer.generator import reckoned_words
 from trainer.search.answer.judging import reckoned_verdict
 from trainer.search.answer.money import money_of, together, told
 from trainer.search.curation.asking import Asking
+from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.distil.choose import succeeds_rarely
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import (
     Agreement,
@@ -26,6 +28,7 @@ from trainer.search.curation.verification.classes import (
     stance_of,
 )
 from trainer.search.curation.verification.config import VerifyConfig
+from trainer.search.curation.verification.quotes import check_quotes
 from trainer.search.curation.verification.verifier import (
     VERIFIER,
     Opinion,
@@ -34,10 +37,14 @@ from trainer.search.curation.verification.verifier import (
 )
 from trainer.search.records import SUCCESS, Charge, Question
 from trainer.search.sight.pictures import picture_hash
+from trainer.sft.curation_record import CurationRecord
 
 T = TypeVar("T")
 #: Page id -> PNG; raises RequestError (not_found).
 Pages = Callable[[str], bytes]
+#: Page id -> its text layer, empty where it has none; raises RequestError (not_found).
+PageText = Callable[[str], str]
+UNFOUNDED = "the verifier's quotes are not on the pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +64,30 @@ class Verified:
     judge: str = ""
 
 
-def why_not(prompt: CuratedPrompt, cfg: VerifyConfig, max_images: int) -> str | None:
-    """Why a prompt is not verified; None where it is."""
-    question = prompt.question
+def why_not(
+    prompt: CuratedPrompt, cfg: CurationConfig, max_images: int, record: CurationRecord
+) -> str | None:
+    """Why a prompt is not verified; None where it is. record: what was decided so far."""
+    question, of = prompt.question, cfg.verify
     if not question.gold:
         return "no gold page"
     if len(question.gold) > max_images:
         return "more gold pages than the generator is shown"
-    if cfg.prompts == "all":
+    if of.prompts == "all" or record.doubted(question.id):
         return None
-    score = prompt.mean(cfg.combine, cfg.measure)
-    ndcg = prompt.mean(cfg.combine, "ndcg")
+    if succeeds_rarely(prompt, cfg.distill):
+        return None
+    score = prompt.mean(of.combine, of.measure)
     if score is None:
         return "never scored"
-    if above(score, cfg.max_score):
+    if above(score, of.max_score):
         return "scores above max_score"
-    if cfg.min_ndcg is not None and (ndcg is None or below(ndcg, cfg.min_ndcg)):
-        return "gold not seen"
-    return None
+    if of.min_ndcg is not None:
+        ndcg = prompt.mean(of.combine, "ndcg")
+        if ndcg is None or below(ndcg, of.min_ndcg):
+            return "NDCG below min_ndcg"
+    seen = sum(sample.seen or bool(sample.ndcg) for sample in prompt.samples)
+    return None if seen >= of.min_seen else "gold not seen"
 
 
 def times(model: ChatModelConfig, k: int) -> int:
@@ -82,26 +95,30 @@ def times(model: ChatModelConfig, k: int) -> int:
     return k if model.temperature > 0 else 1
 
 
-def job(question: Question, pages: Pages, cfg: VerifyConfig) -> Callable[[Asking], Awaitable[Any]]:
+def job(
+    question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
+) -> Callable[[Asking], Awaitable[Any]]:
     """What asks about a row."""
 
     async def work(asking: Asking) -> Verified:
-        return await _verified(asking, question, pages, cfg)
+        return await _verified(asking, question, pages, texts, cfg)
 
     return work
 
 
 async def _verified(
-    asking: Asking, question: Question, pages: Pages, cfg: VerifyConfig
+    asking: Asking, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
 ) -> Verified:
     judge = asking.judging.model
     try:
         pngs = [await asyncio.to_thread(pages, page) for page in question.gold]
+        layers = [await asyncio.to_thread(texts, page) for page in question.gold]
     except RequestError as error:
         if error.type != "not_found":
             raise
         return Verified(why="a gold page is not in the index", judge=judge)
     shown = {picture_hash(png): png for png in pngs}
+    text_of = dict(zip(map(picture_hash, reversed(pngs)), reversed(layers), strict=True))
     verifier, generator = Verifier(asking.chats[VERIFIER]), asking.generator
     asked = question.question
     said = [
@@ -111,17 +128,39 @@ async def _verified(
         generator.answer(asked, shown, sample=n) for n in range(times(generator.cfg, cfg.k))
     ]
     found = await _all([_opinions(said), _all(generated)])
-    opinions, answers = found[0], [one.text for one in found[1]]
+    answers = [one.text for one in found[1]]
+    opinions = _with_quotes(found[0], [text_of[name] for name in shown])
     made = Verified(tuple(opinions or ()), tuple(answers), judge=judge)
     if opinions is None:
         return _without(made, "the verifier did not answer")
     if any(one.text is None and one.charge == Charge() for one in found[1]):
         return _without(made, "the generator did not answer")
-    if 2 * sum(one is not None for one in opinions) <= len(opinions):
-        return _without(made, "the verifier's answers are none")
+    valid = _valid(opinions, cfg)
+    if 2 * len(valid) <= len(opinions):
+        given = sum(one is not None for one in opinions)
+        unfounded = 2 * given > len(opinions)
+        return _without(made, UNFOUNDED if unfounded else "the verifier's answers are none")
     if 2 * sum(one is not None for one in answers) <= len(answers):
         return _without(made, "the generator's answers are none")
-    return await _compared(asking, question, made, cfg.consensus)
+    return await _compared(asking, question, made, valid, cfg.consensus)
+
+
+def _with_quotes(
+    opinions: Sequence[Opinion | None] | None, texts: Sequence[str]
+) -> list[Opinion | None] | None:
+    """The opinions with what was found of their quotes. texts: of each picture's page."""
+    if opinions is None:
+        return None
+    return [
+        None if one is None else replace(one, quotes=tuple(check_quotes(one.evidence, texts)))
+        for one in opinions
+    ]
+
+
+def _valid(opinions: Sequence[Opinion | None], cfg: VerifyConfig) -> list[Opinion]:
+    """Those that count."""
+    given = (one for one in opinions if one is not None)
+    return [one for one in given if not (one.unfounded and cfg.quotes == "checked")]
 
 
 def _without(made: Verified, why: str) -> Verified:
@@ -150,9 +189,13 @@ class _Unjudged(Exception):
 
 
 async def _compared(
-    asking: Asking, question: Question, made: Verified, consensus: float
+    asking: Asking,
+    question: Question,
+    made: Verified,
+    opinions: Sequence[Opinion],
+    consensus: float,
 ) -> Verified:
-    """With who agrees with whom."""
+    """With who agrees with whom. opinions: those that count."""
 
     async def agree(answer: str, reference: str) -> Agreement:
         if same_text(answer, reference):
@@ -170,7 +213,6 @@ async def _compared(
         of = dict(zip(distinct, levels, strict=True))
         return most_agree([of[answer] for answer in answers])
 
-    opinions = [one for one in made.opinions if one is not None]
     answers = [one for one in made.answers if one is not None]
     reference = question.reference_answer
     try:

@@ -38,13 +38,22 @@ class VerifyConfig(Config):
 
     prompts: Literal["low", "all"] = Field(
         "low",
-        description="low: prompts that score low though their gold pages were seen "
-        "(max_score, min_ndcg); all: every one, scored or not.",
+        description="low: prompts that score low though their gold page was seen (max_score, "
+        "min_seen, min_ndcg), those that `distill` would take, and those that the record leaves in "
+        "doubt; all: every one, scored or not.",
     )
     measure: Measure = Field("judge", description="The score of `max_score`.")
     max_score: float = Field(0.3, description="Most that a prompt's mean score may be.")
+    min_seen: int = Field(
+        1,
+        ge=0,
+        description="Least number of its episodes that were shown a page with the fact, early or "
+        "late.",
+    )
     min_ndcg: float | None = Field(
-        0.5, description="Least that its mean NDCG may be; null: it is not asked for."
+        None,
+        description="Least that its mean NDCG may be; null: it is not asked for. A page that is "
+        "seen late, or by few episodes, has a low one.",
     )
     combine: Combine = Field("all", description="As in `buckets`.")
     k: int = Field(
@@ -59,6 +68,11 @@ class VerifyConfig(Config):
         le=1,
         description="Share of the verifier's answers that have to be one, or they differ; 0.51: "
         "more than half, 1: all.",
+    )
+    quotes: Literal["checked", "noted"] = Field(
+        "checked",
+        description="What the verifier quotes is looked for in the page's text layer, where it has "
+        "one. checked: an answer with a quote that is not there is none; noted: it only says so.",
     )
     outvoted: Literal["OK", "UNCERTAIN"] = Field(
         "OK",

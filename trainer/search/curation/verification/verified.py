@@ -13,6 +13,7 @@ from trainer.search.curation.verification.classes import CLASSES, TruthClass, cl
 from trainer.search.curation.verification.compare import Verified
 from trainer.search.curation.verification.config import VerifyConfig
 from trainer.search.curation.verification.people import Judgement, agreement_lines, kappa
+from trainer.sft.curation_record import CurationRecord
 
 
 def verifiers_class(found: Verified | None, cfg: VerifyConfig) -> TruthClass | None:
@@ -28,13 +29,14 @@ def make_verified(
     cfg: VerifyConfig,
     asked: Mapping[str, Verified | str],
     people: Mapping[str, Judgement],
+    record: CurationRecord | None = None,
 ) -> Curated:
     """All rows of the data; those of a class in `drop` are dropped.
 
     asked: row id -> what became of it, or why it was not asked about. people: who overrule. A row
-    without a verdict stays: nothing speaks against it.
+    without a verdict stays: nothing speaks against it. record: what was decided before.
     """
-    made = Curated("verify", cfg, read)
+    made = Curated("verify", cfg, read, record=record or CurationRecord())
     pairs: list[tuple[TruthClass, TruthClass]] = []
     for prompt in prompts:
         row_id = prompt.question.id
@@ -55,7 +57,12 @@ def make_verified(
         made.decisions.append(Decision(row_id, kept, reason, figures, refs(prompt)))
         if kept:
             made.rows.append(question_row(prompt.question))
-    made.told = {"verifier": cfg.verifier.model, "people": _people(pairs, cfg)}
+    quotes = Counter(check for one in made.decisions for check in one.figures["quotes"])
+    made.told = {
+        "verifier": cfg.verifier.model,
+        "quotes": dict(sorted(quotes.items())),
+        "people": _people(pairs, cfg),
+    }
     return made
 
 
@@ -71,6 +78,7 @@ def _figures(
     compared = found.compared if found else None
     chosen = found.opinion if found else None
     evidence = chosen.evidence if chosen else ()
+    opinions = found.opinions if found else ()
     return {
         "verifier_class": own,
         "stance": compared.stance if compared else None,
@@ -80,7 +88,8 @@ def _figures(
         "reference": prompt.question.reference_answer,
         "verifier": chosen.answer if chosen else None,
         "evidence": [f"{gold[number - 1]}: {quote}" for number, quote in evidence],
-        "verifier_answers": [_said(one) for one in found.opinions] if found else [],
+        "quotes": [check for one in opinions if one and one.sure for check in one.quotes],
+        "verifier_answers": [_said(one) for one in opinions],
         "generator_answers": [one or "(none)" for one in found.answers] if found else [],
     }
 
@@ -88,6 +97,8 @@ def _figures(
 def _said(one: Any) -> str:
     if one is None:
         return "(none)"
+    if one.unfounded:
+        return f"(quotes what is not on the page) {one.answer}"
     return one.answer if one.sure else f"(unsure) {one.answer}".strip()
 
 
@@ -129,6 +140,7 @@ def verified_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
     sections = [
         Section("Classes", [words], ["class", "rows", "are"], counts),
         Section("Who agrees with whom", [], _HEAD, _agreements(made.decisions)),
+        Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], _quotes(made)),
         Section("By document", [], ["document", "rows", "dropped"], _documents(made, prompts)),
     ]
     if people := made.told["people"]:
@@ -148,6 +160,13 @@ def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
         if one.figures["verifier_class"]
     )
     return [[*of, count] for of, count in sorted(found.items(), key=lambda one: (-one[1], one[0]))]
+
+
+_QUOTES = "What the verifier quoted, looked for in the text layers of the pages."
+
+
+def _quotes(made: Curated) -> list[list[Any]]:
+    return [[check, count] for check, count in made.told["quotes"].items()]
 
 
 def _documents(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:

@@ -14,6 +14,7 @@ from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.generator import reckoned_words
 from trainer.search.answer.paid_chat import PaidChat
 from trainer.search.curation.verification.config import VerifierConfig
+from trainer.search.curation.verification.quotes import QuoteCheck
 
 #: In keys and charges.
 VERIFIER = "verifier"
@@ -42,11 +43,18 @@ _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What it says of a question. evidence: (number of the picture, from 1; words on it)."""
+    """What it says of a question. evidence: (number of the picture, from 1; words on it). quotes:
+    whether each stands on its page; empty before that was looked at."""
 
     sure: bool
     answer: str
     evidence: tuple[tuple[int, str], ...] = ()
+    quotes: tuple[QuoteCheck, ...] = ()
+
+    @property
+    def unfounded(self) -> bool:
+        """Whether it is sure by words that are not on the page."""
+        return self.sure and "not on the page" in self.quotes
 
 
 class Verifier:

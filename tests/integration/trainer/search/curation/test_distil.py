@@ -25,9 +25,12 @@ from trainer.search.config import SearchConfig
 from trainer.search.local import look_at_policy
 from trainer.search.records import JudgedAnswer
 from trainer.search.verbs import app
+from trainer.sft.curation_record import CurationRecord, RecordEntry
 from trainer.sft.run import run_sft
 
 TURNS = search("births"), search("rainfall")
+#: Whatever an answer rests on, and of equal episodes each.
+ANY = ["distill.evidence=any", "distill.duplicates=keep"]
 Says = Callable[[str], str]
 
 
@@ -105,7 +108,7 @@ def test_a_policy_learns_from_rare_successes_in_other_words(
 ) -> None:
     model, folder, pictures = played_run(tmp_path, episode)
     out = tmp_path / "distilled"
-    told = run("distill", "--run", folder, "--out", out)
+    told = run("distill", "--run", folder, "--out", out, settings=ANY)
     assert told.exit_code == 0, told.output
     with rewriter() as (_, settings):
         told = run("rewrite", "--from", out, "--out", tmp_path / "rewritten", settings=settings)
@@ -144,7 +147,7 @@ def test_a_picture_that_is_gone_is_one_line(tmp_path: Path) -> None:
     gone = {path for path in folder.rglob("*.png") if path.stem in pictures}
     for path in gone:
         path.unlink()
-    told = run("distill", "--run", folder, "--out", tmp_path / "distilled")
+    told = run("distill", "--run", folder, "--out", tmp_path / "distilled", settings=ANY)
     assert gone and told.exit_code == 2 and "No such file" in told.output
     assert "Traceback" not in told.output and not (tmp_path / "distilled").exists()
 
@@ -211,23 +214,62 @@ def test_an_answer_of_another_form_changes_no_row(form: str, tmp_path: Path, mod
     assert [row["reason"] for row in decided(tmp_path / "a").values()] == ["other structure"]
 
 
-def test_a_thought_that_has_a_tag_already_takes_its_row_with_it(
+def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
     tmp_path: Path, model: Path
 ) -> None:
-    odd = "<think>then &lt;answer&gt; it</think>\n<search>births</search>"
-    episodes = [wrote(asked("q"), odd, COMPLETE), wrote(asked("q"), COMPLETE, judge=0, sample=1)]
-    folder, out = text_run(tmp_path / "run", episodes), tmp_path / "distilled"
-    assert (
-        run("distill", "--run", folder, "--out", out, settings=[f"distill.model={model}"]).exit_code
-        == 0
+    """Learned or only read; nobody is asked about it."""
+    out = text_rows(tmp_path, model, rows=2)
+    first, second = kept(out)
+    first["messages"][2]["content"] = first["messages"][2]["content"].replace(
+        "</think>", " then &lt;answer&gt; it</think>"
     )
+    second["messages"][2]["content"] = "<think>then <bbox>[1, 2, 3, 4]</bbox>"
+    second["leave_out"] = [0]
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
     with rewriter() as (fake, settings):
         told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
         assert told.exit_code == 0, told.output
         assert not fake.requests
     assert kept(tmp_path / "a") == []
-    (only,) = decided(tmp_path / "a").values()
-    assert only["reason"] == "a tag in the original's thought"
+    reasons = {row["reason"] for row in decided(tmp_path / "a").values()}
+    assert reasons == {"a tag in the original's thought"}
+
+
+def test_a_doubtful_thought_stays_as_it_was_beside_those_that_are_rewritten(
+    tmp_path: Path, model: Path
+) -> None:
+    out = text_rows(tmp_path, model, rows=1)
+
+    def says(thought: str) -> str:
+        return f"{thought}. There were 649,738." if "look" in thought else rephrase(thought)
+
+    with rewriter(says) as (_, settings):
+        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert told.exit_code == 0, told.output
+        drop = [*settings, "rewrite.broken=drop"]
+        assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
+    (row,), (before,) = kept(tmp_path / "a"), kept(out)
+    texts = [
+        [one["content"] for one in of["messages"] if one["role"] == "assistant"]
+        for of in (before, row)
+    ]
+    same = [old == new for old, new in zip(*texts, strict=True)]
+    assert same == ["look" in old for old in texts[0]]
+    assert not all(same) and any(same)
+    (line,) = decided(tmp_path / "a").values()
+    assert line["reason"] == "rewritten" and line["doubted"] == {"new content": sum(same)}
+    assert kept(tmp_path / "b") == []
+
+
+def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) -> None:
+    out = text_rows(tmp_path, model, rows=2)
+    CurationRecord([RecordEntry("q0", "verify", "drop", "GT_ERROR")]).write(tmp_path / "r.jsonl")
+    flags = ["--record", tmp_path / "r.jsonl", "--from", out, "--out", tmp_path / "a"]
+    with rewriter() as (_, settings):
+        told = run("rewrite", *flags, settings=settings)
+        assert told.exit_code == 0, told.output
+    assert [row["question_id"] for row in kept(tmp_path / "a")] == ["q1"]
+    assert decided(tmp_path / "a")["run/1-q0-0"]["reason"] == "verified: GT_ERROR"
 
 
 def test_a_call_that_failed_leaves_its_row_and_is_asked_again(tmp_path: Path, model: Path) -> None:

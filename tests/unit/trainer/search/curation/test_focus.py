@@ -22,6 +22,7 @@ from trainer.search.curation.config import BucketConfig
 from trainer.search.curation.dataset import Curated, Decision, write_curated
 from trainer.search.records import Question, Trajectory
 from trainer.search.verbs import app
+from trainer.sft.curation_record import CurationRecord, RecordEntry
 
 
 def run(command: str, out: Path, *flags: object) -> Any:
@@ -265,3 +266,41 @@ def test_rows_of_an_earlier_round_that_the_data_lacks_are_told_of(
     out = made("focus", tmp_path / "o", "--run", one, "--exclude", by_hand)
     assert "1 of 2 ids are not in the data" in caplog.text
     assert decided(out)["z"]["excluded"] == "its page is another"
+
+
+def test_the_record_drops_rows_and_what_was_kept_may_be_played_again(tmp_path: Path) -> None:
+    questions = [asked(f"q{n}") for n in range(5)]
+    run1 = write_run(tmp_path / "run", scores(questions, 4, least=0.1, most=0.9), questions)
+    told = ("--run", run1, "--set", "focus.take=[last_round]")
+    first = made("focus", tmp_path / "first", *told)
+    assert [row["id"] for row in kept(first)] == ["q0", "q1", "q2", "q3"]
+    entries = [
+        RecordEntry("q0", "verify", "drop", "GT_ERROR"),
+        RecordEntry("q1", "hallucinations", "drop", "own_knowledge"),
+        RecordEntry("q2", "diagnose", "doubt", "reference_suspected"),
+    ]
+    CurationRecord(entries).write(tmp_path / "record.jsonl")
+    record = ("--record", tmp_path / "record.jsonl")
+    again = ("--run", run1, "--set", "focus.take=[all]", "--rows", first)
+    second = made("focus", tmp_path / "second", *again, *record)
+    assert [row["id"] for row in kept(second)] == ["q2", "q3"], "doubted ones are played"
+    reasons = {id: row["reason"] for id, row in decided(second).items()}
+    assert reasons["q0"] == "verified: GT_ERROR"
+    assert reasons["q1"] == "hallucinations: own_knowledge"
+    budget = made("budget", tmp_path / "budget", "--run", run1, "--rows", first, *record)
+    assert [row["id"] for row in kept(budget)] == ["q2", "q3"]
+    old = verified(tmp_path / "verified", {"q3": "GT_ERROR"})
+    third = made("focus", tmp_path / "third", *again, *record, "--record", old)
+    assert [row["id"] for row in kept(third)] == ["q2"], "a folder without a record is read, too"
+
+
+def test_a_row_that_was_not_verified_again_stays_condemned(tmp_path: Path) -> None:
+    question = asked("q0")
+    run1 = write_run(tmp_path / "run", scores([question], 1, least=0.1, most=0.9), [question])
+    first = verified(tmp_path / "first", {"q0": "GT_ERROR"})
+    later = Curated("verify", BucketConfig(), [])
+    later.decisions.append(Decision("q0", True, "not verified: never scored", {"class": None}))
+    write_curated(tmp_path / "later", later, "")
+    told = ("--run", run1, "--set", "focus.take=[last_round]", "--verified", first)
+    out = made("focus", tmp_path / "out", *told, "--verified", tmp_path / "later")
+    assert kept(out) == []

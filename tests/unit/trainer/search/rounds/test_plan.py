@@ -43,18 +43,46 @@ def test_the_demos_rounds_are_read_and_checked(monkeypatch: pytest.MonkeyPatch) 
     assert standing.data["train"] == "demo/search/questions.jsonl"
 
 
-def test_the_presets_are_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    data = "demo/search/questions.jsonl"
-    told = ["train.policy.path=MODEL", f"train.data.train={data}"]
-    told += ["train.answering.generator.model=NAME"]
+def presets(name: str, *more: str) -> RoundsConfig:
+    told = ["train.policy.path=MODEL", "train.data.train=demo/search/questions.jsonl"]
+    told += ["train.answering.generator.model=NAME", *more]
     told += [f"curation.verify.verifier.{key}={value}" for key, value in VERIFIER.items()]
-    cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", told)
+    return load_config(RoundsConfig, ROOT / f"configs/search/{name}.yaml", told)
+
+
+@pytest.mark.parametrize("name", ["rounds", "rounds_sft_each_round"])
+def test_the_presets_are_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cfg = presets(name, "curation.rewrite.rewriter.model=NAME3")
     made = LoopPlan(cfg, Path("out"))
     check_plan(made)
     last = made.training(cfg.rounds[-1])
     assert last.misc.run_dir == "out/04-round3/train"
-    assert last.data.train == data
+    assert last.data.train == "demo/search/questions.jsonl"
+
+
+def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per round: questions of an update, episodes a question, turns, tokens of an answer."""
+    monkeypatch.chdir(ROOT)
+    cfg = presets("rounds", "curation.rewrite.rewriter.model=NAME3")
+    trainings = [LoopPlan(cfg, Path("out")).training(of) for of in cfg.rounds]
+    table = [
+        (of.rl.batch_size, of.rollout.n_agent, of.episode.max_turns, of.reward.preset)
+        for of in trainings
+    ]
+    assert table == [
+        (32, 4, 7, "phase1"),
+        (16, 8, 7, "focused"),
+        (8, 16, 15, "focused"),
+        (32, 16, 15, "focused"),
+    ]
+    tokens = [of.answering.generator.max_output_tokens for of in trainings[1:]]
+    assert tokens == [3072, 3072, 5120]
+    learns = [of.name for of in cfg.rounds if "sft" in of.then]
+    assert learns == ["round2"], "round 2 begins with the merged policy of round 1"
+    (after,) = (of for of in cfg.rounds if of.name == "round2")
+    assert {"distill", "rewrite"} < set(after.then)
+    assert after.curation["focus"]["take"] == ["all"], "round 3 plays round 2's rows again"
 
 
 @pytest.mark.parametrize(

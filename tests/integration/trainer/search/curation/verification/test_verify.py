@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.kits.trainer.searching.curated import (
 )
 from tests.kits.trainer.searching.verifying import CLASSES, SAID, questions, verifying
 from trainer.search.curation.commands import register
+from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 
 K, IN_FLIGHT = 3, 2
 
@@ -175,7 +177,8 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "gt": (0.0, 1.0),
         "gen": (0.3, 0.5),
         "ok": (1.0, 1.0),
-        "both": (0.0, 0.2),
+        "both": (0.0, 0.0),
+        "differs": (0.0, 0.2),
         "unsure": (None, None),
     }
     of = {one.id: one for one in questions()}
@@ -193,6 +196,7 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "gen": "GEN_ERROR",
         "ok": "not verified: scores above max_score",
         "both": "not verified: gold not seen",
+        "differs": "UNCERTAIN",  # its page was seen, however late
         "unsure": "not verified: never scored",
     }
     assert decided(tmp_path / "low")["gt"]["episodes"] == ["run/1-gt-0"]
@@ -203,6 +207,60 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "no-gold": "not verified: no gold page",
         "no-page": "no verdict: a gold page is not in the index",
     }
+
+
+def test_what_distill_would_take_and_what_is_in_doubt_is_verified(servers, tmp_path):
+    """Whatever it scores, and whether or not its page was seen."""
+    of = {one.id: one for one in questions()}
+    episodes = [searched(of["gt"], n, judge=1.0 - n % 2, ndcg=0.0) for n in range(4)]
+    episodes += [searched(of["both"], judge=0.9, ndcg=1.0), searched(of["ok"], judge=0.9, ndcg=1.0)]
+    folder = write_run(tmp_path / "run", episodes, [of[name] for name in ("gt", "both", "ok")])
+    record = tmp_path / "record.jsonl"
+    CurationRecord([RecordEntry("both", "diagnose", "doubt", "reference_suspected")]).write(record)
+    low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "out"]
+    assert run(*servers.flags, *low, "--record", record).exit_code == 0
+    assert {name: row["reason"] for name, row in decided(tmp_path / "out").items()} == {
+        "gt": "GT_ERROR",
+        "both": "BOTH_WRONG",
+        "ok": "not verified: scores above max_score",
+    }
+    whole = read_record(tmp_path / "out")
+    assert whole.dropped("gt").text == "verified: GT_ERROR"
+    assert {entry.step for entry in whole} == {"diagnose", "verify"}
+
+
+def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
+    """Of three pages one has what is quoted, one has not, one has no text layer."""
+    servers.pages.pages |= {"deck_1": "= Sum of\n15 euros", "deck_2": "Sum of 12", "deck_3": ""}
+    try:
+        for name, how in (("checked", "checked"), ("noted", "noted")):
+            told = ["--set", f"verify.quotes={how}", "--set", f"data.train={tmp_path}/q.jsonl"]
+            gold = {"gt": 1, "both": 2, "gen": 2, "unsure": 2, "ok": 3}
+            of = {one.id: one for one in questions()}
+            rows = [
+                asked(n, p, question=of[n].question, reference_answer="12 euros")
+                for n, p in gold.items()
+            ]
+            write_rows(tmp_path / "q.jsonl", rows)
+            assert run(*servers.flags, *told, "--out", tmp_path / name).exit_code == 0
+        rows = decided(tmp_path / "checked")
+        assert {name: row["reason"] for name, row in rows.items()} == {
+            "gt": "GT_ERROR",
+            "both": "no verdict: the verifier's quotes are not on the pages",
+            "gen": "GEN_ERROR",
+            "unsure": "UNCERTAIN",
+            "ok": "OK",
+        }
+        assert rows["gt"]["quotes"] == ["on the page"] * K
+        assert rows["both"]["quotes"] == ["not on the page"] * K
+        assert rows["ok"]["quotes"] == ["no text layer"] * K
+        told = json.loads((tmp_path / "checked/manifest.json").read_text())["quotes"]
+        assert told == {"no text layer": 3, "not on the page": 3, "on the page": 6}
+        assert decided(tmp_path / "noted")["both"]["reason"] == "BOTH_WRONG"
+        record = read_record(tmp_path / "checked")
+        assert record.doubted("both") and not record.dropped("both")
+    finally:
+        servers.pages.pages |= dict.fromkeys(("deck_1", "deck_2", "deck_3"), "")
 
 
 def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):

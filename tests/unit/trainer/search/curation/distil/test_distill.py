@@ -15,6 +15,7 @@ from scorekit.files import temporary_of
 from tests.kits.trainer.searching.cold import READING, save_model, text_run, wrote
 from tests.kits.trainer.searching.curated import asked, decided, everything, kept
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
+from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.distil.choose import Wrote
@@ -22,8 +23,9 @@ from trainer.search.curation.distil.distill import make_distilled
 from trainer.search.curation.distil.spool import row_spool
 from trainer.search.curation.samples import read_prompts
 from trainer.search.local import look_at_policy
-from trainer.search.records import Trajectory
+from trainer.search.records import GeneratedAnswer, Trajectory
 from trainer.search.verbs import app
+from trainer.sft.curation_record import CurationRecord, RecordEntry
 
 SUCCESS_ONLY = Path(__file__).parents[6] / "configs/search/distill_success_only.yaml"
 
@@ -97,7 +99,8 @@ def test_of_many_the_best_are_taken_and_the_next_where_one_is_no_row(
         wrote(question, *short, sample=7, ndcg=1.0, end="declined"),
         *[wrote(question, *two, sample=n, judge=0.9) for n in range(8, 20)],
     ]
-    out = distilled(tmp_path, model, episodes, "--set", "distill.per_prompt=3")
+    told = ["--set", "distill.per_prompt=3", "--set", "distill.duplicates=keep"]
+    out = distilled(tmp_path, model, episodes, *told)
     assert [row["id"] for row in kept(out)] == ["run/1-q-3", "run/1-q-2", "run/1-q-1"]
     told = reasons(out)
     assert told["run/1-q-0"] == told["run/1-q-5"] == "behind the best 3"
@@ -122,7 +125,8 @@ def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None
         wrote(question, *one, sample=4, ndcg=None),
         wrote(question, *one, sample=5, ndcg=0.9),
     ]
-    out = distilled(tmp_path, model, episodes, "--config", SUCCESS_ONLY)
+    told = ["--config", SUCCESS_ONLY, "--set", "distill.duplicates=keep"]
+    out = distilled(tmp_path, model, episodes, *told)
     assert [row["id"][-1] for row in kept(out)] == ["5", "2", "1", "0"]
     told = reasons(out)
     assert told["many"] == "more than 8 of them are right"
@@ -205,6 +209,92 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path, model: Path) -> None:
     assert not left.exists()
 
 
+def test_a_lucky_answer_is_no_row(tmp_path: Path, model: Path) -> None:
+    """Right without a gold page, with half of them, or with a page that the generator was not
+    sent; `hallucinations` clears one whose pages carry the same."""
+    turns = search("births"), COMPLETE  # show deck_1
+    seen, lucky, half = asked("seen", 1), asked("lucky", 2), asked("half", 1, 2)
+    twin = asked("twin", 2, alternatives={"deck_2": ("deck_1",)})
+    episodes = [wrote(one, *turns) for one in (seen, lucky, half, twin)]
+    unsent = wrote(asked("unsent", 2), search("rain"), *turns)
+    unsent.turns[0].views = [page("deck_2")]
+    unsent.answer = GeneratedAnswer(status="ok", text="said", evidence=[sha256_of("deck_1")])
+    same = wrote(asked("same", 2), *turns)
+    episodes += [unsent, same]
+    episodes += [wrote(one.question, COMPLETE, judge=0, sample=1) for one in list(episodes)]
+    record = tmp_path / "record.jsonl"
+    entry = RecordEntry("same", "hallucinations", "keep", "same_document", "run/1-same-0")
+    CurationRecord([entry]).write(record)
+    out = distilled(tmp_path, model, episodes, "--record", record)
+    assert [row["question_id"] for row in kept(out)] == ["seen", "twin", "same"]
+    told = reasons(out)
+    for name in ("lucky", "half", "unsent"):
+        assert told[f"run/1-{name}-0"] == "no evidence shown"
+    out = distilled(tmp_path / "b", model, episodes, "--set", "distill.evidence=any")
+    assert len(kept(out)) == 6
+
+
+def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
+    names = ("good", "wrong", "suspected", "cleared", "memory", "guessed", "by-hand", "unanswered")
+    episodes = [one for name in names for one in group(name, 1, 1)]
+    entries = [
+        RecordEntry("good", "verify", "keep", "OK"),
+        RecordEntry("wrong", "verify", "drop", "GT_ERROR"),
+        RecordEntry("suspected", "diagnose", "doubt", "reference_suspected"),
+        RecordEntry("cleared", "diagnose", "doubt", "reference_suspected"),
+        RecordEntry("cleared", "verify", "keep", "GEN_ERROR"),
+        RecordEntry("memory", "hallucinations", "drop", "own_knowledge"),
+        RecordEntry("guessed", "hallucinations", "drop", "luck", "run/1-guessed-0"),
+        RecordEntry("unanswered", "verify", "open", "no verdict: the judge did not answer"),
+    ]
+    CurationRecord(entries).write(tmp_path / "record.jsonl")
+    (tmp_path / "bad.txt").write_text("by-hand\tits page is another\n")
+    flags = ["--record", tmp_path / "record.jsonl", "--exclude", tmp_path / "bad.txt"]
+    out = distilled(tmp_path, model, episodes, *flags)
+    assert [row["question_id"] for row in kept(out)] == ["good", "cleared"]
+    told = reasons(out)
+    assert told["wrong"] == "verified: GT_ERROR"
+    assert told["suspected"] == "diagnosed: reference_suspected"
+    assert told["memory"] == "hallucinations: own_knowledge"
+    assert told["run/1-guessed-0"] == "hallucinations: luck"
+    assert told["by-hand"] == "excluded by hand"
+    assert told["unanswered"] == "verified: no verdict: the judge did not answer"
+    inputs = json.loads((out / "manifest.json").read_text())["inputs"]
+    assert set(inputs) == {str(tmp_path / "record.jsonl"), str(tmp_path / "bad.txt")}
+    assert len(kept(distilled(tmp_path / "b", model, episodes))) == len(names)
+
+
+def test_what_is_written_twice_is_one_row(tmp_path: Path, model: Path) -> None:
+    turns = search("births"), COMPLETE
+    other = [turn.replace("think>", "think> ", 1) for turn in turns]  # blanks alone
+    same = asked("q"), asked("again", question=asked("q").question)
+    episodes = [wrote(same[0], *turns, sample=0), wrote(same[0], *other, sample=1)]
+    episodes += [wrote(same[0], search("rain"), COMPLETE, sample=2), wrote(same[1], *turns)]
+    episodes += [wrote(same[0], COMPLETE, judge=0, sample=n) for n in (3, 4, 5)]
+    episodes += [wrote(same[1], COMPLETE, judge=0, sample=1)]
+    out = distilled(tmp_path, model, episodes)
+    assert [row["id"] for row in kept(out)] == ["run/1-q-0", "run/1-q-2"]
+    for name in ("run/1-q-1", "run/1-again-0"):
+        line = decided(out)[name]
+        assert (line["reason"], line["duplicate_of"]) == ("a duplicate", "run/1-q-0")
+
+
+def test_a_success_with_a_tag_in_a_thought_is_no_row(tmp_path: Path, model: Path) -> None:
+    """As text within a think block, also of a turn that is read and not learned."""
+    boxes = {
+        "plain": "<think>then <bbox>[1, 2, 3, 4]</bbox></think>\n<search>births</search>",
+        "entities": "<think>then &lt;bbox&gt;</think>\n<search>births</search>",
+        "unclosed": "<think>then <BBOX>[1, 2, 3, 4]</BBOX>",
+        "none": "<think>then a box</think>\n<search>births</search>",
+    }
+    episodes = [wrote(asked(name), text, search("a"), COMPLETE) for name, text in boxes.items()]
+    episodes += [wrote(asked(name), COMPLETE, judge=0, sample=1) for name in boxes]
+    out = distilled(tmp_path, model, episodes)
+    assert [row["question_id"] for row in kept(out)] == ["none"]
+    for name in ("plain", "entities", "unclosed"):
+        assert reasons(out)[f"run/1-{name}-0"] == "a tag in a thought"
+
+
 def test_what_cannot_be_distilled_is_a_line(tmp_path: Path, model: Path) -> None:
     folder = text_run(tmp_path / "run", group("a", 1, 1))
     done = run("--run", folder, "--out", tmp_path / "out")
@@ -222,7 +312,7 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
         one.turns[-1].observation = "births " * 30_000
     folder = text_run(tmp_path / "run", episodes)
     del episodes
-    cfg = CurationConfig.model_validate({"distill": {"model": str(model)}})
+    cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
     wrote_ = Wrote()
     tracemalloc.start()
     prompts, read = read_prompts([folder], cfg, wrote_.visit)

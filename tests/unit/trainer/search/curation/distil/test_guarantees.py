@@ -109,7 +109,7 @@ def test_a_tag_is_found_however_it_is_spelt(how: str, name: str, slash: str) -> 
 def test_what_is_no_tag_and_no_claim_is_let_through(thought: str) -> None:
     assert not has_tag(thought)
     assert not any(claims(thought).values()), claims(thought)
-    assert thought_breach("something else", thought, LONGER) is None
+    assert thought_breach(thought, thought, LONGER) is None
 
 
 def test_each_way_of_claiming_is_known_by_examples_of_its_own() -> None:
@@ -127,10 +127,10 @@ def test_a_new_claim_of_seeing_is_found(name: str, said: str) -> None:
 
 def test_a_claim_that_the_original_makes_may_stay_but_none_may_be_added() -> None:
     before = "I can see the total, 5."
-    assert thought_breach(before, "The total is 5, as far as I can see.", LONGER) is None
+    assert thought_breach(before, "So I can see the total, 5.", LONGER) is None
     assert thought_breach(before, "I can see 5, and I see a sum.", LONGER) == "a claim of seeing"
     assert thought_breach(before, "The image shows 5.", LONGER) == "a claim of seeing"
-    assert thought_breach("합계가 보인다", "총계가 보인다", LONGER) is None
+    assert thought_breach("합계가 보인다", "이제 합계가 보인다", LONGER) is None
 
 
 @pytest.mark.parametrize(

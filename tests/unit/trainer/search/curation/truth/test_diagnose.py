@@ -14,6 +14,7 @@ from trainer.search.curation.truth.answers import flat
 from trainer.search.curation.truth.causes import CAUSES
 from trainer.search.records import GeneratedAnswer, Question, Trajectory, Turn
 from trainer.search.verbs import app
+from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 
 DOCS = Path(__file__).parents[6] / "docs/curation.md"
 Q = asked("q", 2, reference_answer="12,570 dollars")
@@ -107,6 +108,31 @@ def test_a_generator_that_is_asked_once_does_not_agree_with_itself(tmp_path: Pat
     said = GeneratedAnswer(status="ok", text="11,000 dollars", evidence=[sha256_of("deck_2")])
     seen = [wrong(n, shown=("deck_2",)).model_copy(update={"answer": said}) for n in range(4)]
     assert diagnosed(tmp_path, *seen)["reason"] == "generator_failed"
+
+
+def test_what_is_no_reading_of_the_page_does_not_speak_against_the_reference(
+    tmp_path: Path,
+) -> None:
+    """A refusal, the question's own words, another unit, what is said without the page, too; and
+    nothing does where the page was read as the reference says, or `verify` has confirmed it."""
+    seen = {"shown": ("deck_2",)}
+    agree = [wrong(n, answer="11,000 dollars", **seen) for n in range(3)]
+    assert diagnosed(tmp_path, *agree)["reason"] == "reference_suspected"
+    for number, text in enumerate(("It is not shown.", "확인할 수 없습니다", "q", "1957 years")):
+        said = [wrong(n, answer=text, **seen) for n in range(3)]
+        folder = tmp_path / f"text-{number}"
+        assert diagnosed(folder, *said)["reason"] == "generator_failed", text
+    unseen = wrong(3, turns=SEARCHES, answer="11,000 dollars")
+    assert diagnosed(tmp_path / "a", *agree, unseen)["reason"] == "generator_failed"
+    right = searched(Q, 3, judge=1.0, answer="12,570 dollars", **seen)
+    assert diagnosed(tmp_path / "b", *agree, right)["reason"] == "generator_failed"
+    record = tmp_path / "record.jsonl"
+    CurationRecord([RecordEntry("q", "verify", "keep", "GEN_ERROR")]).write(record)
+    out = tmp_path / "c"
+    told = ["diagnose", "--run", str(tmp_path / "run"), "--out", str(out), "--record", str(record)]
+    assert CliRunner().invoke(app, told).exit_code == 0
+    assert decided(out)["q"]["reason"] == "generator_failed"
+    assert read_record(tmp_path / "out").doubted("q") and not read_record(out).doubted("q")
 
 
 def test_half_of_the_evidence_is_no_evidence(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.kits.trainer.searching.curated import prompt_of
+from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.verification.compare import why_not
 from trainer.search.curation.verification.config import VerifyConfig
+from trainer.sft.curation_record import CurationRecord
 
 
 @pytest.mark.parametrize(
@@ -15,11 +17,11 @@ from trainer.search.curation.verification.config import VerifyConfig
         ([0.2, 0.4] * 4, [0.5] * 8, None),
         ([0.2, 0.4] * 3 + [0.2, 0.401], [0.5] * 8, "scores above max_score"),
         ([0.0] * 8, [0.1] * 8, None),
-        ([0.0] * 8, [0.1] * 7 + [0.099], "gold not seen"),
+        ([0.0] * 8, [0.1] * 7 + [0.099], "NDCG below min_ndcg"),
         ([0.0] * 3, [0.1, 0.0, 0.2], None),
     ],
 )
 def test_a_mean_on_a_border_is_verified_however_many_are_summed(judge, ndcg, why):
     least = 0.5 if ndcg[0] == 0.5 else 0.1
-    cfg = VerifyConfig(max_score=0.3, min_ndcg=least)
-    assert why_not(prompt_of(judge=judge, ndcg=ndcg), cfg, max_images=5) == why
+    cfg = CurationConfig(verify=VerifyConfig(max_score=0.3, min_ndcg=least))
+    assert why_not(prompt_of(judge=judge, ndcg=ndcg), cfg, 5, CurationRecord()) == why

@@ -1,0 +1,171 @@
+"""The requirements' own rounds over planted cases: what they condemn reaches no row of SFT.
+
+Commands of curation are the real ones, with real servers; in place of trainings stand episodes that
+were written beforehand, of a policy that reads text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from bench.kit.openai_server import FakeOpenAI
+from scorekit.config import load_config
+from tests.kits.trainer.searching.cold import READING, save_model, text_run, wrote
+from tests.kits.trainer.searching.curated import asked, decided, kept, write_rows
+from tests.kits.trainer.searching.episodes import COMPLETE, search
+from tests.kits.trainer.searching.finished import page
+from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
+from trainer.search.records import Question, Trajectory
+from trainer.search.rounds.config import RoundsConfig
+from trainer.search.rounds.loop import run_loop
+from trainer.search.rounds.steps import StepRecord, Steps
+from trainer.search.verbs import app
+
+ROOT = Path(__file__).parents[5]
+COUNT = 30
+#: Kind -> (what verifier and generator say, the pages that the right episode is shown).
+KINDS: Mapping[str, tuple[tuple[str, str], Sequence[str]]] = {
+    "wrong": (("15", "15"), ["deck_1"]),
+    "late": (("15", "15"), ["deck_9", "deck_8", "deck_7", "deck_1"]),
+    "lucky": (("12", "12"), ["deck_9"]),
+    "good": (("12", "12"), ["deck_1"]),
+}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[VerifyServers]:
+    with verifying() as running:
+        yield running
+
+
+def questions() -> list[Question]:
+    return [
+        asked(f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12")
+        for kind in KINDS
+        for n in range(COUNT)
+    ]
+
+
+def episodes(question: Question, step: int) -> list[Trajectory]:
+    """Four, of which one is judged right."""
+    shown = KINDS[question.id.partition("-")[0]][1]
+    ndcg = 0.0 if "deck_1" not in shown else 1 / (1 + shown.index("deck_1"))
+    texts = [search(f"{question.id} {step} {n}") for n in range(len(shown))]
+    made = [
+        wrote(
+            question,
+            *(*texts, COMPLETE),
+            sample=n,
+            judge=float(not n),
+            reward=float(not n),
+            ndcg=ndcg,
+            answer="12",
+        )
+        for n in range(4)
+    ]
+    for one in made:
+        for turn, page_id in zip(one.turns, shown, strict=False):
+            turn.views = [page(page_id)]
+    return made
+
+
+def in_process(model: Path, runs: Mapping[str, Path]) -> Callable[..., int]:
+    """What a step's process does, in this one. runs: round -> what its training leaves."""
+
+    def run(
+        steps: Steps, name: str, record: StepRecord, command: Sequence[str], env: object
+    ) -> int:
+        if "search" in command:
+            done = CliRunner().invoke(app, list(command[command.index("search") + 1 :]))
+            assert done.exit_code == 0, done.output
+        elif "export" in command:
+            shutil.copytree(model, command[command.index("--to") + 1])
+        elif name == "train":
+            shutil.copytree(runs[steps.folder.name], steps.folder / "train")
+        else:
+            (steps.folder / name).mkdir()
+        return 0
+
+    return run
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("verified_first", [True, False], ids=["as it is", "verified late"])
+def test_what_the_rounds_condemn_reaches_no_row(
+    verified_first: bool, tmp_path: Path, servers: VerifyServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verified late: without the first round's `verify`, so that the default rule chooses what is
+    verified."""
+    given = questions()
+    for one in given:
+        monkeypatch.setitem(SAID, one.id, KINDS[one.id.partition("-")[0]][0])
+    model = save_model(tmp_path / "model", READING)
+    data = write_rows(tmp_path / "questions.jsonl", given)
+    phase1 = [wrote(one, COMPLETE, judge=None, ndcg=0.0, reward=0.0) for one in given]
+    runs = {"01-phase1": text_run(tmp_path / "runs/01-phase1", phase1, *given)}
+    for step, name in ((1, "02-round1"), (2, "03-round2")):
+        played = [
+            of.model_copy(update={"trajectory_id": f"{name}-{of.trajectory_id}"})
+            for one in given
+            for of in episodes(one, step)
+        ]
+        runs[name] = text_run(tmp_path / "runs" / name, played, *given)
+    runs["04-round3"] = runs["01-phase1"]
+    for folder in runs.values():
+        told = load(folder / "config.yaml") | {"policy": {"path": str(model)}}
+        told["data"] = {"train": str(data)}
+        (folder / "config.yaml").write_text(json.dumps(told))
+    fake = FakeOpenAI("rewriter", respond=rephrased)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Steps, "_run", in_process(model, runs))
+    with fake.running() as url:
+        settings = [
+            *(flag for flag in servers.flags if flag != "--set"),
+            "rewrite.rewriter.model=rewriter",
+            f"rewrite.rewriter.base_url={url}",
+        ]
+        settings = [one for one in settings if not one.startswith("verify.prompts")]
+        told = [f"train.policy.path={model}", f"train.data.train={data}"]
+        for one in settings:
+            section = "curation" if one.split(".")[0] in ("verify", "rewrite") else "train"
+            told.append(f"{section}.{one}")
+        told.append("train.answering.generator.api=vllm")
+        told.append("train.answering.judge.model=null")
+        cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", told)
+        if not verified_first:
+            cfg.rounds[0].then.remove("verify")
+        assert run_loop(cfg, tmp_path / "out") is None
+    out = tmp_path / "out"
+    rows = kept(out / "03-round2/rewrite")
+    assert {row["question_id"].partition("-")[0] for row in rows} == {"good"}
+    assert len({row["question_id"] for row in rows}) == COUNT
+    learned = load(out / "03-round2/sft.yaml")["data"]
+    assert learned["train"] == str(out / "03-round2/rewrite/rows.jsonl")
+    assert learned["record"] == str(out / "03-round2/verify/record.jsonl")
+    second, third = (load(out / name / "train.yaml") for name in ("03-round2", "04-round3"))
+    assert second["policy"]["path"] == str(out / "02-round1/policy"), "not one of SFT"
+    assert second["data"]["train"] == str(out / "02-round1/focus/rows.jsonl")
+    assert third["policy"]["path"] == str(out / "03-round2/sft-policy")
+    again = [row["id"] for row in kept(out / "03-round2/focus")]
+    assert third["data"]["train"] == str(out / "03-round2/focus/rows.jsonl")
+    assert again == [row["id"] for row in kept(out / "02-round1/focus")]
+    verified = decided(out / "02-round1/verify").values()
+    found = [row["id"] for row in verified if not row["kept"]]
+    assert found == [one.id for one in given if one.id.startswith(("wrong", "late"))]
+
+
+def rephrased(body: dict[str, Any], seed: int | None) -> str:
+    turns = json.loads(body["messages"][-1]["content"])["turns"]
+    said = [{"turn": t["turn"], "thought": f"well, {t['thought']} again"} for t in turns]
+    return json.dumps({"turns": said})
