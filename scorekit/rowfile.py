@@ -39,6 +39,8 @@ from scorekit.errors import UserError
 Ending = Literal["jsonl", "tsv", "csv", "parquet"]
 Format = Literal[Ending, "tsv-unquoted"]
 _BOM = b"\xef\xbb\xbf"
+_ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
+_NOT_UTF8 = "not UTF-8 text. Save the file as UTF-8"
 _GZIP = b"\x1f\x8b"
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
 MOST_CHARACTERS = 2**30
@@ -215,14 +217,17 @@ def _unquoted_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MOST_CHARACTERS)
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    # The decoder reads ahead: a byte that is not UTF-8 is found in its row.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
     while True:
         number = reader.line_num + 1
         try:
             cells = next(reader, None)
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             raise _Fault(number, str(error)) from None
+        if cells is not None and any(map(_ESCAPED.search, cells)):
+            raise _Fault(number, _NOT_UTF8)
         if cells is None:
             return
         if len(cells) > 1 or (cells and cells[0].strip()):
@@ -262,8 +267,8 @@ class _Tsv:
             number = self._number + len(self._ahead) + 1
             try:
                 text = raw.removeprefix(_BOM if number == 1 else b"").decode()
-            except UnicodeDecodeError as error:
-                raise _Fault(number, str(error)) from None
+            except UnicodeDecodeError:
+                raise _Fault(number, _NOT_UTF8) from None
             self._ahead.append(text)
         return self._ahead[ahead]
 
@@ -346,10 +351,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(file, 1):
         try:
             text = raw.removeprefix(_BOM).decode().rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise _Fault(number, str(error)) from None
+        except UnicodeDecodeError:
+            raise _Fault(number, _NOT_UTF8) from None
         if text.strip(" \t"):
             yield number, text
+
+
+def _column_fault(cells: list[str], column: str) -> str:
+    if count := cells.count(column):
+        return f"the header has {count} columns {column!r}. Rename all but one of them"
+    there = ", ".join(map(repr, cells))
+    how = "Name it there, or separate the columns by a comma (CSV) or a tab (TSV)"
+    return f"the header has no column {column!r}, but {there}. {how}"
 
 
 def _header(
@@ -358,6 +371,5 @@ def _header(
     twice = [name for name in cells if name and cells.count(name) > 1] if columns is None else []
     for column in (*once, *twice):
         if cells.count(column) != 1:
-            what = f"the header has {cells.count(column)} columns {column!r}, not one"
-            raise _Fault(number, what)
+            raise _Fault(number, _column_fault(cells, column))
     return cells

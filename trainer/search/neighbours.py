@@ -94,7 +94,7 @@ def meet_retriever(cfg: SearchConfig) -> None:
     and not when a run's patience ends."""
     url = cfg.retriever.url
     try:
-        with Retriever(url, deadline_s=min(_AT_START_S, cfg.retriever.deadline_s)) as once:
+        with Retriever(url, deadline_s=_AT_START_S) as once:
             once.info()
     except (ServiceUnreachable, RequestError) as error:
         raise UserError(

@@ -103,7 +103,7 @@ class CurationRecord:
             file.writelines(json.dumps(_line(entry), ensure_ascii=False) + "\n" for entry in self)
 
 
-_VERDICTS: Final = get_args(Verdict)
+_VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 
 def read_record(path: Path) -> CurationRecord:
@@ -139,8 +139,9 @@ def _entry(line: str, where: str) -> RecordEntry:
         row = None
     if isinstance(row, Mapping):
         question, episode = row.get("question"), row.get("episode")
-        step, verdict, reason = row.get("step"), row.get("verdict"), row.get("reason")
+        step, reason = row.get("step"), row.get("reason")
+        verdict = next((known for known in _VERDICTS if known == row.get("verdict")), None)
         texts = all(isinstance(value, str) for value in (question, step, reason))
-        if texts and verdict in _VERDICTS and (episode is None or isinstance(episode, str)):
+        if texts and verdict and (episode is None or isinstance(episode, str)):
             return RecordEntry(str(question), str(step), verdict, str(reason), episode)
     raise UserError(f"{where}: is no decision. Let the command write the record again.")

@@ -119,7 +119,13 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The last byte of an answer."""
         super().on_response_complete()
-        if self._arriving is None and not self._answering() and not self.transport.is_closing():
+        if self.transport.is_closing() or self._earlier_unanswered():
+            return
+        if self._arriving == "head":  # of a request that began before this answer was sent
+            self._wait_in(self.heads)
+        elif self._arriving == "body":
+            self._wait_in(self.bodies)
+        elif not self._answering():
             self._wait_in(self.resting)
 
     def send_400_response(self, msg: str) -> None:

@@ -17,7 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.origin import AllowedHosts, foreign_host, foreign_page, wrong_content
+from scorekit.server.http.origin import (
+    AllowedHosts,
+    foreign_host,
+    foreign_page,
+    repeated_header,
+    wrong_content,
+)
 
 log = structlog.get_logger()
 
@@ -108,6 +114,8 @@ class Gate:
         """Return why a request may not pass; None where it may."""
         if _path(scope).startswith("/health/"):
             return None
+        if (error := repeated_header(scope["headers"])) is not None:
+            return error
         if not self.keys and (error := foreign_host(headers, self.hosts)) is not None:
             return error
         if self._is_open(scope):
@@ -115,7 +123,8 @@ class Gate:
         if self.keys and not scope["key_id"]:
             what = "not a key of this service" if token else "this service wants a key"
             return RequestError("unauthorized", f"{what}: {_HOW_TO_GIVE_ONE}")
-        if (error := foreign_page(headers, self.hosts)) is not None:
+        # A page that has a key was given it: no browser adds one by itself.
+        if not self.keys and (error := foreign_page(headers, self.hosts)) is not None:
             return error
         return wrong_content(headers) if _has_body(headers) else None
 

@@ -9,12 +9,17 @@ without keys tells such requests by the headers that no page can set: `Host`, `O
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from scorekit.errors import RequestError
 from scorekit.server.http.settings import ServiceSettings, is_loopback
 
 JSON = "application/json"
+#: A name or an address, with a port or without.
+_HOST = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d*)?")
+_ONCE = frozenset({b"host", b"origin", b"content-type", b"content-encoding", b"authorization"})
 
 
 class AllowedHosts:
@@ -32,6 +37,16 @@ class AllowedHosts:
         return is_loopback(name) or name.endswith(".localhost") or name in self.names
 
 
+def repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> RequestError | None:
+    """Return the refusal of a request with two values of a header that has one; else None."""
+    names = [name for name, _ in headers if name in _ONCE]
+    for name in names:
+        if names.count(name) > 1:
+            message = f"{name.decode().title()}: sent more than once. Send it once"
+            return RequestError("invalid_request", message, status=400)
+    return None
+
+
 def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestError | None:
     """Return the refusal of a request whose Host header names another host; None where it may pass.
 
@@ -41,7 +56,7 @@ def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestE
     host = headers.get(b"host", b"").decode("latin-1")
     if not host:
         return None
-    name = _name_in(f"//{host}")
+    name = _name_in(f"//{host}") if _HOST.fullmatch(host) else ""
     if name and (_is_address(name) or allowed.has(name)):
         return None
     return _refusal("Host: not a name of this service", "start it with --allow-host NAME")

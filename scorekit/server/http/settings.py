@@ -5,12 +5,13 @@ service's prefix (`METRICX_MAX_SAMPLES`), and documented here. Secrets are never
 from __future__ import annotations
 
 import ipaddress
+import re
 import stat
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import structlog
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -23,6 +24,8 @@ from scorekit.config import nearest
 from scorekit.errors import UserError
 
 log = structlog.get_logger()
+
+_HOST_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 class ServiceSettings(BaseSettings):
@@ -134,7 +137,19 @@ class ServiceSettings(BaseSettings):
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
         """The names in `allow_host`."""
-        return tuple(name.strip().lower() for name in self.allow_host.split(",") if name.strip())
+        return _names_in(self.allow_host)
+
+    @field_validator("allow_host")
+    @classmethod
+    def _bare_names(cls, value: str) -> str:
+        for name in _names_in(value):
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no host name. Give it as in judge.example")
+        return value
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    return tuple(name.strip().lower() for name in text.split(",") if name.strip())
 
 
 class Secrets(BaseSettings):

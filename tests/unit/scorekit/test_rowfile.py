@@ -128,8 +128,8 @@ def test_a_file_that_mixes_quoted_cells_and_quotes_warns_once(tmp_path, caplog):
     ("content", "fault"),
     [
         (b'src\tmt\n"a\nb"\tc\nd\n', "line 4: 1 columns, the header has 2"),
-        (b'src\tmt\n"a\nb\xff"\tc\n', "line 3: 'utf-8' codec"),
-        (b'"src"\t"src"\na\tb\n', "line 1: the header has 2 columns 'src', not one"),
+        (b'src\tmt\n"a\nb\xff"\tc\n', "line 3: not UTF-8 text"),
+        (b'"src"\t"src"\na\tb\n', "line 1: the header has 2 columns 'src'. Rename"),
     ],
 )
 def test_a_fault_names_its_line(tmp_path, content, fault):

@@ -101,8 +101,8 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
     [
         ("a.csv", b'src,mt\na,"b\n', "line 2: unexpected end of data"),
         ("a.csv", b'src,mt\n"a\nb",c\nd\n', "line 4: 1 columns, the header has 2"),
-        ("a.csv", b"src,mt,src\na,b,c\n", "line 1: the header has 2 columns 'src', not one"),
-        ("a.csv", b"src,mt\na,\xff\n", "'utf-8' codec"),
+        ("a.csv", b"src,mt,src\na,b,c\n", "line 1: the header has 2 columns 'src'. Rename"),
+        ("a.csv", b"src,mt\na,\xff\n", "line 2: not UTF-8 text"),
         ("a.jsonl.gz", gzip.compress(b'{"src": "a"}\n' * 9, mtime=0)[:-9], "gzip is damaged"),
         ("a.parquet", b"PAR1 and nothing else", "not Parquet"),
         ("a.parquet", b"", "not Parquet"),

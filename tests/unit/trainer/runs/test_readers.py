@@ -184,7 +184,7 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
     [
         ("a.csv", 'src_text,src_lang\n"x,y\n', "a.csv, line 2: unexpected end of data"),
         ("a.csv", "src_text,src_lang\nx,en,ko\n", "a.csv, line 2: 3 columns, the header has 2"),
-        ("a.csv", "a,a\nx,y\n", "a.csv, line 1: the header has 2 columns 'a', not one"),
+        ("a.csv", "a,a\nx,y\n", "a.csv, line 1: the header has 2 columns 'a'. Rename"),
         (
             "a.csv",
             "text,src_lang,tgt_lang\n\nx,en,ko\n",

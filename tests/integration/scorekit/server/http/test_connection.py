@@ -110,6 +110,17 @@ def test_a_pipelined_request_does_not_make_an_unanswered_one_closable():
         assert read_status(working) == 200
 
 
+@pytest.mark.parametrize("more", [HEAD[:-2], HEAD + BODY[:10]])
+def test_a_half_request_behind_an_answered_one_makes_room(more):
+    """Both parts arrive at once, so that the second begins before the first is answered."""
+    with running_service(FakeBackend(), max_connections=2) as url, ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(connect(url))
+            connection.sendall(HEALTH + more)
+            assert read_status(connection) == 200
+        assert httpx.post(f"{url}/v1/score", content=BODY, headers=JSON).status_code == 200
+
+
 def test_closed_connections_are_forgotten():
     with running_service(FakeBackend(), max_connections=2) as url:
         for _ in range(20):

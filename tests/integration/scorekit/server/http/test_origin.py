@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from http.client import HTTPConnection
 
 import httpx
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from bench.kit.servers import JSON, running_service
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
+from scorekit.server.http.settings import Secrets, ServiceSettings
 
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()
 KEY = "a-key"
@@ -80,7 +81,15 @@ def test_every_route_that_takes_a_body_wants_json(url, route):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8003", "localhost.evil.example", "127.0.0.1.nip.io", "metricx2"],
+    [
+        "evil.example",
+        "evil.example:8003",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "metricx2",
+        "evil.example@localhost",
+        "localhost/evil.example",
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/info", "/metrics", "/openapi.json", "/"])
 def test_a_name_that_is_not_ours_reads_nothing(url, host, path):
@@ -143,9 +152,36 @@ def test_a_picture_or_a_link_on_another_site_reads_nothing(url):
     assert httpx.get(f"{url}/v1/info", headers=same).status_code == 200
 
 
-def test_a_service_with_keys_answers_to_any_name_and_to_no_foreign_page(closed_url):
+def test_a_service_with_keys_answers_to_any_name_and_page_that_has_one(closed_url):
     key = {"Authorization": f"Bearer {KEY}"}
     asked = {"Host": "metricx.scorekit.svc"} | key
     assert httpx.get(f"{closed_url}/v1/info", headers=asked).status_code == 200
-    assert post(closed_url, Origin="https://evil.example", **key)[0] == 403
+    page = {"Origin": "https://judge.example"}  # behind a proxy that gives another Host
+    assert post(closed_url, **page, **key)[0] == 200
+    assert post(closed_url, **page)[0] == 401
     assert post(closed_url, Origin="https://evil.example")[0] == 401  # the key comes first
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Content-Type", "Content-Encoding"])
+def test_a_header_that_is_sent_twice_is_refused(url, backend, name):
+    before = len(backend.batches)
+    values = {"Host": "localhost", "Origin": "http://localhost", "Content-Encoding": "identity"}
+    twice = [(name, "evil"), (name, values.get(name, "application/json"))]
+    connection = HTTPConnection(url.removeprefix("http://"))
+    connection.putrequest("POST", "/v1/score", skip_host=name == "Host")
+    for header, value in [*twice, ("Content-Length", f"{len(BODY)}")]:
+        connection.putheader(header, value)
+    connection.endheaders(BODY)
+    answer = connection.getresponse()
+    assert answer.status == 400
+    message = json.loads(answer.read())["error"]["message"]
+    assert message == f"{name}: sent more than once. Send it once"
+    assert len(backend.batches) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["https://judge.example", "judge.example:8003", "*", "a b", "judge.example/"]
+)
+def test_what_is_no_bare_host_name_is_not_allowed(name):
+    with pytest.raises(ValidationError, match=r"is no host name\. Give it as in judge\.example"):
+        ServiceSettings(allow_host=f"localhost, {name}")
