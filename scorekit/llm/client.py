@@ -262,6 +262,10 @@ class LLMClient:
             return found
 
     async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
+        with self._absence.trying():
+            return await self._tried(call, part)
+
+    async def _tried(self, call: _Call, part: range) -> dict[int, Choice]:
         part_id, attempts = call.prompt.part_id(part), 0
         last: LLMError | None = None
 

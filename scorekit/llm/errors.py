@@ -27,6 +27,18 @@ LLM_ERROR_TYPES = {
     "refused": "another 4xx, a prompt that is not Unicode text, or JSON that a content filter "
     "kept back",
 }
+#: The same for a caller who does not know what server a service asks.
+LLM_ERROR_SENTENCES = {
+    "unreachable": "the upstream server cannot be reached",
+    "timeout": "the upstream server did not answer in time",
+    "overloaded": "the upstream server has too many requests",
+    "server_error": "the upstream server failed",
+    "malformed": "the upstream server's answer is not a valid one",
+    "length": "the upstream server's answer was cut by max_tokens",
+    "overlong": "prompt and max_tokens do not fit the upstream model's context",
+    "incomplete": "the upstream server gave fewer answers than asked for",
+    "refused": "the upstream server refused the request",
+}
 _AWAY = frozenset({502, 503, 504})
 _RETRY_4XX = frozenset({408, 409})
 _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is not set")

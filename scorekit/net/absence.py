@@ -33,6 +33,7 @@ class Absence:
         self._who = who
         self._timer: asyncio.TimerHandle | None = None
         self._is_told = False
+        self._trying = 0  # requests that are being tried
 
     def failed(self, deadline: Deadline) -> None:
         """Note a failed try that is followed by another one, until the deadline."""
@@ -48,11 +49,24 @@ class Absence:
             log.warning("%s answers again", self._who)
 
     @contextmanager
+    def trying(self) -> Iterator[None]:
+        """All tries of one request are within. Once no request is tried, nobody waits, and what has
+        failed is not told any more."""
+        self._trying += 1
+        try:
+            yield
+        finally:
+            self._trying -= 1
+            if not self._trying:
+                self.close()
+
+    @contextmanager
     def watched(self, deadline: Deadline) -> Iterator[None]:
         """Tell of a request within, with all its tries, that stays without an answer for long."""
         timer = asyncio.get_running_loop().call_later(SILENT_S, self._tell, deadline)
         try:
-            yield
+            with self.trying():
+                yield
         finally:
             timer.cancel()
 

@@ -10,7 +10,7 @@ import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
-from scorekit.llm.errors import LLM_ERROR_TYPES, MISTAKES, OperatorMistake
+from scorekit.llm.errors import LLM_ERROR_SENTENCES, MISTAKES, OperatorMistake
 from scorekit.schemas import TaskInfo
 from services.judge.spending import Spending
 
@@ -153,9 +153,9 @@ def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleE
         said = MISTAKES[kind] + (f" {model!r}" if kind == "model" else "")
         return SampleError("upstream", f"the upstream server: {said} {where}", retryable=False)
     if error.type == "overlong":
-        return SampleError("overlong", f"{LLM_ERROR_TYPES['overlong']} {where}")
+        return SampleError("overlong", f"{LLM_ERROR_SENTENCES['overlong']} {where}")
     status = "" if error.status is None else f", HTTP {error.status}"
-    said = f"{error.type}{status}: {LLM_ERROR_TYPES[error.type]}"
+    said = f"{LLM_ERROR_SENTENCES[error.type]}{status}"
     return SampleError("upstream", f"{said} {where}", retryable=error.retryable)
 
 

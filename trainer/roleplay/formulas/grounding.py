@@ -40,6 +40,7 @@ _REPEATED = ((0.70, 0.10), (0.55, 0.05))
 #: A reply is an echo if the trigrams of letters of what it says aloud and of the user turn share
 #: more than this, of both.
 _ECHOED = 0.55
+_SHORT = 10  # letters of a user turn
 _NEUTRAL = 0.5
 _WORD = re.compile(r"[^\W_]+")
 
@@ -57,13 +58,21 @@ def _ngram_overlap_ratio(user_turn: str, completion: str) -> float:
 
 def is_echo(asked: AskedReply) -> bool:
     """Return whether a reply says the user turn again, and little else: of both, more than
-    `_ECHOED` of the trigrams of letters are the other's. Without a quotation all of it is read."""
-    user, spoken = (
-        _trigrams(list("".join(_words(text))))
-        for text in (asked.user_turn, asked.reply.quote or asked.reply.text)
-    )
-    shared = len(user & spoken)
-    return bool(shared) and above(shared / max(len(user), len(spoken)), _ECHOED)
+    `_ECHOED` of the trigrams of letters are the other's. Without a quotation all of it is read.
+
+    Two repetitions are no echo, since people talk like that: a turn of fewer than `_SHORT` letters
+    (a greeting), and a question that is answered in its own words ("네, 오늘 학교 갔어요.")."""
+    reply = asked.reply.quote or asked.reply.text
+    user, spoken = _words(asked.user_turn), _words(reply)
+    if len("".join(user)) < _SHORT or (set(spoken) - set(user) and _answers(asked, reply)):
+        return False
+    theirs, ours = _trigrams(list("".join(user))), _trigrams(list("".join(spoken)))
+    shared = len(theirs & ours)
+    return bool(shared) and above(shared / max(len(theirs), len(ours)), _ECHOED)
+
+
+def _answers(asked: AskedReply, reply: str) -> bool:
+    return asks(readable(asked.user_turn)) and not asks(readable(reply))
 
 
 def _words(text: str) -> list[str]:

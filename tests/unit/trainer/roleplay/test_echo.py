@@ -37,6 +37,23 @@ def test_a_reply_with_words_of_its_own_is_no_echo(quote):
     assert not is_echo(_reply(quote))
 
 
+@pytest.mark.parametrize(
+    ("user", "quote"),
+    [
+        ("오늘 학교에 갔다 왔어요?", "네, 오늘 학교에 갔다 왔어요."),
+        ("안녕하세요.", "안녕하세요."),
+        ("새해 복 많이 받으세요.", "새해 복 많이 받으세요."),
+    ],
+)
+def test_an_answer_in_the_words_of_its_question_and_a_greeting_are_no_echo(user, quote):
+    assert not is_echo(_reply(quote, user))
+
+
+def test_a_question_that_is_asked_back_and_a_statement_said_again_are_echoes():
+    assert is_echo(_reply("아, 오늘 학교에 갔다 왔어요?", "오늘 학교에 갔다 왔어요?"))
+    assert is_echo(_reply("네, 오늘 학교에 갔다 왔어요.", "오늘 학교에 갔다 왔어요."))
+
+
 def test_a_reply_without_a_quotation_is_read_whole():
     assert is_echo(AskedReply(CutReply(USER), USER))
     assert not is_echo(AskedReply(CutReply(""), USER))

@@ -1,0 +1,32 @@
+"""What is said of a server that does not answer is true when it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from scorekit.net.absence import Absence
+from scorekit.net.retry import Deadline
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, caplog, others):
+    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+
+    async def give_up() -> None:
+        absence, deadline = Absence("the server"), Deadline(600)
+        tries = [absence.trying() for _ in range(others)]
+        for request in tries:
+            request.__enter__()
+        with absence.trying():
+            absence.failed(deadline)
+        for _ in range(3):  # the timer is due
+            await asyncio.sleep(0)
+        for request in tries:
+            request.__exit__(None, None, None)
+
+    asyncio.run(give_up())
+    assert len(caplog.records) == others
