@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 #: A vector that is shorter has no direction: no model gives one, and a cosine would divide by 0.
 LEAST_LENGTH = 1e-12
+#: A vector that is longer has squares beyond the numbers of a machine.
+MOST_LENGTH = 1e100
 
 
 def vector_fault(vector: Sequence[float]) -> str:
@@ -17,6 +19,8 @@ def vector_fault(vector: Sequence[float]) -> str:
     length = math.hypot(*vector)
     if not math.isfinite(length):
         return "a number of a vector is not finite"
+    if length > MOST_LENGTH:
+        return "a number of a vector is too large"
     return "a vector of zeros" if length < LEAST_LENGTH else ""
 
 

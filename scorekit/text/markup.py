@@ -26,6 +26,11 @@ PLACEHOLDER = (
 )
 #: reStructuredText's, before its code.
 _ROLE = r":[a-z][\w+.:-]{0,64}:(?=`)"
+#: Characters that nobody sees: zero-width ones, marks that reorder, fillers, variation selectors.
+UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 _KEPT = re.compile(f"{TAG}|{PLACEHOLDER}")
 _MASKED = re.compile("|".join((CODE, URL, TAG, PLACEHOLDER, _ROLE, r"\d+(?:[.,:]\d+)*")), re.S)
 #: So many marks on one letter say nothing: to sort them costs their number squared.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import UNSEEN, normalised
 
 LineKind = Literal["narration", "quote", "other"]
 
@@ -26,11 +26,6 @@ PAIRS = {'"': '"', "“": "”"}
 CORNERS = {"「": "」", "『": "』"}
 #: Double quotation marks of any kind, which no narration has. Marks of titles (『』 《》) are none.
 _MARKS = '"“”„‟＂〝〞〟«»「」'
-#: Characters that nobody sees: zero-width ones, marks that reorder, fillers, variation selectors.
-_UNSEEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
-    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
-)
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x7f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LETTER = re.compile(r"[^\W_]")
@@ -54,7 +49,7 @@ def readable(text: str) -> str:
     """The text in NFC, without what nobody sees; control characters are spaces. Every end of a line
     (CRLF, U+2028) is "\\n"."""
     text = _SURROGATE.sub("\ufffd", text[: LONGEST + 1])
-    text = _CONTROL.sub(" ", _UNSEEN.sub("", normalised("NFC", text)))
+    text = _CONTROL.sub(" ", UNSEEN.sub("", normalised("NFC", text)))
     return "\n".join(text.splitlines())
 
 

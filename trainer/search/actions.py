@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic_core import from_json
 
+from scorekit.text.markup import UNSEEN
 from trainer.search.records import Region
 
 THINK, SEARCH, BBOX, COMPLETE, ANSWER = "think", "search", "bbox", "search_complete", "answer"
@@ -105,7 +106,7 @@ Action: TypeAlias = Search | Crop | Complete | Invalid
 # Blanks are never given back (*+): else a row of n behind a "<" is looked at n * n times.
 _ACTION_TAG = re.compile(r"<\s*+(/?)\s*+(search_complete|search|bbox)\s*+(/?)\s*+>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"<\s*+(/?)\s*+think\s*+>", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer(?:\s[^<>]*+)?/?>", re.IGNORECASE)
 
 
 def parse(text: str) -> Action:
@@ -140,7 +141,7 @@ def _behind_think(text: str) -> str | Invalid:
 
 def _is_blank(text: str) -> bool:
     """Return whether nothing of a text is seen."""
-    return not any(char.isprintable() and not char.isspace() for char in text)
+    return not any(char.isprintable() and not char.isspace() for char in UNSEEN.sub("", text))
 
 
 def _only_action(text: str) -> Action:

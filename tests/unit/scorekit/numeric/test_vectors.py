@@ -18,6 +18,7 @@ from scorekit.numeric.vectors import cosine, vector_fault
         ([], "a vector of zeros"),
         ([math.nan, 1.0], "a number of a vector is not finite"),
         ([math.inf, -math.inf], "a number of a vector is not finite"),
+        ([1e200] * 4, "a number of a vector is too large"),
         ([0.0, 1e-3], ""),
         ([1e30, -1e30], ""),
     ],

@@ -54,6 +54,7 @@ FAULTS: dict[Reason, list[str]] = {
         "<think></think>" + SEARCH,
         "<think> \n\t</think>\n" + END,
         "<think>\u200b\ufeff</think>" + BOX,
+        "<think>\u3164 \u2800</think>" + BOX,
         "<think></think>",
     ],
     "tag_in_think": [
@@ -97,6 +98,7 @@ FAULTS: dict[Reason, list[str]] = {
         f"<think>it is <answer>7</answer></think>{END}",
         f"<think>so < / Answer ></think>{SEARCH}",
         f"<think><answer></think>{END}",
+        f'<think><answer id="1">42</think>{END}',
     ],
     "empty_query": [THINK + "<search></search>", THINK + "<search> \n </search>"],
     "unreadable_query": [
