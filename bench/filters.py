@@ -212,6 +212,8 @@ def _numbers(name: str, pairs: list[Pair]) -> Iterator[Figure]:
     that the judge decides about."""
     sets = {"true pairs": pairs} | {kind: spoil(pairs, kind) for kind in KINDS}
     for kind, some in sets.items():
+        if not some:  # of the few pairs of a quick run
+            continue
         counts = outcomes(some)
         for outcome in OUTCOMES[:2]:
             question = f"numbers with a judge, {kind}, {outcome}: {name}"
