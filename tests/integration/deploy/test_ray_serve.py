@@ -179,7 +179,8 @@ def test_an_answer_carries_its_request_id_once(deploy):
 def test_the_work_of_a_client_that_leaves_is_given_up(deploy, route):
     url = deploy("leave", {"seconds_per_batch": 0.5}, num_replicas=1)
     client = HTTPConnection(url.split("/")[2])
-    client.request("POST", f"/leave/v1/{route}", to_json({"samples": distinct_samples(2000)}))
+    body = to_json({"samples": distinct_samples(2000)})
+    client.request("POST", f"/leave/v1/{route}", body, {"Content-Type": "application/json"})
     wait_until(lambda: metric(url, "scorekit_queue_items") > 1000)
     client.close()
     wait_until(lambda: metric(url, "scorekit_queue_items") == 0)
