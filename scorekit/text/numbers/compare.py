@@ -131,7 +131,8 @@ def _certain(
         is_long = value >= _LONG or value.denominator > 1
         if not is_long and not (value >= 10 and is_replaced):
             continue
-        years = {part for part in number.parts if part >= _LONG}
+        is_whole_date = len(number.parts) == 3
+        years = {part for part in number.parts if is_whole_date and part >= _LONG}
         if is_loose(src.text, number, src.table) and years <= values:
             continue
         if digits.isdisjoint(_DIGITS.findall(text)):
