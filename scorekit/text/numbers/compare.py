@@ -31,8 +31,8 @@ _JOINT = re.compile(
 )
 #: A number below zero, and, more widely, what may say it in any of the languages.
 _BELOW_ZERO = re.compile(
-    r"(?<![^\s(])(?<!\d )[-−]\d++(?![-/])|\bminus \d+|\d+(?: degrees)? below zero|"
-    r"(?:영하|零下) ?\d+",
+    r"(?<![^\s(])(?<!\d )[-−]\d++(?![-/])|\bminus \d++|(?<!\d)\d++(?: degrees)? below zero|"
+    r"(?:영하|零下) ?\d++",
     re.IGNORECASE,
 )
 _MAY_BE_BELOW = re.compile(
