@@ -270,6 +270,19 @@ def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
     return checks.marker(pair.src, pair.mt, cfg.allowed_tags)
 
 
+def _sure_but_of_names(rule: Callable[[Pair, RuleConfig], str | Doubt | None]) -> Rule:
+    """The rule, which is not sure of a name that stays as it is: that may be right."""
+
+    def asked(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
+        seen = rule(pair, cfg)
+        if isinstance(seen, str) and rules.is_copied_name(pair):
+            return Doubt(seen, should_reject=True)
+        return seen
+
+    return asked
+
+
+@_sure_but_of_names
 def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
     at = cfg.thresholds()
     if (theirs := rules.copied(pair, at)) is not None:
@@ -278,6 +291,7 @@ def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
     return None if whole is None else f"holds {whole:.2f} of the source"
 
 
+@_sure_but_of_names
 def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
     share = rules.wrong_script(pair, cfg.thresholds())
     if share is None:
@@ -292,6 +306,7 @@ def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
     return f"{found[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {found[1]}"
 
 
+@_sure_but_of_names
 def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
     at = cfg.thresholds()
     if (found := rules.source_language(pair, at)) is not None:

@@ -166,6 +166,23 @@ def _may_stay(pair: Pair, at: Thresholds) -> bool:
     return _weighed(plain) < 4
 
 
+def is_copied_name(pair: Pair) -> bool:
+    """Whether the translation is the source, but for case and blanks, and the source looks like a
+    name: a few words, each of which has a capital letter or a digit, if it has any letter."""
+    words = pair.src.split()
+    if "".join(words).casefold() != "".join(pair.mt.split()).casefold():
+        return False
+    if not 1 <= len(words) <= _MOST_WORDS_OF_A_NAME or words[-1].endswith(_NO_END_OF_A_NAME):
+        return False
+    return all(
+        any(char.isupper() or char.isdigit() for char in word)
+        for word in words
+        if any(char.isalpha() for char in word)
+    )
+
+
+_MOST_WORDS_OF_A_NAME = 6
+_NO_END_OF_A_NAME = ("?", "!", ":", "...", "…", "？", "！", "：")
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"[\d_]|\w[A-Z]")
 #: "Integration" is within it, nine of ten words of one language alone are not.

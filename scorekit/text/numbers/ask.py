@@ -20,6 +20,8 @@ _ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
 #: "6·25", "9·11": days that history remembers are often told otherwise.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
 _APOSTROPHES = ("'", "’", "‘")
+#: Two numbers that may be a day and a month: "12/25", "31. 12."
+_APART = re.compile(r"(?<![\d.,/])(\d{1,2})(?:/(?!\d+[.,]\d)|\. (?=\d+\.))(\d{1,2})(?!\d)")
 #: Characters between two numbers that may belong together.
 _NEAR = 20
 #: A unit, a smaller one, and how many of the second make the first.
@@ -101,10 +103,30 @@ def is_loose(text: str, number: Number, table: Table) -> bool:
     start, end = number.start, number.end
     if table.loose_before.search(text, max(0, start - _NEAR), start):
         return True
+    if _is_date(text, number, table):
+        return True
     if number.values and number.values[0] < 1000 and table.year.match(text, end):
         return True
     units = (table.loose, table.tenths, table.clock, table.decade, table.century, table.month)
     return any(unit.match(text, end) for unit in (*units, table.minutes, table.months))
+
+
+def _is_date(text: str, number: Number, table: Table) -> bool:
+    """Whether it is a day with its month ("31.12.", "12/25"), or one of the two."""
+    start, end, parts = number.start, number.end, number.parts
+    if _is_day_and_month(parts) and "." in text[start:end] and table.after_date.match(text, end):
+        return True
+    if len(parts) == 3 and max(parts) >= 1900:
+        return _is_day_and_month(sorted(parts)[:2])
+    return any(
+        match.start() <= start < match.end() and _is_day_and_month(match.groups())
+        for match in _APART.finditer(text, max(0, start - _NEAR), end + _NEAR)
+    )
+
+
+def _is_day_and_month(parts: Sequence[str | Fraction]) -> bool:
+    values = sorted(map(int, parts))
+    return len(values) == 2 and 1 <= values[0] <= 12 and values[1] <= 31
 
 
 def single_forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:

@@ -29,6 +29,17 @@ _JOINT = re.compile(
     r"|[가-힣\d](?:와|과|하고|이고|이며|고|며)\s|및|그리고|부터|에서|[和与與及到至]",
     re.IGNORECASE,
 )
+#: A number below zero, and, more widely, what may say it in any of the languages.
+_BELOW_ZERO = re.compile(
+    r"(?<![^\s(])(?<!\d )[-−]\d++(?![-/])|\bminus \d++|(?<!\d)\d++(?: degrees)? below zero|"
+    r"(?:영하|零下) ?\d++",
+    re.IGNORECASE,
+)
+_MAY_BE_BELOW = re.compile(
+    r"[-−–—]|minus|below|negative|unter|마이너스|영하|음수|음의|零下|[负負减減]|"
+    r"\b(?:f[ae]ll|lo[sw]|drop|down|de(?:cline|crease)|fiel|sank|gesunken)|떨어|내려|하락|감소|빼|줄|뺀|下|降",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"[.!?。！？]\s")
 #: From here on a number has three digits.
 _LONG = Fraction(100)
@@ -83,6 +94,7 @@ def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     doubts = [f"{text} is not in the source" for text in surplus]
     doubts += [f"{text} may have changed places" for text in moved]
     doubts += [f"{text} is another value here" for text in _misread(src, mt)]
+    doubts += _lost_sign(src.text, mt.text)
     certain = _certain(missing, src, mt, is_replaced=bool(surplus))
     return NumberFindings(
         tuple(ways), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
@@ -108,8 +120,10 @@ def _certain(
 ) -> Iterator[str]:
     """Numbers of two or more digits that are gone: one of two digits only where the translation has
     another number instead, for idioms need none. Not what a calendar, a clock or another unit may
-    say otherwise, nor what the translation has with another scale, which may be a misreading."""
+    say otherwise (of a date with a year, if the year is there), nor what the translation has with
+    another scale, which may be a misreading."""
     digits = set(_DIGITS.findall(mt.text))
+    values = said(*mt)
     first = {src.written(number): number for number in reversed(src.numbers)}
     for text in missing:
         number = first[text]
@@ -117,7 +131,11 @@ def _certain(
         is_long = value >= _LONG or value.denominator > 1
         if not is_long and not (value >= 10 and is_replaced):
             continue
-        if not is_loose(src.text, number, src.table) and digits.isdisjoint(_DIGITS.findall(text)):
+        is_whole_date = len(number.parts) == 3
+        years = {part for part in number.parts if is_whole_date and part >= _LONG}
+        if is_loose(src.text, number, src.table) and years <= values:
+            continue
+        if digits.isdisjoint(_DIGITS.findall(text)):
             yield text
 
 
@@ -128,6 +146,15 @@ def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
         is_other = number.values[:1] and number.values[0] not in values
         if is_other and values & {*number.values} and _EITHER_MARK.fullmatch(mt.written(number)):
             yield mt.written(number)
+
+
+def _lost_sign(src: str, mt: str) -> Iterator[str]:
+    """Say so where one of two texts has a number below zero, and the other has nothing that may
+    say it."""
+    for text, other, which in ((src, mt, "translation"), (mt, src, "source")):
+        below = _BELOW_ZERO.search(text)
+        if below and not _MAY_BE_BELOW.search(other):
+            yield f"{below.group().strip()} is above zero in the {which}"
 
 
 # -- order -----------------------------------------------------------------------------------------

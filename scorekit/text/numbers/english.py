@@ -113,7 +113,8 @@ TABLE = Table(
     months=re.compile(r"[ -]?month", re.I),
     half=re.compile(r"[ -][a-z]{2,9} and a half", re.I),
     loose=re.compile(
-        r"(?:st|nd|rd|th)\b|[ -]?(?:days?|hours?|weeks?|decades?|miles?|f(?:ee|oo)?t\b|inch|yards?|"
+        rf"(?:st|nd|rd|th)\b| (?-i:{_MONTHS}|{_SHORT}|Sep)\b|"
+        r"[ -]?(?:days?|hours?|weeks?|decades?|miles?|f(?:ee|oo)?t\b|inch|yards?|"
         r"acres?|pounds?|lbs?\b|ounces?|oz\b|gallons?|pints?|mph\b|degrees?|°|[kcm]?m\b|kg\b|"
         r"(?:square |kilo|centi|milli)?met(?:er|re)|(?:kilo)?grams?|lit(?:er|re))",
         re.I,

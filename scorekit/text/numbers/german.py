@@ -86,8 +86,10 @@ TABLE = Table(
     months=re.compile(r"[ -]?monat", re.I),
     half=re.compile(r" \w{2,9} und (?:ein|eine) halb", re.I),
     loose=re.compile(
-        r"[.]? (?:Januar|Februar|März|April|Mai|Ju[nl]i|August|\w+ember|Oktober)"
+        rf"[.]? ?(?:{_MONTHS}|{_SHORT}|Jänner)(?![a-zäöüß])"
         r"|[ -]?(?:Tag|Stunde|Woche|Meile|Fu(?:ß|ss)|Zoll|Yard|Morgen|Hektar|Pfund|Unze|Gallone|"
         r"Grad|°|[kcm]?m\b|kg\b|(?:Quadrat|Kilo|Zenti)?(?:[Mm]eter|[Gg]ramm)|Liter)",
     ),
+    # a decimal has a comma; with a dot and a unit it may be one all the same
+    after_date=re.compile(r"\.|(?! ?(?:[%€$°A-ZÄÖÜ]|(?:[kcm]?m|kg|g|t|h|s|min|mal|fach)\b))"),
 )

@@ -61,6 +61,9 @@ _HINTS = hints(
         Fraction(3, 2): "한 시간 반|한 달 반|하루 반",
     }
 )
+#: A scale without a number before it: "만 보" are ten thousand steps.
+_ALONE = ("백", "천", "만", "억")
+_HINTS |= hints({100: "백", 1000: "천", 10**4: "만", 10**8: "억"})
 #: Not within a word, nor behind digits: "20세기", "0이 아닌".
 _BEGIN = r"(?<![가-힣\d])"
 _LONG = one_of(word for word in _WORDS if len(word) > 1 and word != "분의")
@@ -85,7 +88,9 @@ TABLE = Table(
         rf"|(?:{_TENS})(?:{_NATIVE}|{_SHORT})|서른|마흔|예순|일흔|여든|아흔)"
     ),
     hints=_HINTS,
-    hint=re.compile(one_of(_HINTS)),
+    hint=re.compile(
+        rf"{one_of(_HINTS, but=_ALONE)}|{_BEGIN}[{''.join(_ALONE)}](?=여? |보(?!기)|걸음)"
+    ),
     tenths=re.compile(r" ?할"),
     clock=re.compile(r" ?시(?!간)"),
     year=re.compile(r" ?년"),
@@ -98,5 +103,11 @@ TABLE = Table(
     loose=re.compile(
         r" ?(?:일|시간|주|달|살|평|근|돈|되|리(?![가-힣])|마일|피트|인치|야드|에이커|파운드|온스|"
         r"갤런|도|°|(?:제곱|평방|킬로|센티|밀리)?미터|(?:킬로)?그램|리터|[kcm]?m\b|kg\b|㎏|㎞)"
+    ),
+    after_date=re.compile(
+        r"절| ?(?:때|당시|이후|이전|직후|전후|부터|까지|에(?!서)|\([월화수목금토일]\)|"
+        r"(?:[가-힣]{1,5} ?){0,2}?"
+        r"(?:전쟁|사변|동란|혁명|운동|항쟁|사태|사건|의거|선언|합의|회담|총선|대선|선거|테러|참사|"
+        r"지진|정변|학살|조치|대책|광복|독립|만세|기념|세대|축제|행사))"
     ),
 )

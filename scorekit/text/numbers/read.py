@@ -50,6 +50,8 @@ class Table(NamedTuple):
     #: with none: days, ordinals, and units that he converts.
     loose: re.Pattern[str]
     loose_before: re.Pattern[str] = re.compile(r"(?!)")
+    #: What stands after a day and a month that look like a decimal ("31.12.", "6.25 전쟁").
+    after_date: re.Pattern[str] = re.compile(r"(?!)")
 
 
 NEVER = re.compile(r"(?!)")

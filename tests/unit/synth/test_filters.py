@@ -204,6 +204,45 @@ def test_names_links_and_code_that_stay_are_no_copy():
     assert failed(copy, src=copy, min_language_chars=15) == []
 
 
+NAMES = [
+    ("New York Times", "en-ko"),
+    ("New York Times", "en-de"),
+    ("Albert Einstein", "en-zh"),
+    ("Microsoft Office 365", "en-ko"),
+    ("Visual Studio Code iPhone Edition", "en-zh"),
+    ("1. FC Köln", "de-en"),
+    ("Oktoberfest", "de-en"),
+]
+
+
+@pytest.mark.parametrize(("name", "languages"), NAMES)
+def test_a_copied_name_is_a_doubt_which_a_judge_decides(name, languages):
+    assert "copied_source" in failed(name, src=name, languages=languages)
+    source, target = (TAGS[code] for code in languages.split("-"))
+    for mt in (name, f" {name.upper()}"):
+        verdict = check_rules(Pair(name, mt, source, target), RuleConfig(), has_judge=True)
+        assert verdict.failed == {}
+        if mt == name:
+            assert "copied_source" in verdict.doubtful
+    if target in ("ko-KR", "zh-CN"):
+        assert "wrong_script" in verdict.doubtful
+
+
+@pytest.mark.parametrize(
+    ("src", "mt"),
+    [
+        ("Delete this file", "Delete this file"),
+        ("delete all files", "Delete All Files"),
+        ("Restarting Now?", "Restarting Now?"),
+        ("One Two Three Four Five Six Seven", "One Two Three Four Five Six Seven"),
+        ("New York Times", "New York Times Magazine"),
+    ],
+)
+def test_a_copy_that_is_no_name_is_rejected_with_a_judge_too(src, mt):
+    verdict = check_rules(Pair(src, mt, "en-US", "ko-KR"), RuleConfig(), has_judge=True)
+    assert {"copied_source", "wrong_script"} & set(verdict.failed)
+
+
 @pytest.mark.parametrize(("source", "target"), DIRECTIONS)
 def test_short_copies_and_third_languages_are_told(source, target):
     """The aims of the bench, on texts that the table was not made of."""

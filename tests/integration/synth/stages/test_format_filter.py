@@ -106,6 +106,21 @@ def test_a_short_text_that_looks_like_another_language_is_a_doubt(tmp_path, llm,
     )
 
 
+@pytest.mark.parametrize("has_llm", [True, False])
+def test_a_copied_name_is_a_doubt(tmp_path, llm, has_llm):
+    name, copy = ("Microsoft Office 365",) * 2, ("Save all of the files",) * 2
+    with llm.running() as upstream, running_judge(upstream=upstream) as url:
+        judge = {"enabled": True, "url": url} if has_llm else {"enabled": False}
+        cfg = filtered(tmp_path, judge, (name, copy))
+        run_filter(cfg)
+    kept, lost = outcomes(cfg)
+    assert kept == ([name[0]] if has_llm else [])
+    assert lost[copy[0]] == "copied_source"
+    if has_llm:
+        told = count_stage(StageFolder(tmp_path, "format_filter")).told
+        assert told == {"doubt_passed:copied_source": 1}
+
+
 def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm, monkeypatch):
     monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 2)
     with llm.running() as upstream, running_judge(upstream=upstream) as url:

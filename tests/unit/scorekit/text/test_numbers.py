@@ -305,6 +305,29 @@ CERTAIN = [
     ("de", "Es kostet 2,5 Euro.", "en", "It costs 25 euros."),
     ("en", "It opened in 2019.", "ko", "2091년에 열었다."),
     ("en", "There were 12 of them.", "ko", "그들은 87명이었다."),
+    ("de", "Am 31.12.2023 war es kalt.", "en", "It was cold on New Year's Eve of 2024."),
+    ("de", "Es waren 31,12 Punkte.", "en", "It was 44.1 points."),
+    ("ko", "평균 6.25점을 받았다.", "en", "The average was 9.31."),
+    ("en", "I walked 10,000 steps.", "ko", "하지만 보았다."),
+    ("en", "I walked 10,000 steps.", "ko", "만보기를 샀다."),
+    ("en", "I walked 10,000 steps.", "ko", "천 보를 걸었다."),
+]
+#: A day and a month, in words that no rule can know.
+DAYS = [
+    ("ko", "6.25 전쟁", "en", "the Korean War"),
+    ("ko", "6.25를 겪은 세대", "en", "those who lived through the Korean War"),
+    ("ko", "12.25(월) 휴무", "en", "closed on Christmas Monday"),
+    ("ko", "2023. 12. 25. 휴무", "en", "closed on Christmas 2023"),
+    ("ko", "12/25에 15명이 왔다.", "en", "15 came on Christmas, at 20 o'clock."),
+    ("de", "am 31.12.", "en", "on New Year's Eve"),
+    ("de", "am 31.12 um 20 Uhr", "en", "on New Year's Eve at 8 p.m."),
+    ("de", "am 24. 12.", "en", "on Christmas Eve, from 17 on"),
+    ("de", "am 24. Dez.", "en", "on Christmas Eve, from 17 on"),
+    ("de", "Am 31.12.2023 war es kalt.", "en", "It was cold on New Year's Eve of 2023."),
+    ("en", "on 12/24", "de", "an Heiligabend, ab 17 Uhr"),
+    ("en", "on 24 Dec", "de", "an Heiligabend, ab 17 Uhr"),
+    ("zh", "12.24那天", "en", "on Christmas Eve"),
+    ("zh", "10.1国庆节", "ko", "국경절"),
 ]
 DOUBTFUL = [
     ("en", "This is the 3rd time.", "ko", "이번이 4번째다."),
@@ -319,7 +342,11 @@ DOUBTFUL = [
     ("en", "It is open 24/7.", "ko", "연중무휴다."),
     ("en", "It is 50 miles away.", "ko", "80킬로미터 떨어져 있다."),
     ("en", "Of the 30 who came, 12 were women.", "ko", "온 사람 가운데 12명이 여자, 모두 30명."),
+    ("en", "It is 15,000 feet high.", "ko", "높이는 4.5킬로미터다."),
     ("en", "Pages 12 and 12 are gone.", "ko", "12쪽과 21쪽이 없다."),
+    ("en", "It was -5 degrees.", "ko", "5도였다."),
+    ("ko", "영하 5도였다.", "de", "Es waren 5 Grad."),
+    ("zh", "5度", "en", "-5 degrees"),
 ]
 SURE = [
     ("ko", "18개월이 걸렸다.", "en", "It took a year and a half."),
@@ -327,6 +354,14 @@ SURE = [
     ("ko", "0이 아닌 값", "en", "a nonzero value"),
     ("en", "2 cats and 3 dogs", "ko", "고양이 2마리와 개 3마리"),
     ("de", "Er ist 2,5 Meter groß.", "en", "He is 2.5 metres tall."),
+    ("en", "I walked 10,000 steps.", "ko", "만 보를 걸었다."),
+    ("en", "10,000 steps a day", "ko", "하루 만보 걷기"),
+    ("ko", "만여 명이 왔다.", "en", "More than 10,000 came."),
+    ("en", "1,000 copies", "ko", "천 부"),
+    ("en", "100 poems", "ko", "백 편의 시"),
+    ("en", "It was -5 degrees.", "ko", "영하 5도였다."),
+    ("en", "It was -5 degrees.", "zh", "零下5度"),
+    ("en", "from 10 -20", "ko", "10에서 20까지"),
 ]
 
 
@@ -340,6 +375,11 @@ def verdict(source, src, target, mt):
 @pytest.mark.parametrize("case", CERTAIN)
 def test_a_number_that_no_idiom_explains_is_certainly_wrong(case):
     assert verdict(*case) == "certain"
+
+
+@pytest.mark.parametrize("case", DAYS)
+def test_a_day_and_a_month_are_never_certainly_missing(case):
+    assert verdict(*case) == "doubtful"
 
 
 @pytest.mark.parametrize("case", DOUBTFUL)
