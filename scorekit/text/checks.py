@@ -326,15 +326,18 @@ def added_quotes(src: str, mt: str) -> str | None:
     return f"{inner[0]} {inner[-1]}"
 
 
-#: Last: the opening of JSON or of a quoted block, at the very start.
+_BULLET = "[-–—•*▪◦➡→▶►✅✔👉⭐]\ufe0f?"
+#: Last: the opening of JSON, a quoted block or a list, at the very start; an emoji at the end.
 _MARKER = re.compile(
-    rf"```|~~~|{TAG}|</?think(?:ing)?>?|\A[\[{{](?=[\s\[{{]*[\"'“„])|\A>(?=\s)", re.I
+    rf"```|~~~|{TAG}|</?think(?:ing)?>?|\A[\[{{](?=[\s\[{{]*[\"'“„])|\A>(?=\s)"
+    rf"|\A{_BULLET}(?=\s)|[\U0001F300-\U0001FAFF☀-➿]\ufe0f?(?=\s*+\Z)",
+    re.I,
 )
 
 
 def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
-    """The first tag, think mark, code fence or opening of JSON or of a quoted block that the source
-    does not have; None without one.
+    """The first tag, think mark, code fence, opening of JSON, of a quoted block or of a list, or
+    emoji at the end, that the source does not have; None without one.
 
     allowed: names of tags ("b"), or "```", that may stand there all the same.
     """
@@ -347,6 +350,8 @@ def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
 
 
 def _marker_name(found: str) -> str:
+    if re.fullmatch(f"{_BULLET}|[\u2600-\U0001faff]\ufe0f?", found):  # whichever
+        return "-" if re.match(_BULLET, found) else "emoji"
     return re.sub(r"^</?|[\s/>].*$", "", found.casefold(), flags=re.S)
 
 

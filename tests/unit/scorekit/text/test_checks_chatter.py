@@ -106,6 +106,10 @@ def test_a_role_in_a_sentence_is_no_mark():
 def test_tags_think_marks_and_fences_are_found_unless_allowed_or_in_the_source():
     assert marker("Hi.", "<think>음</think>안녕") == "<think>"
     assert marker("Hi.", "</think>안녕") == "</think>"
+    assert marker("Hi.", "- 안녕") == "-" and marker("• Hi.", "- 안녕") is None
+    assert marker("Hi.", "➡\ufe0f 안녕") == "➡\ufe0f" and marker("-5", "-5") is None
+    assert marker("Hi.", "안녕 😊 ") == "😊" and marker("Hi 🎉", "안녕 😊") is None
+    assert marker("Hi.", "😊을 보냈다") is None
     assert marker("Hi.", "```\n안녕\n```") == "```"
     assert marker("Hi.", "<b>안녕</b>") == "<b>"
     assert marker("Hi.", "<b>안녕</b>", allowed=["b"]) is None
