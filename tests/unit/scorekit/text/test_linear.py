@@ -149,7 +149,7 @@ def run_functions() -> None:
         "restored": lambda text: restored(text, neutral(text)),
     }
     for name, work in works.items():
-        run(name, work, PUMPS, LONG // 2)
+        run(name, work, PUMPS, LONG // 4)
 
 
 @pytest.mark.parametrize("what", ["patterns", "functions"])

@@ -135,7 +135,7 @@ def test_bad_sources(tmp_path: Path) -> None:
     for source, split, told in (
         ("nothing.jsonl", None, "no such file"),
         (str(tmp_path / "gone"), None, "no such file or folder"),
-        (str(tmp_path / "latin.jsonl"), None, "line 1: 'utf-8' codec"),
+        (str(tmp_path / "latin.jsonl"), None, "line 1: not UTF-8 text"),
         (str(tmp_path / "bad.parquet"), None, "not Parquet"),
         (str(tmp_path / "empty.jsonl"), None, "no rows"),
         (str(tmp_path / "empty.jsonl"), "dev", "no split"),

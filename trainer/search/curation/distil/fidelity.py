@@ -86,7 +86,7 @@ _KO_STATES = re.compile(r"(?<!수 )(?<!수도 )있(?!어야)|이다|입니다|�
 _TOKEN = re.compile(
     r"\d+(?:[.,:/]\d+)*|n't\b|[가-힣]+|[^\W\d_가-힣]+(?:['-][^\W\d_가-힣]+)*|[%$€£¥₩°+=<>]"
 )
-_SENTENCE = re.compile(r"[.!?;\n]+(?=\s|$)")
+_SENTENCE = re.compile(r"(?<![.!?;])[.!?;]++(?=\s|$)")  # of a flat text
 _LETTERS: Final = {name: re.compile(f"[{points}]") for name, points in SCRIPTS.items()}
 
 
