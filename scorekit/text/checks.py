@@ -327,6 +327,8 @@ def added_quotes(src: str, mt: str) -> str | None:
 
 
 _BULLET = "[-–—•*▪◦➡→▶►✅✔👉⭐]\ufe0f?"
+_IS_BULLET = re.compile(_BULLET)
+_IS_EMOJI = re.compile("[\u2600-\U0001faff]\ufe0f?")
 #: Last: the opening of JSON, a quoted block or a list, at the very start; an emoji at the end.
 _MARKER = re.compile(
     rf"```|~~~|{TAG}|</?think(?:ing)?>?|\A[\[{{](?=[\s\[{{]*[\"'“„])|\A>(?=\s)"
@@ -350,8 +352,10 @@ def marker(src: str, mt: str, allowed: Collection[str] = ()) -> str | None:
 
 
 def _marker_name(found: str) -> str:
-    if re.fullmatch(f"{_BULLET}|[\u2600-\U0001faff]\ufe0f?", found):  # whichever
-        return "-" if re.match(_BULLET, found) else "emoji"
+    if _IS_BULLET.fullmatch(found):  # whichever
+        return "-"
+    if _IS_EMOJI.fullmatch(found):
+        return "emoji"
     return re.sub(r"^</?|[\s/>].*$", "", found.casefold(), flags=re.S)
 
 
