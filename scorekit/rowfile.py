@@ -40,6 +40,7 @@ Ending = Literal["jsonl", "tsv", "csv", "parquet"]
 Format = Literal[Ending, "tsv-unquoted"]
 _BOM = b"\xef\xbb\xbf"
 _ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
+_MOST_SHOWN = 20  # columns of a header in a message, and letters of each
 _NOT_UTF8 = "not UTF-8 text. Save the file as UTF-8"
 _GZIP = b"\x1f\x8b"
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
@@ -360,7 +361,8 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
 def _column_fault(cells: list[str], column: str) -> str:
     if count := cells.count(column):
         return f"the header has {count} columns {column!r}. Rename all but one of them"
-    there = ", ".join(map(repr, cells))
+    shown = [repr(cell[:_MOST_SHOWN]) for cell in cells[:_MOST_SHOWN]]
+    there = ", ".join(shown) + (", ..." if len(cells) > len(shown) else "")
     how = "Name it there, or separate the columns by a comma (CSV) or a tab (TSV)"
     return f"the header has no column {column!r}, but {there}. {how}"
 

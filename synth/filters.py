@@ -271,15 +271,15 @@ def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _sure_but_of_names(rule: Callable[[Pair, RuleConfig], str | Doubt | None]) -> Rule:
-    """The rule, which is not sure of a name that stays as it is: that may be right."""
+    """Return the rule, with a doubt in place of a rejection where a name stays as it is."""
 
-    def asked(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
+    def with_doubt(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
         seen = rule(pair, cfg)
         if isinstance(seen, str) and rules.is_copied_name(pair):
             return Doubt(seen, should_reject=True)
         return seen
 
-    return asked
+    return with_doubt
 
 
 @_sure_but_of_names

@@ -17,6 +17,7 @@ from scorekit.client.endpoints import Endpoints
 from scorekit.client.exchange import Call, Exchange
 from scorekit.client.transport import attempts, own_key, understood
 from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.net.absence import Absence
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Info, Priority, Result, Scored
 
@@ -100,16 +101,21 @@ class ScoringClient:
         if self._known is None or self._exchange.model_changed:
             deadline = Deadline(self.deadline_s)
             absence = self._exchange.absence
-            async for attempt in attempts(deadline, self._endpoints.pause, absence):
-                with attempt:
-                    await self._ask_info(deadline)
-                    absence.answered()
+            with absence.trying():
+                async for attempt in attempts(deadline, self._endpoints.pause, absence):
+                    with attempt:
+                        await self._ask_info(deadline)
+                        absence.answered()
         assert self._known is not None
         return self._known
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Return when every URL is ready. Raises ServiceUnreachable after `timeout_s`."""
         deadline, absence = Deadline(timeout_s), self._exchange.absence
+        with absence.trying():
+            await self._until_ready(deadline, absence)
+
+    async def _until_ready(self, deadline: Deadline, absence: Absence) -> None:
         for endpoint in self._endpoints.all:
             while True:
                 try:
@@ -196,9 +202,10 @@ class ScoringClient:
         call = Call(info, dict(options or {}), priority, asked)
         for part in cut(list(enumerate(asked.bodies)), info, self.batch_size):
             async with self._exchange.slots:
-                async for place, result in self._exchange.answers(part, call, stream=True):
-                    for pair in asked.spread(place, result):
-                        yield pair
+                with self._exchange.absence.trying():
+                    async for place, result in self._exchange.answers(part, call, stream=True):
+                        for pair in asked.spread(place, result):
+                            yield pair
 
     async def _score_part(
         self,
@@ -210,10 +217,11 @@ class ScoringClient:
         """at_once: each result is delivered when it comes, not with the request's last."""
         answers: list[tuple[int, Result]] = []
         async with self._exchange.slots:  # the wait for it does not count against the deadline
-            async for pair in self._exchange.answers(part, call, stream=at_once):
-                answers.append(pair)
-                if at_once:
-                    deliver([pair])
+            with self._exchange.absence.trying():
+                async for pair in self._exchange.answers(part, call, stream=at_once):
+                    answers.append(pair)
+                    if at_once:
+                        deliver([pair])
         if call.keys and self._cache is not None:
             good = {call.keys[place]: r for place, r in answers if isinstance(r, Scored)}
             await self._cache.set(good)

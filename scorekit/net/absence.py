@@ -50,8 +50,10 @@ class Absence:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """All tries of one request are within. Once no request is tried, nobody waits, and what has
-        failed is not told any more."""
+        """Count a request, with all its tries, as one that waits for the server.
+
+        Once no request waits, a failed try is not told of any more.
+        """
         self._trying += 1
         try:
             yield

@@ -327,12 +327,12 @@ def added_quotes(src: str, mt: str) -> str | None:
 
 
 _BULLET = "[-–—•*▪◦➡→▶►✅✔👉⭐]\ufe0f?"
-_IS_BULLET = re.compile(_BULLET)
-_IS_EMOJI = re.compile("[\u2600-\U0001faff]\ufe0f?")
+_EMOJI = "[\U0001f300-\U0001faff\u2600-\u27bf]\ufe0f?"
+_IS_BULLET, _IS_EMOJI = re.compile(_BULLET), re.compile(_EMOJI)
 #: Last: the opening of JSON, a quoted block or a list, at the very start; an emoji at the end.
 _MARKER = re.compile(
     rf"```|~~~|{TAG}|</?think(?:ing)?>?|\A[\[{{](?=[\s\[{{]*[\"'“„])|\A>(?=\s)"
-    rf"|\A{_BULLET}(?=\s)|[\U0001F300-\U0001FAFF☀-➿]\ufe0f?(?=\s*+\Z)",
+    rf"|\A{_BULLET}(?=\s)|{_EMOJI}(?=\s*+\Z)",
     re.I,
 )
 

@@ -167,8 +167,9 @@ def _may_stay(pair: Pair, at: Thresholds) -> bool:
 
 
 def is_copied_name(pair: Pair) -> bool:
-    """Whether the translation is the source, but for case and blanks, and the source looks like a
-    name: a few words, each of which has a capital letter or a digit, if it has any letter."""
+    """Return whether the translation is the source, but for case and blanks, and looks like a name.
+
+    A name has a few words; each word that has letters has a capital letter or a digit."""
     words = pair.src.split()
     if "".join(words).casefold() != "".join(pair.mt.split()).casefold():
         return False

@@ -155,8 +155,8 @@ def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleE
     if error.type == "overlong":
         return SampleError("overlong", f"{LLM_ERROR_SENTENCES['overlong']} {where}")
     status = "" if error.status is None else f", HTTP {error.status}"
-    said = f"{LLM_ERROR_SENTENCES[error.type]}{status}"
-    return SampleError("upstream", f"{said} {where}", retryable=error.retryable)
+    message = f"{LLM_ERROR_SENTENCES[error.type]}{status} {where}"
+    return SampleError("upstream", message, retryable=error.retryable)
 
 
 async def _once(

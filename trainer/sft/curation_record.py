@@ -140,7 +140,7 @@ def _entry(line: str, where: str) -> RecordEntry:
     if isinstance(row, Mapping):
         question, episode = row.get("question"), row.get("episode")
         step, reason = row.get("step"), row.get("reason")
-        verdict = next((known for known in _VERDICTS if known == row.get("verdict")), None)
+        verdict = next((name for name in _VERDICTS if name == row.get("verdict")), None)
         texts = all(isinstance(value, str) for value in (question, step, reason))
         if texts and verdict and (episode is None or isinstance(episode, str)):
             return RecordEntry(str(question), str(step), verdict, str(reason), episode)

@@ -8,13 +8,12 @@ without keys tells such requests by the headers that no page can set: `Host`, `O
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from scorekit.errors import RequestError
-from scorekit.server.http.settings import ServiceSettings, is_loopback
+from scorekit.server.http.settings import ServiceSettings, is_address, is_loopback
 
 JSON = "application/json"
 #: A name or an address, with a port or without.
@@ -57,7 +56,7 @@ def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestE
     if not host:
         return None
     name = _name_in(f"//{host}") if _HOST.fullmatch(host) else ""
-    if name and (_is_address(name) or allowed.has(name)):
+    if name and (is_address(name) or allowed.has(name)):
         return None
     return _refusal("Host: not a name of this service", "start it with --allow-host NAME")
 
@@ -102,11 +101,3 @@ def _name_in(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -143,13 +143,14 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _bare_names(cls, value: str) -> str:
         for name in _names_in(value):
-            if not _HOST_NAME.fullmatch(name):
+            if not (_HOST_NAME.fullmatch(name) or is_address(name)):
                 raise ValueError(f"{name!r} is no host name. Give it as in judge.example")
         return value
 
 
 def _names_in(text: str) -> tuple[str, ...]:
-    return tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    """Return the names in a list with commas, as they are compared."""
+    return tuple(name.strip().lower().rstrip(".") for name in text.split(",") if name.strip())
 
 
 class Secrets(BaseSettings):
@@ -236,6 +237,15 @@ def _lines_of(path: Path) -> list[str]:
         raise UserError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
+
+
+def is_address(name: str) -> bool:
+    """Return whether a host is named by its IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

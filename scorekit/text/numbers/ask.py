@@ -112,7 +112,7 @@ def is_loose(text: str, number: Number, table: Table) -> bool:
 
 
 def _is_date(text: str, number: Number, table: Table) -> bool:
-    """Whether it is a day with its month ("31.12.", "12/25"), or one of the two."""
+    """Return whether a number is a day with its month ("31.12.", "12/25"), or one of the two."""
     start, end, parts = number.start, number.end, number.parts
     if _is_day_and_month(parts) and "." in text[start:end] and table.after_date.match(text, end):
         return True

@@ -149,8 +149,7 @@ def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
 
 
 def _lost_sign(src: str, mt: str) -> Iterator[str]:
-    """Say so where one of two texts has a number below zero, and the other has nothing that may
-    say it."""
+    """Yield a doubt where a text has a number below zero and the other nothing that may say it."""
     for text, other, which in ((src, mt, "translation"), (mt, src, "source")):
         below = _BELOW_ZERO.search(text)
         if below and not _MAY_BE_BELOW.search(other):

@@ -85,6 +85,13 @@ def test_a_quote_that_closes_no_cell_is_text(tmp_path, cell):
         assert tsv(tmp_path, content[: -len("c\td\n")]) == list(rows)
 
 
+def test_a_long_header_is_not_shown_whole(tmp_path):
+    header = "\t".join(f"column {n} {'x' * 1000}" for n in range(500))
+    with pytest.raises(UserError, match="no column 'src', but 'column 0 x") as failed:
+        tsv(tmp_path, f"{header}\n")
+    assert len(str(failed.value)) < 1000
+
+
 def test_a_row_is_named_by_the_line_that_it_begins_on(tmp_path):
     content = 'src\tmt\r\n\r\n"a\r\n\r\nb"\t"c\r\nd"\r\n \r\ne\tf\r\n'
     found = read(tmp_path / "in.tsv", content)

@@ -11,9 +11,9 @@ import pytest
 
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import FakeBackend, free_port, running_app, wait_until
-from scorekit.client import SyncScoringClient
+from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.client.embeddings import Embeddings
-from scorekit.errors import ServiceUnreachable
+from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
@@ -90,6 +90,48 @@ def test_an_llm_that_is_away_is_named_where_its_caller_has_a_deadline(caplog, de
     with pytest.raises(LLMError):
         chat(url, deadline_s=deadline_s, max_attempts=4)
     assert told(caplog, AWAY) == ([f"m at {url}"] if deadline_s else [])
+
+
+@pytest.mark.parametrize("statuses", [[503, 503], [503, 400]])
+def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses):
+    """The line is due in five seconds, and would be untrue then."""
+    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
+
+    async def chat_in_vain(url):
+        async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
+            with pytest.raises((LLMError, UserError)):
+                await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r", deadline_s=600)
+            assert llm._absence._timer is None
+
+    fake = FakeOpenAI()
+    with fake.running() as url:
+        for status in statuses:
+            fake.fail(status)
+        asyncio.run(chat_in_vain(url))
+    assert len(fake.requests) == 2
+
+
+def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
+    asked = []
+
+    async def busy_then_gone(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        asked.append(scope["path"])
+        start = {"type": "http.response.start", "status": 503 if len(asked) == 1 else 404}
+        await send(start | {"headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(url):
+        async with ScoringClient(url) as client:
+            with pytest.raises(ServiceUnreachable):
+                await client.score([{"src": "x", "mt": "y"}])
+            assert client._exchange.absence._timer is None
+
+    with running_app(busy_then_gone) as url:
+        asyncio.run(ask(url))
+    assert len(asked) == 2
 
 
 def test_an_llm_that_is_only_busy_is_not_called_away(caplog):

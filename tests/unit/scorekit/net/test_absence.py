@@ -1,4 +1,4 @@
-"""What is said of a server that does not answer is true when it is said."""
+"""A server is said to be waited for only while a request waits for it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def backend():
 
 @pytest.fixture(scope="module")
 def url(backend):
-    with running_service(backend, allow_host="metricx, Lab.Example") as url:
+    with running_service(backend, allow_host="metricx, Lab.Example., fd00::5") as url:
         yield url
 
 
@@ -133,7 +133,8 @@ def test_a_page_of_another_site_is_refused(url, backend, origin):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://localhost:3000", "https://lab.example", "http://metricx:8001"]
+    "origin",
+    ["http://localhost:3000", "https://lab.example", "http://metricx:8001", "http://[fd00::5]:80"],
 )
 def test_a_page_of_this_machine_or_an_allowed_one_may_ask(url, origin):
     assert post(url, Origin=origin)[0] == 200
