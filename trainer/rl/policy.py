@@ -17,7 +17,6 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.checkpointing import checkpoint_layers
-from trainer.rl.compat import load_config
 from trainer.rl.config import PolicyConfig
 
 log = logging.getLogger(__name__)
@@ -281,12 +280,12 @@ def _load_model(
 
 
 def _read_config(path: str, revision: str | None, key: str) -> Any:
+    from transformers import AutoConfig
+
     check_folder(path, key)
     check_whole(path, key)
     try:
-        return load_config(path, revision)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+        return AutoConfig.from_pretrained(path, revision=revision)
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
 
@@ -349,10 +348,6 @@ def _keep_ids_only(model: Any) -> None:
         eos_token_id=theirs.eos_token_id,
         pad_token_id=theirs.pad_token_id,
     )
-    # Under 4.57 `save_pretrained` moves what stands in config.json into the generation config; 5
-    # leaves it out when it loads.
-    for name in getattr(model.config, "_get_non_default_generation_parameters", dict)():
-        setattr(model.config, name, None)
 
 
 def _first_line(error: Exception) -> str:

@@ -28,7 +28,7 @@ from tests.kits.trainer.searching.policies import (
     turn_ids,
 )
 from tests.kits.trainer.searching.seeing import ROOM, save_seeing, seeing
-from trainer.rl.compat import save_tokenizer
+from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.rollout import Rollout, action_masks
