@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from scorekit.errors import ScorekitError, UserError
+from scorekit.extras import missing_package
 from scorekit.report.render import visible
 
 
@@ -20,6 +21,7 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
 
     - ScorekitError: its line and its `exit_code`: 2 where the user can mend it, else 1;
     - OSError (a full disk, a file that may not be read): where and why, 2;
+    - ModuleNotFoundError of a package that an extra installs: which one, 2;
     - a reader of its output who left (`| head`): nothing, 141;
     - KeyboardInterrupt: `stopped`, and 130, or 128 + the `number` of the signal that it carries.
 
@@ -37,6 +39,12 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
         for line in error.lines if isinstance(error, UserError) else ():
             say(line)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        say(f"error: {missing}")
+        sys.exit(2)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_has_left():
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end

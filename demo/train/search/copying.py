@@ -9,6 +9,8 @@ there. All else is random, and every weight learns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
