@@ -1,4 +1,4 @@
-"""Environments beside the main one have what they need, too, and an installed package its files."""
+"""An installed package has its files and its version, and says little."""
 
 from __future__ import annotations
 
@@ -7,55 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import scorekit
 
 ROOT = Path(__file__).parents[2]
-#: Of the trainer's extra, what its tests under transformers 5 do without: a bench compares with it.
-LEFT_OUT = {"trl"}
-#: What a build of torch for GPUs needs, which is here where there is one; that environment computes
-#: on the CPU.
-OF_GPUS = ("nvidia-", "cuda-", "triton")
-
-
-def needed(texts: list[str], found: set[str]) -> set[str]:
-    """Names of what these requirements need, and what that needs, as it is installed here."""
-    for requirement in map(Requirement, texts):
-        name = canonicalize_name(requirement.name)
-        extras = {"", *requirement.extras}
-        asked = {f"{name}[{extra}]" for extra in extras} - found
-        if name in LEFT_OUT or name.startswith(OF_GPUS) or not asked:
-            continue
-        found |= asked
-        try:
-            texts_of = requires(name) or []
-        except PackageNotFoundError:  # of another platform
-            continue
-        needed([text for text in texts_of if _applies(text, extras)], found)
-    return found
-
-
-def _applies(text: str, extras: set[str]) -> bool:
-    marker = Requirement(text).marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
-
-
-def test_the_environment_of_transformers_5_is_complete() -> None:
-    """It is installed without looking at dependencies."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    trainer = project["dependencies"] + project["optional-dependencies"]["trainer"]
-    listed = re.findall(
-        r"^[\w.-]+", (ROOT / "tools/tf5-requirements.txt").read_text(), re.MULTILINE
-    )
-    have = {canonicalize_name(name) for name in listed}
-    wanted = {name.partition("[")[0] for name in needed(trainer, set())}
-    assert wanted - have == set()
 
 
 def test_an_installed_package_has_its_files() -> None:
