@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scorekit.extras import missing_package
+from scorekit.command import missing_package
 
 RUN = (
     "import runpy, sys; sys.modules[{package!r}] = None; sys.argv = {words!r}; "
