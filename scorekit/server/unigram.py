@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer, normalizers
 
-#: Of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec, the numbers of the fields read here.
+#: Numbers of the fields that are read, of ModelProto, SentencePiece, TrainerSpec, NormalizerSpec.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _KIND = 1, 2, 3
 _MODEL_TYPE, _UNK_ID = 3, 40
@@ -119,8 +119,8 @@ def xlm_roberta_tokenizer(pieces: Pieces) -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
     tokenizer.add_tokens(_written(pieces))
-    # A mask takes the space before it, and is found in what the normaliser leaves of a text.
-    tokenizer.add_special_tokens([*marks, AddedToken("<mask>", lstrip=True, normalized=True)])
+    # A mask takes the space before it.
+    tokenizer.add_special_tokens([*marks, AddedToken("<mask>", lstrip=True, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",

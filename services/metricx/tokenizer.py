@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: How many `<extra_id_N>` stand behind the pieces where no tokenizer_config.json says it.
 _EXTRA_IDS = 100
+_MOST_EXTRA_IDS = 10_000
 
 
 def load_tokenizer(folder: Path, name: str) -> Tokenizer:
@@ -37,11 +38,11 @@ def _load(folder: Path) -> Tokenizer:
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
     if file.is_file():
-        tokenizer = t5_tokenizer(read_pieces(file), settings.get("extra_ids", _EXTRA_IDS), special)
-        if stored.is_file() and Tokenizer.from_file(str(stored)).get_vocab() != tokenizer.get_vocab():
+        tokenizer = t5_tokenizer(read_pieces(file), settings["extra_ids"], special)
+        if stored.is_file() and _vocabulary(stored) != tokenizer.get_vocab():
             raise ValueError(
-                "spiece.model and tokenizer.json have other pieces; remove the one that is not the "
-                "model's"
+                "spiece.model, with extra_ids of tokenizer_config.json, and tokenizer.json have "
+                "other pieces; remove the file that is not the model's"
             )
     elif stored.is_file():
         tokenizer = Tokenizer.from_file(str(stored))
@@ -53,40 +54,56 @@ def _load(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def _vocabulary(stored: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(stored)).get_vocab()
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with what special_tokens_map.json says in the place of its entries."""
-    found: dict[str, Any] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        file = folder / name
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if not isinstance(content, dict):
-            raise ValueError(f"{name} is no object of JSON")
-        found |= content
-    return found
+    settings = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
+    count = settings.setdefault("extra_ids", _EXTRA_IDS)
+    if not isinstance(count, int) or not 0 <= count <= _MOST_EXTRA_IDS:
+        raise ValueError(f"tokenizer_config.json: extra_ids is {count!r}, no number")
+    return settings
 
 
 def _special_tokens(settings: dict[str, Any]) -> list[AddedToken]:
     """Tokens that are ids of their own wherever they stand in a text."""
     defaults = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    tokens = [settings.get(key) or default for key, default in defaults.items()]
+    tokens = [_added_token(key, settings.get(key) or text) for key, text in defaults.items()]
     more = settings.get("additional_special_tokens")
     if more is None:
-        more = [f"<extra_id_{n}>" for n in range(settings.get("extra_ids", _EXTRA_IDS))]
-    return [_added_token(token) for token in (*tokens, *more)]
+        more = [f"<extra_id_{n}>" for n in range(settings["extra_ids"])]
+    return tokens + [_added_token("additional_special_tokens", token) for token in more]
 
 
-def _added_token(token: str | dict[str, Any]) -> AddedToken:
+def _added_token(key: str, token: Any) -> AddedToken:
     from tokenizers import AddedToken
 
-    fields = {"content": token} if isinstance(token, str) else token
-    flags = {k: fields.get(k, False) for k in ("lstrip", "rstrip", "single_word", "normalized")}
+    fields = token if isinstance(token, dict) else {"content": token}
+    if not isinstance(fields.get("content"), str):
+        raise ValueError(f"tokenizer_config.json or special_tokens_map.json: {key} is no token")
+    flags = {k: bool(fields.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
     return AddedToken(fields["content"], special=True, **flags)
 
 
 def _check_added(folder: Path, tokenizer: Tokenizer) -> None:
     """Refuse tokens with ids of their own that the other files do not have."""
-    file = folder / "added_tokens.json"
-    added = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    for token, id in added.items():
+    for token, id in _json(folder / "added_tokens.json").items():
         if tokenizer.token_to_id(token) != id:
             raise ValueError(f"added_tokens.json has {token}, no piece with the id {id}")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """What a file says; nothing where there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is no object of JSON")
+    return content
