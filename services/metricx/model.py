@@ -107,6 +107,12 @@ class MetricXBackend:
         tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
         self._tokeniser = Tokeniser(tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
+        ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
+        if ids > rows:  # on a GPU such an id ends the process
+            raise UserError(
+                f"--tokenizer {tokenizer_name}: it has {ids} ids, the weights of {folder} know "
+                f"{rows}: it is another model's"
+            )
         return ScoreDescription(
             model=_shown(self._model_name),
             revision=_revision(folder, self._model_name),

@@ -12,8 +12,6 @@ from scorekit.server.unigram import read_pieces, t5_tokenizer
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-#: How many `<extra_id_N>` stand behind the pieces where no tokenizer_config.json says it.
-_EXTRA_IDS = 100
 _MOST_EXTRA_IDS = 10_000
 
 
@@ -63,7 +61,8 @@ def _vocabulary(stored: Path) -> dict[str, int]:
 def _settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with what special_tokens_map.json says in the place of its entries."""
     settings = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
-    count = settings.setdefault("extra_ids", _EXTRA_IDS)
+    # As google/mt5's own folders say: mT5 has such pieces in its file, T5 a hundred behind it.
+    count = settings.setdefault("extra_ids", 0)
     if not isinstance(count, int) or not 0 <= count <= _MOST_EXTRA_IDS:
         raise ValueError(f"tokenizer_config.json: extra_ids is {count!r}, no number")
     return settings

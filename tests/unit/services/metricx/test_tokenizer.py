@@ -72,12 +72,11 @@ def test_a_folder_with_only_tokenizer_json_is_read_as_it_is(tmp_path):
 
 def test_settings_say_which_marks_are_ids_of_their_own(tmp_path):
     folder = copied(tmp_path, "spiece.model")
-    tokenizer = load_tokenizer(folder, "x")  # T5's own number of them
-    assert tokenizer.encode("<extra_id_0><extra_id_99>").ids == [4099, 4000, 1]
+    assert load_tokenizer(folder, "x").get_vocab_size() == 4000
     settings = {"extra_ids": 2, "eos_token": {"content": "</s>", "lstrip": True}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(folder, "x")
-    assert tokenizer.encode("<extra_id_1>").ids == [4000, 1]
+    assert tokenizer.encode("<extra_id_1><extra_id_0>").ids == [4000, 4001, 1]
     assert tokenizer.encode("a  </s>").ids == [*tokenizer.encode("a").ids, 1]
 
 
