@@ -29,7 +29,7 @@ _SPACE = "▁"
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class UnigramFile:
     """What a sentencepiece file of the unigram kind says.
 
     scores: (piece, logarithm of its probability), in the order of ids. kinds: SentencePiece.Type of
@@ -42,7 +42,7 @@ class Pieces:
     charsmap: bytes
 
 
-def read_pieces(file: Path) -> Pieces:
+def read_pieces(file: Path) -> UnigramFile:
     """Return what a sentencepiece file says.
 
     Raises OSError where it cannot be read, ValueError where it is no unigram model.
@@ -64,10 +64,10 @@ def read_pieces(file: Path) -> Pieces:
     if specs[_TRAINER].get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
         raise ValueError("its sentencepiece model is not of the unigram kind")
     charsmap = bytes(_message(specs[_NORMALIZER].get(_CHARSMAP, memoryview(b""))))
-    return Pieces(scores, kinds, _number(specs[_TRAINER].get(_UNK_ID, 0)), charsmap)
+    return UnigramFile(scores, kinds, _number(specs[_TRAINER].get(_UNK_ID, 0)), charsmap)
 
 
-def t5_tokenizer(pieces: Pieces, extra_ids: int, special: Sequence[AddedToken]) -> Tokenizer:
+def t5_tokenizer(pieces: UnigramFile, extra_ids: int, special: Sequence[AddedToken]) -> Tokenizer:
     """Return the tokenizer of T5 and mT5, as transformers 4.30.2 makes it: MetricX's upstream.
 
     What the file cannot spell is the unknown id, though it may have bytes among its pieces; a space
@@ -92,7 +92,7 @@ def t5_tokenizer(pieces: Pieces, extra_ids: int, special: Sequence[AddedToken]) 
     return tokenizer
 
 
-def xlm_roberta_tokenizer(pieces: Pieces) -> Tokenizer:
+def xlm_roberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
     """Return the tokenizer of XLM-R, as transformers 4.57 makes it of `sentencepiece.bpe.model`.
 
     Ids are fairseq's: four marks of its own, then the pieces behind the file's first three.
@@ -129,7 +129,7 @@ def xlm_roberta_tokenizer(pieces: Pieces) -> Tokenizer:
     return tokenizer
 
 
-def deberta_tokenizer(pieces: Pieces) -> Tokenizer:
+def deberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
     """Return the tokenizer of DeBERTa-v3, as transformers 4.57 makes it of `spm.model`.
 
     `[MASK]` gets the id behind the pieces, unless it is one of them.
@@ -164,13 +164,13 @@ def deberta_tokenizer(pieces: Pieces) -> Tokenizer:
     return tokenizer
 
 
-def _charsmap(pieces: Pieces) -> list[normalizers.Normalizer]:
+def _charsmap(pieces: UnigramFile) -> list[normalizers.Normalizer]:
     from tokenizers import normalizers
 
     return [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
 
 
-def _written(pieces: Pieces) -> list[AddedToken]:
+def _written(pieces: UnigramFile) -> list[AddedToken]:
     """The pieces that are never part of a longer one: control pieces and the user's own."""
     from tokenizers import AddedToken
 
