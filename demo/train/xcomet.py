@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import XLMRobertaTokenizerFast, XLMRobertaXLConfig
+from transformers import PreTrainedTokenizerFast, XLMRobertaXLConfig
 
 from demo.train import judge
 from demo.train.common import WORK, fit, setup
@@ -56,7 +56,7 @@ def encoder_config() -> XLMRobertaXLConfig:
 def write_encoder(folder: Path) -> None:
     """The encoder's config and tokenizer, which a checkpoint needs beside its weights."""
     encoder_config().save_pretrained(folder)
-    XLMRobertaTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder)
 
 
 def new_model() -> XCOMETMetric:
@@ -167,7 +167,7 @@ def export(model: XCOMETMetric, folder: Path) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Pretraining or training, as the command says."""
-    tokenizer = XLMRobertaTokenizerFast.from_pretrained(TOKENIZER)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
     model = new_model()
     if args.start:
         model.load_state_dict(torch.load(args.start, weights_only=True))
