@@ -116,15 +116,15 @@ def _packages_of_extras() -> dict[str, set[str]]:
     for line in lines:
         requirement, _, marker = line.partition(";")
         extra = marker.partition("extra == ")[2].strip(" \"')")
-        name = _NAME.match(requirement)
-        if not extra or name is None:
+        match = _NAME.match(requirement)
+        if not extra or match is None:
             continue
         direct.setdefault(extra, set())
-        if name[0] == "scorekit":
+        if match[0] == "scorekit":
             parts = requirement.partition("[")[2].partition("]")[0]
             included.setdefault(extra, set()).update(parts.split(","))
         else:
-            direct[extra].add(name[0].lower().replace("_", "-"))
+            direct[extra].add(match[0].lower().replace("_", "-"))
     for _ in included:  # an extra within an extra within an extra
         for extra, parts in included.items():
             direct[extra] |= set().union(*(direct.get(part, set()) for part in parts))

@@ -65,7 +65,7 @@ def _stack_config(config: MT5Config, *, decoder: bool) -> MT5Config:
     # As upstream; transformers 5 would take another, which adds up in another order.
     stack._attn_implementation = "eager"
     if decoder:
-        stack.num_layers = config.num_decoder_layers
+        stack.num_layers = config.num_decoder_layers or config.num_layers
     return stack
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from scorekit.errors import UserError
 from trainer.rl.checkpointing import checkpoint_layers
 from trainer.rl.config import PolicyConfig
+from trainer.rl.tokenizer_files import read_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -235,14 +236,12 @@ class Reference:
 
 def load_tokenizer(cfg: PolicyConfig) -> Any:
     """The tokenizer, padding on the left."""
-    from transformers import AutoTokenizer
-
     path = cfg.tokenizer or cfg.path
     if path is not None:
         check_folder(path, "policy.tokenizer" if cfg.tokenizer else "policy.path")
     revision = cfg.revision if cfg.tokenizer is None else None
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
+        return read_tokenizer(str(path), revision)
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"policy.tokenizer: cannot load {path!r}: {_first_line(error)}") from None
 

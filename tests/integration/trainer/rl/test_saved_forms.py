@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from tests.kits.float64 import CLOSE, doubled, float64
-from tests.kits.real_tokenizers import NAMES, real_tokenizer
+from tests.kits.real_tokenizers import NAMES, real_tokenizer, write_tokenizer
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy import load_policy, load_tokenizer
 from trainer.rl.tokenizer_files import save_tokenizer
 
+ROOT = Path(__file__).parents[4]
 TEXTS = [
     " a",
     "  a b",
@@ -60,3 +62,18 @@ def test_a_saved_tokenizer_gives_the_ids_of_the_one_that_was_saved(name, tmp_pat
     save_tokenizer(tokenizer, tmp_path)
     again = load_tokenizer(PolicyConfig(path="unused", tokenizer=str(tmp_path)))
     assert [again(text).input_ids for text in TEXTS] == [tokenizer(t).input_ids for t in TEXTS]
+
+
+POLICIES = ("policy", "roleplay_policy", "search_policy")
+MODELS = [*(Path("demo/models") / name for name in POLICIES), *NAMES]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_a_policys_ids_are_those_of_its_tokenizer_json(model, tmp_path: Path) -> None:
+    """transformers' class for the model's kind gives some of these texts other ids."""
+    folder = write_tokenizer(model, tmp_path) if isinstance(model, str) else ROOT / model
+    lines = (ROOT / "tests/golden/token_ids.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = TEXTS + [json.loads(line)["text"] for line in lines]
+    tokenizer = load_tokenizer(PolicyConfig(path=str(folder)))
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [tokenizer(text).input_ids for text in texts] == [raw.encode(t).ids for t in texts]
