@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-oracle test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,12 @@ env-vllm: .venv-vllm/ready ## make .venv-vllm: a real vLLM for CPUs, beside .ven
 	@bash tools/setup_vllm.sh
 	@touch $@
 
+env-oracle: .venv-oracle/ready ## make .venv-oracle: unbabel-comet, which our xCOMET is held against (1.5 GB, a minute)
+
+.venv-oracle/ready: tools/setup_oracle.sh tools/oracle-requirements.txt tools/lib.sh
+	@bash tools/setup_oracle.sh
+	@touch $@
+
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
 	$(PY) -m demo
 
@@ -49,13 +55,16 @@ demo-loop: setup ## rounds of that searcher: wrong references found, what is har
 	$(PY) -m demo.search.loop
 
 test: setup ## every test that takes seconds (about 15 minutes on 2 cores)
-	$(PY) $(PYTEST_MANY) -m "not slow and not vllm"
+	$(PY) $(PYTEST_MANY) -m "not slow and not vllm and not oracle"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
-	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm"
+	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm and not oracle"
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
+
+test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as services (minutes)
+	$(PY) -m pytest -m oracle
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any

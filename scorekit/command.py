@@ -121,8 +121,8 @@ def _packages_of_extras() -> dict[str, set[str]]:
             continue
         direct.setdefault(extra, set())
         if match[0] == "scorekit":
-            parts = requirement.partition("[")[2].partition("]")[0]
-            included.setdefault(extra, set()).update(parts.split(","))
+            inner = requirement.partition("[")[2].partition("]")[0]
+            included.setdefault(extra, set()).update(inner.split(","))
         else:
             direct[extra].add(match[0].lower().replace("_", "-"))
     for _ in included:  # an extra within an extra within an extra

@@ -19,6 +19,7 @@ def make_backend(settings: XCometSettings) -> XCometBackend:
         device=settings.device,
         dtype=settings.dtype,
         threads=settings.threads,
+        implementation=settings.implementation,
     )
     backend.check()
     return backend

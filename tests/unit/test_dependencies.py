@@ -1,4 +1,4 @@
-"""An installed package has its files and its version, and says little."""
+"""The environment beside the main one has what it needs, and an installed package its files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,61 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import scorekit
 
 ROOT = Path(__file__).parents[2]
+
+
+#: What a build of torch for GPUs needs, which is here where there is one; the environment of
+#: unbabel-comet computes on the CPU.
+OF_GPUS = ("nvidia-", "cuda-", "triton")
+
+
+def needed(requirements: list[str], collected: set[str]) -> set[str]:
+    """Return the names of what these requirements need, and of what that needs, as it is here."""
+    for requirement in map(Requirement, requirements):
+        name = canonicalize_name(requirement.name)
+        extras = {"", *requirement.extras}
+        new = {f"{name}[{extra}]" for extra in extras} - collected
+        if name.startswith(OF_GPUS) or not new:
+            continue
+        collected |= new
+        try:
+            texts = requires(name) or []
+        except PackageNotFoundError:  # of another platform
+            continue
+        needed([text for text in texts if _applies(text, extras)], collected)
+    return collected
+
+
+def _applies(text: str, extras: set[str]) -> bool:
+    marker = Requirement(text).marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
+    """It is installed without looking at dependencies."""
+    listed = dict(
+        re.findall(
+            r"^([\w.-]+)==(\S+)$",
+            (ROOT / "tools/oracle-requirements.txt").read_text(),
+            re.MULTILINE,
+        )
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = project["dependencies"] + project["optional-dependencies"]["server"]
+    have = {canonicalize_name(name) for name in listed}
+    wanted = {name.partition("[")[0] for name in needed(own, set())}
+    assert wanted - have == set()
+    assert listed["unbabel-comet"] == "2.2.7" and listed["transformers"].startswith("4.")
+    assert listed["numpy"].startswith("1.")
 
 
 def test_an_installed_package_has_its_files() -> None:

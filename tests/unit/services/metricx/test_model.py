@@ -29,8 +29,6 @@ def backend(metricx_folder):
 
 def test_the_input_of_quality_estimation_has_no_reference_part():
     assert format_input(TranslationSample(src="a b", mt="가 나")) == "source: a b candidate: 가 나"
-    empty = TranslationSample(src="a", mt="b", ref="")
-    assert format_input(empty) == "source: a candidate: b"
 
 
 def test_the_input_of_the_reference_mode():
