@@ -16,6 +16,8 @@ case $what in
     esac ;;
   extras)
     /venv/bin/python requirements.py "$@" > requirements.txt
-    install -c constraints.txt -r requirements.txt ;;
+    install -c constraints.txt -r requirements.txt
+    # Nothing is installed later, but by Ray, where a job asks for packages.
+    case " $* " in *" ray "*) ;; *) /venv/bin/python -m pip uninstall -qy pip ;; esac ;;
   *) say "install.sh torch|extras"; exit 2 ;;
 esac
