@@ -39,6 +39,16 @@ LITE_ENCODER = "microsoft/mdeberta-v3-base"
 METRICX_TOKENIZER = "google/mt5-xl"
 
 
+def hide_short_progress() -> None:
+    """Let transformers show a progress bar on a terminal only, and only where it takes seconds.
+
+    It has one for each model that is loaded and for each that is saved. Bars of downloads stay.
+    """
+    from transformers.utils.logging import set_tqdm_hook
+
+    set_tqdm_hook(lambda bar, args, kwargs: bar(*args, **{**kwargs, "disable": None, "delay": 5.0}))
+
+
 def looks_local(model: str) -> bool:
     """Whether a model name can only be a path; else it is a hub id unless such a folder exists."""
     return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1

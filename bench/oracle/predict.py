@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import ROOT
+from scorekit.command import run_command
 from scorekit.errors import UserError
+from scorekit.processes import end_with_parent
 from scorekit.scorers import SampleForScoring
 
 _PYTHON = ROOT / ".venv-oracle/bin/python"
@@ -41,6 +43,7 @@ class Upstream:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            preexec_fn=end_with_parent(),
         )
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
@@ -97,10 +100,11 @@ def _predict(model: Any, gpus: int) -> Callable[[list[dict[str, str]]], list[flo
     return predict
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Predict line by line."""
     import torch
 
+    arguments = sys.argv[1:]
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # Lightning's notes, once a call
     warnings.filterwarnings("ignore")
@@ -114,4 +118,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(main)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.hub import hide_short_progress
 from trainer.rl.checkpointing import checkpoint_layers
 from trainer.rl.config import PolicyConfig
 from trainer.rl.tokenizer_files import read_tokenizer
@@ -250,6 +251,7 @@ def _load_model(
     cfg: PolicyConfig, path: str, revision: str | None, key: str, device: torch.device
 ) -> nn.Module:
     """The model of `path` on `device`, its weights held as `cfg` says."""
+    hide_short_progress()
     options: dict[str, Any] = {"dtype": getattr(torch, cfg.weights_dtype)}
     if cfg.load_in_4bit:
         options |= _in_4bit(cfg, device)
