@@ -1,9 +1,7 @@
 """Count names that say nothing, and docstrings that begin with no sentence.
 
-    python -m tools.language            a table by package
-    python -m tools.language --list trainer/search      every place below a path
-
-docs/glossary.md has the rules. The lists here are what tests/unit/test_language.py holds us to.
+python -m tools.language            a table by package
+python -m tools.language --list trainer/search      every place below a path
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ PACKAGES = (
     "tools",
     "tests",
 )
-#: Identifiers that say nothing of a value: the glossary's list.
+#: Identifiers that say nothing of a value.
 BANNED = frozenset(
     """
     found told one each thing things asked wanted known kept said held heard made drawn
