@@ -147,13 +147,13 @@ def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation
         if name not in row:
             raise ValueError(f"no field {name!r}")
         if not isinstance(text, str):
-            raise ValueError(f"field {name!r} is no text")
+            raise ValueError(f"field {name!r} is not text")
     optional: dict[str, Any] = {
         name: row.get(name) or None for name in ("ref", "src_lang", "tgt_lang")
     }
     for name, value in optional.items():
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"field {name!r} is no text")
+            raise ValueError(f"field {name!r} is not text")
     parts = [
         str(row[name])
         for names in (_DOCUMENT, _SEGMENT)

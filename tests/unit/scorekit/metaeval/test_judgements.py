@@ -114,7 +114,7 @@ def test_a_published_file(tmp_path):
     ("row", "message"),
     [
         ({"src": "s", "mt": "m", "spans": []}, "line 1: no field 'system'"),
-        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is no text"),
+        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is not text"),
         ({"src": "s", "mt": "m", "system": "A"}, "line 1: neither 'spans' nor 'score'"),
         (_row(spans=None, score="3"), "line 1: field 'score' is no number"),
         (_row(spans=None, score=True), "line 1: field 'score' is no number"),
@@ -122,7 +122,7 @@ def test_a_published_file(tmp_path):
         (_row(spans=None, score=float("-inf")), "line 1: field 'score' is not finite"),
         (_row(spans=None, score=10**400), "line 1: field 'score' is not finite"),
         (_row(spans={"start": 0}), "line 1: field 'spans' is no list"),
-        (_row(ref=3), "line 1: field 'ref' is no text"),
+        (_row(ref=3), "line 1: field 'ref' is not text"),
         (_row(spans=[{"start": 0, "end": 8, "severity": "MINOR"}]), "span 0 to 8 is not in a"),
         (_row(spans=[{"start": 3, "end": 2, "severity": "MINOR"}]), "span 3 to 2 is not in a"),
         (_row(spans=[{"start": 0, "severity": "MINOR"}]), "line 1: a span needs whole numbers"),
