@@ -181,7 +181,7 @@ def test_cut_json_and_overlong_texts_fail(url, upstream):
     (cut,) = judge(url, PAIR, cache=False)
     upstream.cut = False
     assert (
-        cut["error"]["type"] == "model_failure" and "raise options.max_t" in cut["error"]["message"]
+        cut["error"]["type"] == "model_failure" and "increase options.max_t" in cut["error"]["message"]
     )
     upstream.forget()
     (long,) = judge(url, PAIR | {"mt": "집 " * 40_000})
