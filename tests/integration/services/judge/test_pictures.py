@@ -106,8 +106,8 @@ def bomb(side: int) -> str:
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        ([], "wants 1 to 16"),
-        ([picture()] * 17, "wants 1 to 16"),
+        ([], "the rubric requires 1 to 16"),
+        ([picture()] * 17, "the rubric requires 1 to 16"),
         (["!!"], "images.0: not base64"),
         ([picture(), ""], "images.1: neither PNG"),
         ([picture("GIF")], "neither PNG"),
