@@ -43,11 +43,11 @@ def test_max_sim_is_the_plain_one_whatever_the_shapes(
     pages = [draw.random((n, 4), np.float32) + 0.1 for n in lengths]
     asked = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
     searched = packed(tmp_path_factory.mktemp("v"), pages)
-    before, module._AT_ONCE = module._AT_ONCE, at_once
+    before, module._BLOCK_SIMILARITIES = module._BLOCK_SIMILARITIES, at_once
     try:
         found = searched.max_sim(asked)
     finally:
-        module._AT_ONCE = before
+        module._BLOCK_SIMILARITIES = before
     for scores, query in zip(found, asked, strict=True):
         # A sum of at most 5 dot products of 4 numbers below 1.1 in float32.
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
