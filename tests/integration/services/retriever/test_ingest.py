@@ -319,7 +319,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     assert not index.exists()
     (tmp_path / "bad.pdf").write_bytes(b"bad")
     for args, line in [
-        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: no PDF, or a damaged one"),
+        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: not a PDF, or damaged"),
         (["--index", tmp_path / "none"], "no index there. Make one"),
         (["--index", index, "--late-url", "http://a:b@c"], "RETRIEVER_LATE_URL"),
     ]:

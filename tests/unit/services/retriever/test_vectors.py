@@ -66,7 +66,7 @@ def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a vector of zeros"):
         checked_vectors(good * [[1], [0]])
     assert packed(tmp_path, [good]).dimension == 2
-    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages anew"):
+    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages again"):
         packed(tmp_path, [good, good * 0])
 
 
