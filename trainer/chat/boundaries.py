@@ -90,7 +90,7 @@ def check_template(
     The template of training is `chat.template`, else the tokenizer's own, with markers put in where
     it has none; it is held against the tokenizer's own. generation_config: the model's; None:
     sampling ends at the tokenizer's eos_token. max_length: in tokens; None: any. learned: of a
-    conversation. names: where they stand. Raises UserError where there is no template at all.
+    conversation. names: where they stand. Raises UserError if there is no template at all.
     """
     training = training_template(tokenizer, conversations, chat, learned=learned)
     looked = [
@@ -124,7 +124,7 @@ def findings_of(
     generation_config: Any = None,
     max_length: int | None = None,
 ) -> list[Finding]:
-    """The same of conversations that are labelled: (where they stand, what they are). how: where
+    """The same of conversations that are labeled: (where they stand, what they are). how: where
     the markers come from."""
     faults: dict[str, list[str]] = {name: [] for name in CHECKS}
     stops: set[int] = set()
@@ -150,7 +150,7 @@ def training_template(
     tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, *, learned: Learned = "all"
 ) -> MarkedTemplate:
     """The template that a model is trained with: the config's or the tokenizer's own, and where
-    that has no markers, what `mended` makes of it. Raises UserError where there is none."""
+    that has no markers, what `mended` makes of it. Raises UserError if there is none."""
     template = read_template(chat.template) if chat.template else own_template(tokenizer)
     if template is None:
         raise UserError(

@@ -47,7 +47,7 @@ def fixed_generation_config(folder: Path, ids: Sequence[int]) -> str:
 
 
 def write_beside(path: Path, text: str) -> None:
-    """Write a new file. Raises UserError where another text stands there."""
+    """Write a new file. Raises UserError if another text stands there."""
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
         raise UserError(f"{path} exists and is not replaced; name another (--to), or remove it")
     write_atomic(path, text)

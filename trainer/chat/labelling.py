@@ -126,7 +126,7 @@ def _faults_of_span(
     stop: int | None,
     turn: dict[str, Any],
 ) -> Iterator[Fault]:
-    """Of the labelled text: no stop, other text than the reply, tokens that say something else."""
+    """Of the labeled text: no stop, other text than the reply, tokens that say something else."""
     begin, end = reply.span
     text = rendered.text[begin:end]
     body = text.rstrip()
@@ -146,7 +146,7 @@ def _faults_of_span(
 
 
 def _is_reply(body: str, content: str, turn: dict[str, Any]) -> bool:
-    """Whether a labelled text is the reply, but for the spaces around it, which templates trim.
+    """Whether a labeled text is the reply, but for the spaces around it, which templates trim.
     Thoughts and calls have a form of the template's own: of those the reply itself must be there.
     """
     if body.strip() == content.strip():
@@ -175,7 +175,7 @@ def _prompt(
 
 
 def _faults_of_others(turns: Turns, rendered: Rendered, replies: list[_Reply]) -> Iterator[Fault]:
-    """Of the system's and the user's turns: labelled, or left out."""
+    """Of the system's and the user's turns: labeled, or left out."""
     text, at = rendered.text, 0
     for place, turn in enumerate(turns):
         if turn["role"] not in ("system", "user"):

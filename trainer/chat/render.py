@@ -51,7 +51,7 @@ def own_template(tokenizer: Any) -> str | None:
 
 
 def use_template(tokenizer: Any, chat: ChatConfig) -> Any:
-    """The tokenizer, with the template that the config names put into it. Raises UserError where
+    """The tokenizer, with the template that the config names put into it. Raises UserError if
     there is neither that nor one of its own."""
     if chat.template is not None:
         tokenizer.chat_template = read_template(chat.template)
@@ -72,7 +72,7 @@ def render(
     generation_prompt: bool = False,
 ) -> str:
     """The text of a conversation. template: default: the tokenizer's own. generation_prompt: with
-    what stands before a reply of the assistant. Raises UserError where the template refuses."""
+    what stands before a reply of the assistant. Raises UserError if the template refuses."""
     return _render(tokenizer, messages, chat, template, generation_prompt, spans=False).text
 
 
@@ -84,7 +84,7 @@ def render_spans(
 
 
 def tokenise(tokenizer: Any, rendered: Rendered) -> Tokens:
-    """The ids of a conversation, and whose they are. Raises UserError where the tokenizer tells no
+    """The ids of a conversation, and whose they are. Raises UserError if the tokenizer tells no
     offsets."""
     if not tokenizer.is_fast:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A conversation as it is learned, for eyes: what is labelled stands out."""
+"""A conversation as it is learned, for eyes: what is labeled stands out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.text import Text
 from scorekit.report.render import visible
 from trainer.chat.boundaries import Finding
 
-#: Of labelled text, and of the token that ends it.
+#: Of labeled text, and of the token that ends it.
 LABELLED, STOP, REST = "black on green", "bold white on dark_green", "dim"
 
 
 def coloured(
     tokenizer: Any, ids: Sequence[int], mask: Sequence[int], *, brackets: bool = False
 ) -> Text:
-    """The text of ids with what is learned in colour, decoded run by run, so that no character of
+    """The text of ids with what is learned in color, decoded run by run, so that no character of
     several tokens is torn. mask: [L]. brackets: around what is learned, where there are no
-    colours."""
+    colors."""
     text = Text()
     place = 0
     for learned, run in groupby(mask):
@@ -62,7 +62,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def print_diff(console: Console, diff: str) -> None:
-    """A unified diff in the usual colours."""
+    """A unified diff in the usual colors."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in diff.splitlines():
         console.print(Text(visible(line), styles.get(line[:1], "dim")), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`python -m trainer template-check`: what is labelled, and whether that is right."""
+"""`python -m trainer template-check`: what is labeled, and whether that is right."""
 
 from __future__ import annotations
 

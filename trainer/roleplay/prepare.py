@@ -148,7 +148,7 @@ def split(
     turns: Sequence[RoleplayTurn], ratio: float, by: Literal["scenario", "dialogue"], seed: int
 ) -> tuple[list[RoleplayTurn], list[RoleplayTurn]]:
     """(train, held out): whole scenarios, or dialogues, are held out until they have that share of
-    the turns. Which ones depends on their names and the seed only. Raises UserError where one group
+    the turns. Which ones depends on their names and the seed only. Raises UserError if one group
     is all there is."""
     groups: dict[str, list[RoleplayTurn]] = defaultdict(list)
     for turn in turns:

@@ -26,7 +26,7 @@ def open_tokenizer(cfg: RoleplayConfig) -> Any:
 
 
 def rendered_prompt(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> str:
-    """The text that a reply is sampled after. Raises UserError where the template refuses it."""
+    """The text that a reply is sampled after. Raises UserError if the template refuses it."""
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in prompt],

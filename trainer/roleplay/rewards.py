@@ -211,7 +211,7 @@ def _used() -> _Setting:
 
 
 def _similarity() -> Similarity:
-    """Raises UserError where nothing says which server embeds, or by which anchors."""
+    """Raises UserError if nothing says which server embeds, or by which anchors."""
     return _used().similarity or _from_environment(os.getpid())
 
 

@@ -69,7 +69,7 @@ class Similarity:
         """The cosine of each pair; None where a text of it cannot be embedded. beside: texts that
         are asked about in the same requests, since they are needed next.
 
-        Raises ServiceUnreachable where the server is gone, or is not the calibration's any more;
+        Raises ServiceUnreachable if the server is gone, or is not the calibration's any more;
         RequestError where it refuses every text.
         """
         texts = {*(text for pair in pairs for text in pair), *beside}
@@ -151,7 +151,7 @@ def open_similarity(
 
 
 def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
-    """A client of the embedding server, which has answered. Raises UserError where it does not, or
+    """A client of the embedding server, which has answered. Raises UserError if it does not, or
     the section names no URL."""
     address = cfg.embedding_model if server is None else server.url
     if server is None and not cfg.is_url:
@@ -191,7 +191,7 @@ def _calibration(
 
 
 def _check_server(embedder: Embedder, calibration: Calibration) -> None:
-    """Raises ServiceUnreachable where another model answers."""
+    """Raises ServiceUnreachable if another model answers."""
     similarity = Similarity(embedder, calibration)
     if fault := calibration.fault_of_model(embedder.info()):
         raise similarity._other(fault)

@@ -174,7 +174,7 @@ def _in_sentences(text: str, ways: _Ways) -> set[str]:
 
 
 def _stated(text: str) -> set[SpeechLevel]:
-    """A labelled style wins; else what is said anywhere, and not said to be left."""
+    """A labeled style wins; else what is said anywhere, and not said to be left."""
     text = _SPACES.sub(" ", text)
     labelled = {level for match in _STYLE.finditer(text) for level in _levels(match["style"])}
     return labelled or _levels(text)

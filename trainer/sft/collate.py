@@ -20,7 +20,7 @@ class Collator:
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """input_ids, attention_mask, labels, [B, L], and what the images become (concatenated in
-        the order of the rows, and in each row in that of its list). Raises UserError where an image
+        the order of the rows, and in each row in that of its list). Raises UserError if an image
         cannot be read or has another number of pieces than its row has places."""
         length = max(len(row["input_ids"]) for row in rows)
         batch = {

@@ -1,4 +1,4 @@
-"""What is learned, shown before anything is: rows in colour, and where their labels end."""
+"""What is learned, shown before anything is: rows in color, and where their labels end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = 3
 
 
 def print_label_masks(console: Console, tokenizer: Any, part: SftPart) -> None:
-    """The first rows with what is learned in colour, the first and last tokens of each turn, the
+    """The first rows with what is learned in color, the first and last tokens of each turn, the
     counts of all rows, and what the template check finds."""
     for row in part.rows[:_ROWS]:
         print_conversation(console, tokenizer, row.where, row.ids, row.mask)

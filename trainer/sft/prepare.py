@@ -183,7 +183,7 @@ def _keep(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
 
 
 def _tell(cfg: SftConfig, part: SftPart, key: str, count: int) -> None:
-    """Warn of what was left out. Raises UserError where nothing else is there."""
+    """Warn of what was left out. Raises UserError if nothing else is there."""
     told = "; ".join(f"{number} of {count} rows: {why}" for why, number in part.left_out.items())
     if not part.rows:
         raise UserError(f"{key}: nothing is left to learn: {told}: raise data.max_length")

@@ -20,7 +20,7 @@ from trainer.sft.figures import CURVES, TABLE
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write the page into a run's folder and return its path. Raises UserError where no run stands
+    """Write the page into a run's folder and return its path. Raises UserError if no run stands
     there."""
     updates, evals = read_jsonl(run_dir / "log.jsonl"), read_jsonl(run_dir / "eval.jsonl")
     if not updates and not evals:

@@ -34,7 +34,7 @@ def has_ids(row: Any) -> bool:
 
 
 def rows_of(source: str, split: str | None, limit: int | None) -> list[tuple[str, Any]]:
-    """(where it stands, row). Raises UserError where there is none, or where some are ids and
+    """(where it stands, row). Raises UserError if there is none, or where some are ids and
     others are not."""
     found: list[tuple[str, Any]] = []
     for where, row in read_rows(source, split):

@@ -100,7 +100,7 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
 
 def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | None]:
     """(what reads images, the id that stands for a piece of one); (None, None) of rows without
-    images. Raises UserError where the model takes none."""
+    images. Raises UserError if the model takes none."""
     if not any(row.images for part in parts for row in part.rows):
         return None, None
     from transformers import AutoConfig, AutoImageProcessor

@@ -42,7 +42,7 @@ def fit(
     nine of ten true pairs still have something to gain. True pairs of `grounded` are user turns and
     their references, of `reference` neighbouring references of one character.
 
-    rows: turns that are drawn. Raises UserError where too few pairs are there, or true ones are not
+    rows: turns that are drawn. Raises UserError if too few pairs are there, or true ones are not
     more alike than false ones; and what the embedder raises.
     """
     drawn = _drawn(turns, rows, seed)

@@ -34,7 +34,7 @@ def write_report(
 ) -> Path:
     """Write `report.html` into a run's folder and return its path.
 
-    notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
+    notes: paragraphs for the top of the page. Raises UserError if no run stands in the folder.
     """
     folder = Path(run_dir)
     updates, evals = read_jsonl(folder / "log.jsonl"), read_jsonl(folder / "eval.jsonl")

@@ -183,7 +183,7 @@ def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
 
 
 def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
-    """Raise UserError where an earlier evaluation was scored in another way."""
+    """Raise UserError if an earlier evaluation was scored in another way."""
     for key, now in scorer.items():
         then = earlier.figures.get(key, now)
         if then != now:
@@ -194,7 +194,7 @@ def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
 
 
 def _check_folder(folder: Path, compares: bool, overwrite: bool) -> None:
-    """Raise UserError where an evaluation would be replaced."""
+    """Raise UserError if an evaluation would be replaced."""
     folders = [folder, folder / "against"] if compares else [folder]
     names = [f"evaluation.{ending}" for ending in ("json", "jsonl", "html")]
     there = next((f / n for f in folders for n in names if (f / n).exists()), None)

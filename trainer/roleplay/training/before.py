@@ -55,7 +55,7 @@ def held_out_turns(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
 def fitting(
     key: str, turns: Sequence[RoleplayTurn], cfg: RoleplayConfig, tokenizer: Any
 ) -> list[RoleplayTurn]:
-    """Those whose prompt has at most data.max_prompt_length tokens. Raises UserError where none
+    """Those whose prompt has at most data.max_prompt_length tokens. Raises UserError if none
     is left, or where the config refuses the others."""
     limit = cfg.data.max_prompt_length
     kept, overlong = fitting_turns(turns, tokenizer, cfg.chat, limit)

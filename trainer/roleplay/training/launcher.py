@@ -35,7 +35,7 @@ def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
     within, on a free port; it ends with this process, however that ends. None where the section
     names a URL itself. log: what it writes.
 
-    Raises UserError where there is no such folder, or it does not get ready.
+    Raises UserError if there is no such folder, or it does not get ready.
     """
     named = cfg.embedding_model
     if cfg.is_url:

@@ -80,7 +80,7 @@ def told_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_rounds(cfg: RoleplayConfig, arguments: Any, turns: int) -> None:
-    """Raise UserError where a batch does not come out even, or no batch is full."""
+    """Raise UserError if a batch does not come out even, or no batch is full."""
     passes = arguments.steps_per_generation * arguments.num_iterations
     steps = arguments.gradient_accumulation_steps
     if passes % steps and steps % passes:

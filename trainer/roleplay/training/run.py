@@ -341,7 +341,7 @@ def _adapters(cfg: RoleplayConfig) -> Any:
 
 
 def calibration_origin(folder: Path) -> Origin:
-    """What a run scores by. Raises UserError where its calibration is gone, or is none."""
+    """What a run scores by. Raises UserError if its calibration is gone, or is none."""
     path = folder / FILE
     if not path.is_file():
         raise UserError(f"{path} is missing: put the one back that the run began with")
