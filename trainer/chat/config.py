@@ -16,11 +16,11 @@ class ChatConfig(Config):
     )
     enable_thinking: bool | None = Field(
         None,
-        description="Given to the template under this name (Qwen3); null: not given, so that the "
-        "template's own default holds.",
+        description="Passed to the template under this name (Qwen3); null: not passed, so that the "
+        "template's default applies.",
     )
 
     @property
     def template_kwargs(self) -> dict[str, bool]:
-        """What the template gets besides the messages."""
+        """Return the arguments of the template besides the messages."""
         return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}

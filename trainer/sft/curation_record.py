@@ -1,6 +1,6 @@
-"""The record of what curation has decided about questions and their episodes.
+"""The record of curation's decisions about questions and their episodes.
 
-All commands that decide write this one format, and all that come later read it:
+All commands that decide write this one format, and later commands read it:
 
 FOLDER/record.jsonl
     {"question": "q1", "episode": null, "step": "verify", "verdict": "drop", "reason": "GT_ERROR"}

@@ -143,8 +143,8 @@ def check_trainable(cfg: TrainerConfig) -> None:
     check_uncut(cfg.generation, cfg.corrects_importance)
     if not weighted(cfg.reward):
         raise UserError(
-            "reward: every weight is 0 (the keys w_*, no_eos_penalty, those of guards and terms), so "
-            "there is nothing to train on. Set one of them above 0"
+            "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, terms). "
+            "Set one of them above 0, so that there is something to train on"
         )
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)

@@ -22,10 +22,11 @@ class Term:
     name: str
     #: The service whose answers it uses; None: it uses the text only.
     service: ServiceName | None = None
-    #: The direction of that service's score which its formula takes for granted.
-    #: Default direction of that service's score, which its formula assumes.
+    #: The direction of that service's score that its formula assumes.
+    higher_is_better = True
     #: Whether it has no cost and no column without a weight: then its service, which may charge for
     #: each request, is not asked.
+    optional = False
     #: Its stats, in the order of display, and its charts.
     table: tuple[Figure, ...] = ()
     curves: tuple[Curve, ...] = ()
