@@ -9,7 +9,7 @@ from trainer.config_base import may_change
 
 
 class ChatConfig(Config):
-    """How messages become text."""
+    """Settings for converting messages to text."""
 
     template: str | None = may_change(
         None, description="A file with a chat template (Jinja); null: the model's own."

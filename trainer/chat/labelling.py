@@ -56,18 +56,18 @@ class Labelled(NamedTuple):
 class _Reply(NamedTuple):
     """A turn to train on.
 
-    index: in the conversation.
+    turn_index: in the conversation.
     number: of its span.
     """
 
-    index: int
+    turn_index: int
     number: int
     content: str
     span: Span
 
     @property
     def name(self) -> str:
-        return f"turn {self.index + 1}"
+        return f"turn {self.turn_index + 1}"
 
 
 def label(
@@ -109,8 +109,8 @@ def label(
     tokens = tokenize(tokenizer, rendered)
     stops = [_stop(tokenizer, tokens, reply.number) for reply in replies]
     for reply, stop in zip(replies, stops, strict=True):
-        faults += _span_errors(tokenizer, rendered, tokens, reply, stop, turns[reply.index])
-    begin_by_turn = {reply.index: reply.span[0] for reply in replies}
+        faults += _span_errors(tokenizer, rendered, tokens, reply, stop, turns[reply.turn_index])
+    begin_by_turn = {reply.turn_index: reply.span[0] for reply in replies}
     for index in indices:
         prompt, differences = _prompt(tokenizer, turns[:index], chat, rendered.text, tokens, like)
         faults += [
@@ -200,8 +200,8 @@ def _other_turn_errors(turns: Turns, rendered: Rendered, replies: list[_Reply]) 
     for index, turn in enumerate(turns):
         if turn["role"] not in ("system", "user"):
             continue
-        behind = [reply.span[1] for reply in replies if reply.index < index]
-        before = [reply.span[0] for reply in replies if reply.index > index]
+        behind = [reply.span[1] for reply in replies if reply.turn_index < index]
+        before = [reply.span[0] for reply in replies if reply.turn_index > index]
         position = max([position, *behind])
         end = min([len(text), *before])
         name = f"turn {index + 1} ({turn['role']})"

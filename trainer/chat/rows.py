@@ -56,9 +56,9 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
     """
     results: list[Conversation] = []
     errors: list[str] = []
-    for where, row in rows:
+    for location, row in rows:
         try:
-            results += conversations_of(row, where, which)
+            results += conversations_of(row, location, which)
         except UserError as error:
             errors.append(str(error))
     if errors:
@@ -73,32 +73,32 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
     return results
 
 
-def conversations_of(row: Any, where: str, which: Which) -> Iterable[Conversation]:
+def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversation]:
     """Return the conversations of one row. Raises UserError."""
     if not isinstance(row, Mapping):
-        raise UserError(f"{where}: expected an object with `messages`, not {type(row).__name__}")
+        raise UserError(f"{location}: expected an object with `messages`, not {type(row).__name__}")
     if row.get("messages") is not None:
-        turns = _checked(row["messages"], where, "messages")
-        _ends_in_reply(turns, where)
+        turns = _checked(row["messages"], location, "messages")
+        _ends_in_reply(turns, location)
         if which == "each":
             return [
-                Conversation(where, turns[: index + 1], "last")
+                Conversation(location, turns[: index + 1], "last")
                 for index, turn in enumerate(turns)
                 if turn["role"] == "assistant"
             ]
-        return [Conversation(where, turns, which)]
+        return [Conversation(location, turns, which)]
     prompt = next((name for name in _PROMPTS if row.get(name) is not None), None)
     reply = next((name for name in _REPLIES if row.get(name) is not None), None)
     if prompt is None or reply is None:
         raise UserError(
-            f"{where}: has neither `messages`, nor a `prompt` with `completion` or `reference`"
+            f"{location}: has neither `messages`, nor a `prompt` with `completion` or `reference`"
         )
     messages = row[reply]
     if isinstance(messages, str):
         messages = [{"role": "assistant", "content": messages}]
-    turns = [*_checked(row[prompt], where, prompt), *_checked(messages, where, reply)]
-    _ends_in_reply(turns, where)
-    return [Conversation(where, turns, "last")]
+    turns = [*_checked(row[prompt], location, prompt), *_checked(messages, location, reply)]
+    _ends_in_reply(turns, location)
+    return [Conversation(location, turns, "last")]
 
 
 def _checked(messages: Any, where: str, column: str) -> list[dict[str, Any]]:
@@ -133,14 +133,14 @@ def _checked(messages: Any, where: str, column: str) -> list[dict[str, Any]]:
     return turns
 
 
-def _ends_in_reply(turns: list[dict[str, Any]], where: str) -> None:
+def _ends_in_reply(turns: list[dict[str, Any]], location: str) -> None:
     roles = [turn["role"] for turn in turns]
     if "assistant" not in roles:
-        raise UserError(f"{where}: no turn of the assistant to train on")
+        raise UserError(f"{location}: no turn of the assistant to train on")
     if roles[0] == "assistant":
         raise UserError(
-            f"{where}: begins with a turn of the assistant. Put a system or user turn before "
+            f"{location}: begins with a turn of the assistant. Put a system or user turn before "
             "it, or remove it"
         )
     if not str(turns[-1]["content"]).strip() and not turns[-1].get("tool_calls"):
-        raise UserError(f"{where}: its last turn is empty")
+        raise UserError(f"{location}: its last turn is empty")

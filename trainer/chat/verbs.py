@@ -128,9 +128,9 @@ def _show(console: Console, checked: _Checked, count: int) -> None:
     settings = (checked.tokenizer, checked.conversations, checked.chat)
     chosen = training_template(*settings, learned=checked.learned).template
     names = [row.where for row in checked.rows]
-    for number, (where, turns) in enumerate(looked_at(*settings)[:count]):
+    for number, (location, turns) in enumerate(looked_at(*settings)[:count]):
         labelled = label(checked.tokenizer, turns, checked.chat, chosen, checked.learned)
-        name = names[number] if number < len(names) else where
+        name = names[number] if number < len(names) else location
         print_conversation(console, checked.tokenizer, name, labelled.tokens.ids, labelled.mask)
 
 

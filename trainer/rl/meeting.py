@@ -104,9 +104,11 @@ class Meeting:
             raise Stalled(self._line(int(waited[1]) / 1000)) from error
 
     def _line(self, waited: float) -> str:
-        others = [r for r in range(self.size) if r != self.rank]
+        other_ranks = [r for r in range(self.size) if r != self.rank]
         # Within an exchange all have arrived: then any other process may be the one that is missing
-        missing = [r for r in others if self._read(f"came {r}", "0") < self._number] or others
+        missing = [
+            r for r in other_ranks if self._read(f"came {r}", "0") < self._number
+        ] or other_ranks
         phases = "; ".join(
             f"process {r} is at {self._store.get(f'place {r}').decode()!r}" for r in missing
         )

@@ -48,9 +48,9 @@ def load_turns(
     Raises UserError with a line for each wrong row.
     """
     turns, errors = [], []
-    for where, row in islice(read_rows(source, split), limit):
+    for location, row in islice(read_rows(source, split), limit):
         try:
-            turns.append(_turn(row, where, data))
+            turns.append(_turn(row, location, data))
         except UserError as error:
             errors.append(str(error))
     if errors:
@@ -66,7 +66,10 @@ def _with_ids(source: str, turns: Sequence[RoleplayTurn]) -> list[RoleplayTurn]:
         return _content(turn.prompt) + "\x1f" + (turn.reference or "")
 
     ids = row_ids(source, turns, content)
-    return [dataclasses.replace(one, id=id) for one, id in zip(turns, ids, strict=True)]
+    return [
+        dataclasses.replace(unnamed_turn, id=id)
+        for unnamed_turn, id in zip(turns, ids, strict=True)
+    ]
 
 
 def columns_of(turns: Sequence[RoleplayTurn]) -> dict[str, list[Any]]:
@@ -106,13 +109,15 @@ def in_both(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) -> 
     )
 
 
-def told_of(row: Any, where: str, data: RoleplayData, prompt: Sequence[Message]) -> dict[str, Any]:
+def told_of(
+    row: Any, location: str, data: RoleplayData, prompt: Sequence[Message]
+) -> dict[str, Any]:
     """Return the other fields of a turn: from columns, else from the system turn. Raises
     UserError."""
     fields: dict[str, Any] = {}
     for field in TOLD:
         column = data.columns.get(field, field)
-        fields[field] = _read_field(field, cell(row, column), where, column)
+        fields[field] = _read_field(field, cell(row, column), location, column)
     system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     if data.from_prompt and system:
         fields |= {
@@ -122,22 +127,22 @@ def told_of(row: Any, where: str, data: RoleplayData, prompt: Sequence[Message])
     return fields
 
 
-def _turn(row: Any, where: str, data: RoleplayData) -> RoleplayTurn:
+def _turn(row: Any, location: str, data: RoleplayData) -> RoleplayTurn:
     if not isinstance(row, dict):
         kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{where}: expected an object of fields, not {kind}")
+        raise UserError(f"{location}: expected an object of fields, not {kind}")
     names = {field: data.columns.get(field, field) for field in FIELDS}
-    prompt = _prompt(row, where, names)
-    reference = clean_cell(cell(row, names["reference"]), where, names["reference"])
+    prompt = _prompt(row, location, names)
+    reference = clean_cell(cell(row, names["reference"]), location, names["reference"])
     return RoleplayTurn(
-        id=id_cell(cell(row, names["id"]), where, names["id"]) or "",
+        id=id_cell(cell(row, names["id"]), location, names["id"]) or "",
         prompt=prompt,
         reference=reference if reference and reference.strip() else None,
-        **told_of(row, where, data, prompt),
+        **told_of(row, location, data, prompt),
     )
 
 
-def _prompt(row: dict[str, Any], where: str, names: dict[str, str]) -> tuple[Message, ...]:
+def _prompt(row: dict[str, Any], location: str, names: dict[str, str]) -> tuple[Message, ...]:
     """Return `prompt`, else `prompt_messages`; messages are preferred to a text."""
     first, second = cell(row, names["prompt"]), cell(row, names["prompt_messages"])
     name, value = names["prompt"], first
@@ -146,35 +151,35 @@ def _prompt(row: dict[str, Any], where: str, names: dict[str, str]) -> tuple[Mes
     if value in (None, ""):
         row_columns = ", ".join(map(str, row))
         raise UserError(
-            f"{where}: no {names['prompt']}, nor {names['prompt_messages']} (the row has "
+            f"{location}: no {names['prompt']}, nor {names['prompt_messages']} (the row has "
             f"{row_columns}). Name the column in data.columns"
         )
     try:
         prompt = read_messages(value)
     except WrongMessages as error:
-        raise UserError(f"{where}: {name}: {error}") from None
+        raise UserError(f"{location}: {name}: {error}") from None
     if prompt[-1]["role"] != "user":
         raise UserError(
-            f"{where}: {name}: the last turn is the {prompt[-1]['role']}'s. A prompt has to end "
+            f"{location}: {name}: the last turn is the {prompt[-1]['role']}'s. A prompt has to end "
             "with the user's (dialogues: python -m trainer roleplay prepare)"
         )
     return prompt
 
 
-def _read_field(field: str, value: Any, where: str, column: str) -> str | int | None:
+def _read_field(field: str, value: Any, location: str, column: str) -> str | int | None:
     if field in ("scenario", "dialogue", "place"):
-        name = id_cell(value, where, column) or None
+        name = id_cell(value, location, column) or None
         if field != "place" or name is None:
             return name
         if not name.isdecimal():
-            raise UserError(f"{where}: {column}: expected a whole number, not {name!r:.40}")
+            raise UserError(f"{location}: {column}: expected a whole number, not {name!r:.40}")
         return int(name)
-    text = (clean_cell(value, where, column) or "").strip()
+    text = (clean_cell(value, location, column) or "").strip()
     if len(text.splitlines()) > 1:
-        raise UserError(f"{where}: {column}: expected one line, not {text!r:.40}")
+        raise UserError(f"{location}: {column}: expected one line, not {text!r:.40}")
     if field != "speech_level" or not text:
         return text or None
-    return parse_level(f"{where}: {column}", text)
+    return parse_level(f"{location}: {column}", text)
 
 
 def _content(prompt: Sequence[Message]) -> str:

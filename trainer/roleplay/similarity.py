@@ -66,15 +66,15 @@ class Similarity:
         self._vectors: dict[str, Sequence[float] | None] = {}
 
     def cosines(
-        self, pairs: Sequence[tuple[str, str]], beside: Iterable[str] = ()
+        self, pairs: Sequence[tuple[str, str]], extra_texts: Iterable[str] = ()
     ) -> list[float | None]:
         """Return the cosine of each pair; None if one of its texts cannot be embedded.
 
-        beside: texts to embed in the same requests, because they are needed next.
+        extra_texts: texts to embed in the same requests, because they are needed next.
         Raises ServiceUnreachable if the server is gone, or has another model than the calibration;
         RequestError if it refuses every text.
         """
-        texts = {*(text for pair in pairs for text in pair), *beside}
+        texts = {*(text for pair in pairs for text in pair), *extra_texts}
         with self._lock:
             if not texts <= self._vectors.keys():
                 self._vectors = self._embedded(texts)

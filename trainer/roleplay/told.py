@@ -118,14 +118,14 @@ class Told(TypedDict):
     speech_level: SpeechLevel | None
 
 
-def parse_level(where: str, text: str) -> SpeechLevel:
+def parse_level(location: str, text: str) -> SpeechLevel:
     """Return the level of a text in a column, such as polite or 존댓말.
 
-    Raises UserError, whose message begins with `where`.
+    Raises UserError, whose message begins with `location`.
     """
     level = LEVELS.get(normalised("NFC", text).strip().lower())
     if level is None:
-        raise UserError(f"{where}: {text!r:.40} is unknown. Choose from {', '.join(LEVELS)}")
+        raise UserError(f"{location}: {text!r:.40} is unknown. Choose from {', '.join(LEVELS)}")
     return level
 
 

@@ -82,7 +82,7 @@ class Evaluation(Evaluated, Protocol):
 
 
 class Task(Protocol):
-    """What a task implements.
+    """A task of the training loop.
 
     columns: of the console, and those to print if the terminal is too narrow for all.
     fault: the reason why the last batch has no rewards, or an evaluation failed, in one line; None:

@@ -77,7 +77,7 @@ def trl_arguments(
     device: torch.device,
     *,
     left_out: Collection[str] = (),
-    ours: Mapping[str, str] = OURS,
+    reserved: Mapping[str, str] = OURS,
     **overrides: Any,
 ) -> Any:
     """Return TRL's arguments of a run, with no default that another version may change.
@@ -85,7 +85,7 @@ def trl_arguments(
     kind: TRL's class of arguments.
     name, section: the config's section in TRL's names, whose `options` have any other of TRL's.
     Keys in `left_out` are not TRL's.
-    ours: options that must not be set, and what to set instead.
+    reserved: options that must not be set, and what to set instead.
     overrides: arguments that win over both.
     Raises UserError.
     """
@@ -94,7 +94,7 @@ def trl_arguments(
     keys = section.model_dump()
     options: dict[str, Any] = keys.pop("options")
     for option in options:
-        _check_option(option, name, keys, ours, kind)
+        _check_option(option, name, keys, reserved, kind)
     arguments = {key: value for key, value in keys.items() if key not in left_out} | options
     arguments |= {
         "max_steps": keys["max_steps"] or -1,
@@ -119,13 +119,13 @@ def trl_arguments(
 
 
 def _check_option(
-    option: str, name: str, keys: Mapping[str, Any], ours: Mapping[str, str], kind: Any
+    option: str, name: str, keys: Mapping[str, Any], reserved: Mapping[str, str], kind: Any
 ) -> None:
     key = f"{name}.options.{option}"
     if option in keys:
         raise UserError(f"{key}: set {name}.{option}")
-    if option in ours:
-        raise UserError(f"{key}: set {ours[option]} instead")
+    if option in reserved:
+        raise UserError(f"{key}: set {reserved[option]} instead")
     if option.startswith(REFUSED):
         raise UserError(f"{key}: this command does not support it. Use TRL's own")
     valid_names = kind.__dataclass_fields__

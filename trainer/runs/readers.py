@@ -108,36 +108,36 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
     return cell(within, inner) if dot and isinstance(within, dict) else None
 
 
-def id_cell(value: Any, where: str, column: str) -> str | None:
+def id_cell(value: Any, location: str, column: str) -> str | None:
     """Return the id in a cell; a whole number as text. Raises UserError."""
     if isinstance(value, float) and value.is_integer():  # a data frame with missing ids
         value = int(value)
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
-    raise UserError(f"{where}: {column}: expected a text or whole number, not {value!r:.40}")
+    raise UserError(f"{location}: {column}: expected a text or whole number, not {value!r:.40}")
 
 
-def text_cell(value: Any, where: str, column: str) -> str | None:
+def text_cell(value: Any, location: str, column: str) -> str | None:
     """Return the text in a cell; None without a value. Raises UserError."""
     if value is None:
         return None
     if not isinstance(value, str):
-        raise UserError(f"{where}: {column}: expected a text, not {type(value).__name__}")
+        raise UserError(f"{location}: {column}: expected a text, not {type(value).__name__}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: {column}: not valid Unicode (a lone surrogate)") from None
+        raise UserError(f"{location}: {column}: not valid Unicode (a lone surrogate)") from None
     return value
 
 
-def clean_cell(value: Any, where: str, column: str) -> str | None:
+def clean_cell(value: Any, location: str, column: str) -> str | None:
     """Return a text that a model is to learn or a server to read, as `text_cell`.
 
     A text with a NUL character raises UserError, too.
     """
-    text = text_cell(value, where, column)
+    text = text_cell(value, location, column)
     if text is not None and "\0" in text:
-        raise UserError(f"{where}: {column}: has a NUL character. Remove it")
+        raise UserError(f"{location}: {column}: has a NUL character. Remove it")
     return text
 
 

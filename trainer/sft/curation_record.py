@@ -132,7 +132,7 @@ def _line(entry: RecordEntry) -> dict[str, Any]:
     }
 
 
-def _entry(line: str, where: str) -> RecordEntry:
+def _entry(line: str, location: str) -> RecordEntry:
     try:
         row = json.loads(line)
     except ValueError:
@@ -144,4 +144,4 @@ def _entry(line: str, where: str) -> RecordEntry:
         texts = all(isinstance(value, str) for value in (question, step, reason))
         if texts and verdict and (episode is None or isinstance(episode, str)):
             return RecordEntry(str(question), str(step), verdict, str(reason), episode)
-    raise UserError(f"{where}: is no decision. Let the command write the record again.")
+    raise UserError(f"{location}: is no decision. Let the command write the record again.")

@@ -74,21 +74,25 @@ def rows_of_ids(rows: Sequence[tuple[str, Any]], highest: int, image_folder: Pat
     return results
 
 
-def _row_of_ids(row: Any, where: str, highest: int, image_folder: Path) -> SftRow:
-    ids = _whole_numbers(row["input_ids"], where, "input_ids", highest)
+def _row_of_ids(row: Any, location: str, highest: int, image_folder: Path) -> SftRow:
+    ids = _whole_numbers(row["input_ids"], location, "input_ids", highest)
     if row.get("action_mask") is None:
-        raise UserError(f"{where}: `input_ids` without an `action_mask` (1 for tokens to train on)")
-    mask = _whole_numbers(row["action_mask"], where, "action_mask", 1)
+        raise UserError(
+            f"{location}: `input_ids` without an `action_mask` (1 for tokens to train on)"
+        )
+    mask = _whole_numbers(row["action_mask"], location, "action_mask", 1)
     if len(mask) != len(ids):
-        raise UserError(f"{where}: {len(ids)} input_ids, but an action_mask of {len(mask)}")
+        raise UserError(f"{location}: {len(ids)} input_ids, but an action_mask of {len(mask)}")
     turns = actions(mask)
     excluded = row.get("leave_out") or []
-    for number in _whole_numbers(excluded, where, "leave_out", len(turns) - 1) if excluded else []:
+    for number in (
+        _whole_numbers(excluded, location, "leave_out", len(turns) - 1) if excluded else []
+    ):
         begin, end = turns[number]
         mask[begin:end] = [0] * (end - begin)
     if 1 not in mask:
-        raise UserError(f"{where}: no token to train on (action_mask, leave_out)")
-    return SftRow(where, ids, mask, tuple(_images(row.get("images"), where, image_folder)))
+        raise UserError(f"{location}: no token to train on (action_mask, leave_out)")
+    return SftRow(location, ids, mask, tuple(_images(row.get("images"), location, image_folder)))
 
 
 def actions(mask: Sequence[int]) -> list[tuple[int, int]]:
@@ -115,24 +119,24 @@ def cut_to(row: SftRow, length: int, *, through_turns: bool) -> SftRow | None:
     return replace(row, ids=row.ids[:end], mask=row.mask[:end])
 
 
-def _whole_numbers(value: Any, where: str, column: str, highest: int) -> list[int]:
+def _whole_numbers(value: Any, location: str, column: str, highest: int) -> list[int]:
     if not isinstance(value, list) or not value:
-        raise UserError(f"{where}: {column}: expected a list of whole numbers")
+        raise UserError(f"{location}: {column}: expected a list of whole numbers")
     for number in value:
         if type(number) is not int or not 0 <= number <= highest:
             raise UserError(
-                f"{where}: {column}: {number!r:.20} is no whole number from 0 to {highest}"
+                f"{location}: {column}: {number!r:.20} is no whole number from 0 to {highest}"
             )
     return list(value)
 
 
-def _images(value: Any, where: str, folder: Path) -> Iterator[str]:
+def _images(value: Any, location: str, folder: Path) -> Iterator[str]:
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise UserError(f"{where}: images: expected a list of paths")
+        raise UserError(f"{location}: images: expected a list of paths")
     for name in value:
         path = folder / name
         if not path.is_file():
-            raise UserError(f"{where}: images: {path}: no such file (data.image_folder)")
+            raise UserError(f"{location}: images: {path}: no such file (data.image_folder)")
         yield str(path)

@@ -67,7 +67,7 @@ def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
         cfg,
         device,
         left_out=("assistant_only_loss", "template_check"),
-        ours=_OWN_OPTIONS,
+        reserved=_OWN_OPTIONS,
         per_device_eval_batch_size=cfg.eval.batch_size,
         # Labels, lengths and order of the rows are set by us
         packing_strategy="bfd",

@@ -67,7 +67,7 @@ class Collector:
                 for group, scores in zip(groups, pending, strict=True)
             ]
             clock.lap("reward_s")
-            was_interrupted = any(self.world.gather([batch.hurried]))
+            was_interrupted = any(self.world.gather([batch.was_stopped]))
             gathered = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
             rewards = [reward for _, rewards in gathered for reward in rewards]
             reason = None if was_interrupted else unanswered(rewards)
@@ -105,7 +105,7 @@ class Collector:
         return True
 
     def _batch(self) -> AskedBatch:
-        return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
+        return self.rewarder.batch(should_stop=lambda: bool(self.leaving.asked))
 
     def _sample(
         self, sampler: Sampler, update: int, clock: Clock

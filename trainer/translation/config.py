@@ -22,7 +22,7 @@ from trainer.translation.rewards.config import RewardConfig, Urls
 
 
 class GenerationConfig(SamplingConfig):
-    """How translations are sampled."""
+    """Settings for sampling translations."""
 
     prompt_template: str = may_change(
         "translategemma",

@@ -76,7 +76,7 @@ def load_examples(
         raise UserError(f"data.columns: unknown field {unknown[0]!r}. Choose from {valid_names}")
     rows = islice(read_rows(str(source), split, name), limit)
     constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-    examples = [_example(row, where, columns, constant) for where, row in rows]
+    examples = [_example(row, location, columns, constant) for location, row in rows]
     if not examples:
         raise UserError(f"{source}: no rows")
     duplicates = [
@@ -198,7 +198,7 @@ def _same_language(key: str, language: Language) -> bool:
 
 
 def _translation(
-    texts: Mapping[str, Any], values: Mapping[str, str | None], where: str
+    texts: Mapping[str, Any], values: Mapping[str, str | None], location: str
 ) -> dict[str, str | None]:
     """Return source and reference of {language: text}, by the row's languages or the config's."""
     keys = {}
@@ -210,12 +210,12 @@ def _translation(
         keys[side] = matching_keys[0] if matching_keys else None
         if not name or len(matching_keys) > 1 or (side == "src" and not matching_keys):
             raise UserError(
-                f"{where}: translation: has {', '.join(map(str, texts))}. Set data.src_lang and "
+                f"{location}: translation: has {', '.join(map(str, texts))}. Set data.src_lang and "
                 "data.tgt_lang, or name the columns (data.columns: "
                 "{src_text: translation.en, ...})"
             )
     cells = {
-        side: text_cell(texts[key], where, f"translation.{key}") if key else None
+        side: text_cell(texts[key], location, f"translation.{key}") if key else None
         for side, key in keys.items()
     }
     return {"src_text": cells["src"], "ref_text": values["ref_text"] or cells["tgt"]}

@@ -31,7 +31,7 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a completion is decoded.
+    """Settings for decoding a completion.
 
     postprocess: maps the decoded completion to completion_text, which the offsets refer to.
     """
@@ -119,12 +119,12 @@ def decode_completion(tokenizer: Any, token_ids: Sequence[int]) -> str:
 class _Piece(NamedTuple):
     """The bytes of a token.
 
-    begun: number of characters whose first byte is among them.
+    num_started: number of characters whose first byte is among them.
     continues: 1 if it starts inside a character that an earlier token started, else 0.
     """
 
     data: bytes
-    begun: int
+    num_started: int
     continues: int
 
 

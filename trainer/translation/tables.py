@@ -41,6 +41,6 @@ def comparison_table(before: Report, after: Report) -> Table:
     return tables.comparison_table(table(first, last), first, last)
 
 
-def report_table(figures: Mapping[str, Any]) -> Table:
+def report_table(stats: Mapping[str, Any]) -> Table:
     """Return the stats of one report."""
-    return tables.report_table(table(figures), figures)
+    return tables.report_table(table(stats), stats)

@@ -62,7 +62,7 @@ def write_report(
 
 
 def write_evaluation(
-    path: Path, policy: str, figures: Mapping[str, Any], lines: Sequence[Line], config: str = ""
+    path: Path, policy: str, stats: Mapping[str, Any], lines: Sequence[Line], config: str = ""
 ) -> Path:
     """Write a page of the stats of an evaluation, its worst replies and its first ones."""
     worst = sorted(lines, key=lambda line: line["reward"])[:_MAX_EXAMPLES]
@@ -70,8 +70,8 @@ def write_evaluation(
         path,
         "evaluation",
         policy=policy,
-        figures=figures,
-        rows=compare(table(), figures, {}),
+        figures=stats,
+        rows=compare(table(), stats, {}),
         examples=[("Worst by the reward", worst), ("The first of the set", lines[:_MAX_EXAMPLES])],
         config=config,
     )
@@ -80,7 +80,7 @@ def write_evaluation(
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    figures: Sequence[PairedFigure],
+    stats: Sequence[PairedFigure],
     first: Sequence[Line],
     second: Sequence[Line],
 ) -> Path:
@@ -90,7 +90,7 @@ def write_comparison(
         "comparison",
         first=names[0],
         second=names[1],
-        rows=[as_row(figure) for figure in figures],
+        rows=[as_row(stat) for stat in stats],
         resamples=RESAMPLES,
         fewest=FEWEST,
         examples=changed_most(first, second),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
-from trainer.roleplay.korean.names import places
+from trainer.roleplay.korean.names import find_name
 from trainer.roleplay.korean.speech import count, levels
 from trainer.roleplay.reply import has_letter
 from trainer.runs.figures import Figure
@@ -31,7 +31,7 @@ def score_character(context: AskedReply) -> ReplyScore:
 def _name(context: AskedReply) -> tuple[float, str]:
     if not context.character_name:
         return _NEUTRAL, "the row has no name of the character"
-    if places(context.reply.narration, context.character_name, context.player_name):
+    if find_name(context.reply.narration, context.character_name, context.player_name):
         return 1.0, ""
     return 0.0, "the narration does not name the character"
 
@@ -49,7 +49,7 @@ def _speech(context: AskedReply) -> tuple[float, dict[str, float], str]:
             "the quotation is only marks",
         )
     names = (context.character_name, context.player_name)
-    spans = sorted({span for name in names for span in places(quote, name)})
+    spans = sorted({span for name in names for span in find_name(quote, name)})
     disjoint_spans = [span for k, span in enumerate(spans) if k == 0 or span[0] >= spans[k - 1][1]]
     speech_count = count(levels(quote, disjoint_spans), context.speech_level)
     components = {

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 
 from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
-from trainer.roleplay.korean.names import has_particle_behind, places
+from trainer.roleplay.korean.names import find_name, has_particle_behind
 
 #: Endings of clauses that state a fact before the next clause, which may have another subject.
 _FACTS = forms(
@@ -54,10 +54,10 @@ def acts(narration: str, name: str | None, other: str | None = None) -> bool:
 
     other: a name that may contain this one.
     """
-    name_spans = places(narration, name, other)
+    name_spans = find_name(narration, name, other)
     if not name_spans or name == other:
         return False
-    spans = sorted({*name_spans, *_outside(places(narration, other, None), name_spans)})
+    spans = sorted({*name_spans, *_outside(find_name(narration, other, None), name_spans)})
     starts = {start for start, _ in name_spans}
     return any(
         _acts_in(sentence, k)
@@ -70,7 +70,7 @@ def acts(narration: str, name: str | None, other: str | None = None) -> bool:
 def has_particle(narration: str, name: str | None, other: str | None = None) -> bool:
     """Return whether the name comes anywhere with a particle after it: the literal rule."""
     return name != other and any(
-        has_particle_behind(narration, end) for _, end in places(narration, name, other)
+        has_particle_behind(narration, end) for _, end in find_name(narration, name, other)
     )
 
 
@@ -127,21 +127,14 @@ def _noun_acts(sentence: Sequence[Morpheme], index: int, particle: int, last: in
     return not _subjects(sentence, end, last if fact is None else fact)
 
 
-def _body_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
+def _body_acts(sentence: Sequence[Morpheme], name_index: int, particle: int, last: int) -> bool:
     """Return whether a part of somebody's body acts.
 
     민수의 손이 떨렸다, 민수의 입가에 미소가 번졌다; not 민수의 손이 차가웠다, which somebody else
     feels.
     """
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:last])
-            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
-    )
-    if verb is None or verb.tag in ("VA", "VCP", "VCN", "XSA"):
+    predicate = _verb_before(sentence, last)
+    if predicate is None or predicate.tag in ("VA", "VCP", "VCN", "XSA"):
         return False
     for index in range(particle + 1, last):
         morpheme = sentence[index]
@@ -149,7 +142,7 @@ def _body_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) 
             return False
         if morpheme.tag in ("JKS", "JX"):
             is_body = sentence[index - 1].form in _BODY
-            return is_body and _noun_acts(sentence, at, index, last)
+            return is_body and _noun_acts(sentence, name_index, index, last)
         if morpheme.tag == "JKB" and sentence[index - 1].form not in _BODY:
             return False
     return False
@@ -166,15 +159,10 @@ def _next_fact(sentence: Sequence[Morpheme], start: int, last: int) -> int | Non
 
 def _is_state(sentence: Sequence[Morpheme], ending: int) -> bool:
     """Return whether the verb of an ending describes a state, or a perception."""
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:ending])
-            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
+    predicate = _verb_before(sentence, ending)
+    return predicate is not None and (
+        predicate.tag in ("VA", "VCP", "VCN", "XSA") or predicate.form in _PERCEIVED
     )
-    return verb is not None and (verb.tag in ("VA", "VCP", "VCN", "XSA") or verb.form in _PERCEIVED)
 
 
 def _verb_before(sentence: Sequence[Morpheme], end: int) -> Morpheme | None:
@@ -301,18 +289,11 @@ def _describes(sentence: Sequence[Morpheme], k: int) -> bool:
 
     민수가 빨간 컵을, 민수가 떨리는 손으로; not 민수가 건넨 컵을, 민수가 떠난 뒤로.
     """
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:k])
-            if morpheme.tag[:1] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
-    )
+    predicate = _verb_before(sentence, k)
     if sentence[k + 1].form == "채":
         return True  # 민수가 긴장한 채 문을 열었다
-    if verb is not None and verb.tag in ("VA", "XSA", "VCP", "VCN"):
-        return verb.form not in ("있", "없")
+    if predicate is not None and predicate.tag in ("VA", "XSA", "VCP", "VCN"):
+        return predicate.form not in ("있", "없")
     behind = next((n for n in range(k + 2, len(sentence)) if sentence[n].tag[0] == "J"), None)
     return (
         behind is not None

@@ -64,7 +64,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     )
 
 
-def places(text: str, name: str | None, other: str | None = None) -> list[tuple[int, int]]:
+def find_name(text: str, name: str | None, other: str | None = None) -> list[tuple[int, int]]:
     """Return the ranges of a name in a text (`readable`).
 
     other: a name that contains this one, as 한지수 contains 지수: its ranges are left out.

@@ -37,7 +37,7 @@ def grpo_arguments(
         cfg.grpo,
         cfg,
         device,
-        ours=_OWN_OPTIONS,
+        reserved=_OWN_OPTIONS,
         reward_weights=list(reward_weights),
         chat_template_kwargs=cfg.chat.template_kwargs or None,
     )

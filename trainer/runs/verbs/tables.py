@@ -55,12 +55,12 @@ def comparison_table(
     return result
 
 
-def paired_table(figures: Sequence[PairedFigure]) -> Table:
+def paired_table(paired_stats: Sequence[PairedFigure]) -> Table:
     """Return two policies side by side, with the interval of the difference."""
     titles = ("sources", "A", "B", "B - A", "95 % interval", "p(worse)")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)
     result = Table("", *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # in 80 columns
-    for row in (as_row(stat) for stat in figures):
+    for row in (as_row(stat) for stat in paired_stats):
         difference = Text(row.difference, _VERDICTS[row.verdict])
         result.add_row(
             row.title, row.sources, row.first, row.second, difference, row.interval, row.worse

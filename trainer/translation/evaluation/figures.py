@@ -61,22 +61,22 @@ _LAST_CURVES = (
 )
 
 
-def table(*known: Mapping[str, Any]) -> tuple[Figure, ...]:
+def table(*evaluations: Mapping[str, Any]) -> tuple[Figure, ...]:
     """Return every stat in the order of display, for console, tables, pages and comparisons.
 
-    known: stats of evaluations, or lines of their dumps. They define the held-out metrics
+    evaluations: stats of evaluations, or lines of their dumps. They define the held-out metrics
     (`eval.metrics`), and whether chrF was a reward.
     """
     component_stats = (stat for term in shown_terms() for stat in term.table)
-    is_paid = any(values.get("chrf_reward_mean") is not None for values in known)
+    is_paid = any(values.get("chrf_reward_mean") is not None for values in evaluations)
     chrf = replace(_CHRF, title=f"{_CHRF.title}{A_REWARD if is_paid else NO_REWARD}")
-    return (*_FRONT, *component_stats, *held_out_table(*known), chrf, *_BACK)
+    return (*_FRONT, *component_stats, *held_out_table(*evaluations), chrf, *_BACK)
 
 
-def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
+def held_out_table(*evaluations: Mapping[str, Any]) -> list[Figure]:
     """Return the stats of `eval.metrics` that these have, by name."""
     better: dict[str, Any] = {}
-    for values in known:
+    for values in evaluations:
         for name in _metric_names(values):
             better[name] = values.get(f"metric_{name}_better") or better.get(name)
     return [

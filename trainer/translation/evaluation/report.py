@@ -93,7 +93,7 @@ def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def write_evaluation(
     path: Path,
     policy: str,
-    figures: Mapping[str, Any],
+    stats: Mapping[str, Any],
     lines: Sequence[dict[str, Any]],
     config: str = "",
 ) -> Path:
@@ -108,9 +108,9 @@ def write_evaluation(
         path,
         "evaluation",
         policy=policy,
-        figures=figures,
-        rows=compare(table(figures), figures, {}),
-        pairs=_pair_table(figures, figures),
+        figures=stats,
+        rows=compare(table(stats), stats, {}),
+        pairs=_pair_table(stats, stats),
         severity_rows=severity_counts(lines),
         examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
         config=config,
@@ -142,7 +142,7 @@ def write_comparison(
         first=names[0],
         second=names[1],
         groups=[
-            {"name": name, "rows": [as_row(figure) for figure in figures]}
+            {"name": name, "rows": [as_row(stat) for stat in figures]}
             for name, figures in groups.items()
         ],
         resamples=RESAMPLES,

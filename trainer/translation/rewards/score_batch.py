@@ -89,11 +89,12 @@ class AskedBatch:
         self,
         services: Services,
         asked: tuple[ServiceName, ...],
-        hurry: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """hurry: returns whether the run should end. Then a service that takes long is skipped,
-        and `hurried` says that the scores may be missing for that reason."""
-        self.services, self.asked, self.hurry, self.hurried = services, asked, hurry, False
+        """should_stop: returns whether the run should end. Then a service that takes long is
+        skipped, and `was_stopped` says that the scores may be missing for that reason."""
+        self.services, self.asked, self.should_stop = services, asked, should_stop
+        self.was_stopped = False
         self._started = time.monotonic()
         # The client's thread (`_note`) owns the next two. Waiting threads only read them, and may
         # see an answer a moment late.
@@ -139,8 +140,8 @@ class AskedBatch:
         started, next_warning_s = time.monotonic(), _FIRST_WARNING_S
         while not wait([future], timeout=_TICK_S).done:
             waited = time.monotonic() - started
-            if self.hurry() and waited >= _CANCEL_AFTER_S:
-                self.hurried = True
+            if self.should_stop() and waited >= _CANCEL_AFTER_S:
+                self.was_stopped = True
                 future.cancel()
                 raise ServiceUnreachable(name, "the run is to end")
             if waited >= next_warning_s:

@@ -127,8 +127,8 @@ def _source_errors(name: ServiceName, failures: dict[SampleForScoring, Failed]) 
 
 
 def _batches(sources: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(sources), _BATCH):
-        yield sources[at : at + _BATCH]
+    for start in range(0, len(sources), _BATCH):
+        yield sources[start : start + _BATCH]
 
 
 def _size(text: str) -> int:

@@ -96,13 +96,14 @@ class Rewarder:
     def batch(
         self,
         services: Sequence[ServiceName] | None = None,
-        hurry: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> AskedBatch:
         """Return a batch whose groups go to `services` (default: the needed ones).
 
-        A service without a weight that does not answer is skipped at once. hurry: see AskedBatch.
+        A service without a weight that does not answer is skipped at once.
+        should_stop: see AskedBatch.
         """
-        batch = AskedBatch(self, self.needed if services is None else tuple(services), hurry)
+        batch = AskedBatch(self, self.needed if services is None else tuple(services), should_stop)
         for name in batch.asked:
             if name not in self.needed and (reason := self._absence(name)):
                 batch.give_up(name, reason)
