@@ -112,7 +112,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
         export_policy(tmp_path, tmp_path / "new", dtype="float32")
     shutil.rmtree(tmp_path / "policy")
     save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=7)
-    with pytest.raises(UserError, match="policy is not what the run began with"):
+    with pytest.raises(UserError, match="policy is not what the run started with"):
         export_policy(run_dir, tmp_path / "new", dtype="float32")
     with pytest.raises(UserError, match="no checkpoint with an evaluation"):
         never = train(tmp_path, "misc.overwrite=true", held_out=False)

@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_its_own_config_and_index_alone(stack, run):
     (folder / "index.json").write_text(json.dumps(told))
     assert code == 2 and "the run was begun on" in errors
     code, _, errors = stack.run("collect", *collecting(stack, folder))
-    assert code == 2 and "holds a run" in errors
+    assert code == 2 and "has a run" in errors
     assert len(list(stored(folder))) == 10
 
 

@@ -280,7 +280,7 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
         (["--set", "sft.options={optimm: a}"], "did you mean optim?"),
         (
             ["--set", "sft.packing=true", "--set", "data.overlong=cut"],
-            "a packed sequence holds whole",
+            "a packed sequence has complete",
         ),
     ],
 )
@@ -347,4 +347,4 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
     write_rows(own, dialogues(12, seed=1))
     told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
     assert told.returncode == 2
-    assert "data.train: " in told.stderr and "is not what the run began with" in told.stderr
+    assert "data.train: " in told.stderr and "is not what the run started with" in told.stderr

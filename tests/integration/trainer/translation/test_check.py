@@ -138,7 +138,7 @@ def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_pa
     run_toy_rl(load_examples(tmp_path / "train.jsonl"), [], cfg)
     findings = check(settings, *short)
     assert not findings.failed
-    assert "holds a run of 1 updates; go on with --resume" in found(findings, "misc.run_dir")
+    assert "has a run of 1 updates; go on with --resume" in found(findings, "misc.run_dir")
     assert "misc.seed: " in found(check(settings, *short, "misc.seed=9"), "misc.run_dir")
 
 

@@ -60,7 +60,7 @@ def test_markers_are_known_in_every_form(marker: str) -> None:
 def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
     known = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
     assert known.template == template_text("llama3_training")
-    assert "TRL" in known.how
+    assert "TRL" in known.origin
     ours = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)  # it labels a "\n" more
     assert ours.template == marked(template_text("qwen2_5"))
 

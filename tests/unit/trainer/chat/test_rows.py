@@ -49,17 +49,17 @@ def test_what_a_table_has_no_value_for_is_left_out() -> None:
     ("row", "told"),
     [
         (["no"], "a row is an object with `messages`, not list"),
-        ({"text": "no"}, "neither `messages`, nor a `prompt` with its"),
-        ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with its"),
-        ({"messages": "no"}, "messages: a list of messages is wanted"),
-        ({"messages": []}, "messages: a list of messages is wanted"),
+        ({"text": "no"}, "neither `messages`, nor a `prompt` with"),
+        ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with"),
+        ({"messages": "no"}, "messages: expected a list of messages"),
+        ({"messages": []}, "messages: expected a list of messages"),
         ({"messages": [{"role": "bot", "content": "a"}]}, "turn 1: an object with a role"),
         ({"messages": [{"role": "user"}]}, "turn 1: has no content"),
         ({"messages": [{"role": "user", "content": 3}]}, "turn 1: content: a text is wanted"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "a lone surrogate"),
         ({"messages": turns("a\0", "b")}, "turn 1: content: holds a NUL character"),
         ({"prompt": turns("a"), "reference": "b\0"}, "turn 1: content: holds a NUL character"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part without text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part has no text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "\0"}]}]},
             "turn 1: content: holds a NUL character",
@@ -69,7 +69,7 @@ def test_what_a_table_has_no_value_for_is_left_out() -> None:
         ({"messages": turns("a", " ")}, "its last turn is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "parts other than text: give such rows as `input_ids`",
+            "parts other than text. Give such rows as `input_ids`",
         ),
     ],
 )

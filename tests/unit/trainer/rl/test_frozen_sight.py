@@ -112,7 +112,7 @@ def test_a_pattern_of_whole_names_is_taken(kind: str, saved: dict[str, Path]) ->
     for name, weight in weights(model).items():
         assert torch.equal(weight, weights(again)[name])
     looked, said = look_at_model(told(saved[kind]), str(saved[kind]), "policy.path")
-    assert "in adapters learn" in said and type(looked).__name__.startswith("Peft")
+    assert "in adapters trained" in said and type(looked).__name__.startswith("Peft")
 
 
 def test_names_of_a_text_model_are_looked_at_before_its_weights(

@@ -61,7 +61,7 @@ def test_what_rows_do_not_tell_is_counted(tmp_path):
         ({"prompt": [SYSTEM]}, "the last turn is the system's"),
         ({"prompt": [USER, {"role": "assistant", "content": "응"}]}, "roleplay prepare"),
         ({"text": "x"}, "no prompt, nor prompt_messages (the row has text)"),
-        ({"prompt": []}, "a list of messages is wanted"),
+        ({"prompt": []}, "expected a list of messages"),
         ({"prompt": [{"role": "npc", "content": "x"}]}, "message 0: the role is none of"),
         ({"prompt": [{"role": "user", "content": ""}]}, "message 0: content is empty"),
         ({"prompt": [{"role": "user", "content": "a\0"}]}, "NUL"),

@@ -91,7 +91,7 @@ def test_values_are_read_as_yaml_and_numbers_as_python():
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--load_in_4bit", "--load_in_4bit freezes the weights: give --use_lora"),
+        ("--load_in_4bit", "--load_in_4bit freezes the weights. Add --use_lora"),
         ("--lora_r 8", "--lora_r needs --use_lora"),
         ("grpo_train.jsonl", "'grpo_train.jsonl': a flag is wanted"),
         ("--bf16 perhaps", "--bf16: 'perhaps' is neither true nor false"),

@@ -195,18 +195,18 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
-            "a.json entry 2: a row is an object of fields",
+            "a.json entry 2: expected an object of fields",
         ),
         ("a.jsonl.gz", "plain", "a.jsonl.gz, line 1: not JSON"),
         (
             "a.jsonl",
             '{"translation": {"en": "x", "ko": "y"}}',
-            "line 1: translation: has en, ko: say in data.src_lang and data.tgt_lang",
+            "line 1: translation: has en, ko. Set data.src_lang and data.tgt_lang",
         ),
         (
             "a.jsonl",
             '{"src_lang": "en", "tgt_lang": "ko", "translation": {"en": 5}}',
-            "line 1: translation.en: a text is wanted, not int",
+            "line 1: translation.en: expected a text, not int",
         ),
     ],
 )

@@ -61,8 +61,8 @@ def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
     flags = [True, True, False, True, True, True]
     stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))
     assert stopped is not None and stopped[0] == 6
-    assert "3 updates in a row learned nothing, stop.skipped_updates is 3" in stopped[1]
-    for cause in ("services that fail", "samples that all earned the same", "not finite"):
+    assert "3 updates in a row made no step, stop.skipped_updates is 3" in stopped[1]
+    for cause in ("services that fail", "samples with equal rewards", "not finite"):
         assert cause in stopped[1]
     assert first_stop(StopConfig(skipped_updates=None), lines(skipped=[True] * 30)) is None
 
@@ -228,7 +228,7 @@ def test_the_rules_of_updates_and_of_evaluations_end_a_run_side_by_side() -> Non
     cfg = HeldOutStopConfig(held_out_falls=1, skipped_updates=1)
     idle, calm = lines(skipped=[True, False])
     rules = StopRules(cfg, [idle], enumerate(seen((0, 1), (1, 2))))
-    assert rules.reason is not None and "learned nothing" in rules.reason
+    assert rules.reason is not None and "made no step" in rules.reason
     rules.add(calm)
     assert rules.reason is None
     rules.evaluated(2, Evaluated(2, 1))

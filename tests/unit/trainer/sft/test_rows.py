@@ -78,7 +78,7 @@ def test_long_rows_are_left_out_and_counted(model: Path, tmp_path: Path) -> None
     assert part.counts["left_out"] == {"more than 200 tokens": 1}
     with pytest.raises(UserError, match=r"line 2: .* tokens are more than data.max_length 200"):
         part_of(model, tmp_path, rows, data={"max_length": 200, "overlong": "refuse"})
-    with pytest.raises(UserError, match="nothing is left to learn"):
+    with pytest.raises(UserError, match="no rows remain"):
         part_of(model, tmp_path, rows[1:], data={"max_length": 200})
 
 
@@ -124,7 +124,7 @@ def test_ids_are_learned_by_their_mask(model: Path, tmp_path: Path) -> None:
         ({"leave_out": [1]}, "leave_out: 1 is no whole number from 0 to 0"),
         ({"leave_out": [0]}, "no token is learned"),
         ({"images": ["none.png"]}, "none.png: no such file (data.image_folder)"),
-        ({"images": "a.png"}, "images: a list of paths is wanted"),
+        ({"images": "a.png"}, "images: expected a list of paths"),
     ],
 )
 def test_wrong_ids_are_told_row_by_row(changes: dict[str, Any], told: str) -> None:

@@ -122,7 +122,7 @@ def test_a_run_without_any_reward_is_refused(spans: str) -> None:
     none = [
         f"reward.{key}" for key in ("w_metricx=0", "w_xcomet_seq=1", "xcomet_seq_scale=0", spans)
     ]
-    with pytest.raises(UserError, match="every term is 0"):
+    with pytest.raises(UserError, match="every weight is 0"):
         check_trainable(load_config(TrainerConfig, None, none))
     check_trainable(load_config(TrainerConfig, None, [*none, "reward.no_eos_penalty=1"]))
 

@@ -111,14 +111,14 @@ def test_a_column_map(tmp_path: Path) -> None:
     [
         ({**ROW, "src_text": " "}, "a.jsonl line 2: src_text: missing or empty"),
         ({"src_text": "x", "src_lang": "English"}, "line 2: tgt_lang: missing"),
-        ({**ROW, "src_text": 5}, "line 2: src_text: a text is wanted, not int"),
-        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: a text is wanted, not list"),
+        ({**ROW, "src_text": 5}, "line 2: src_text: expected a text, not int"),
+        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: expected a text, not list"),
         ({**ROW, "src_text": "\ud800"}, "a.jsonl, line 2: not JSON"),
         ("[1]", "line 2: not a JSON object"),
         ("{", "line 2: not JSON: EOF while parsing"),
         ("[" * 100_000, "line 2: not JSON: recursion limit"),
-        ({**ROW, "id": 1.5}, "line 2: id: a text or whole number is wanted, not 1.5"),
-        ({**ROW, "id": True}, "line 2: id: a text or whole number"),
+        ({**ROW, "id": 1.5}, "line 2: id: expected a text or whole number, not 1.5"),
+        ({**ROW, "id": True}, "line 2: id: expected a text or whole number"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, told: str) -> None:
