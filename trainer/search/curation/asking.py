@@ -21,7 +21,7 @@ from trainer.search.answer.answers import PaidAnswers
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
 from trainer.search.answer.generator import Generator, reckoned_words
 from trainer.search.answer.judging import Judging, reckoned_verdict
-from trainer.search.answer.money import Money, money_of, together, told
+from trainer.search.answer.money import Money, money_of, sum_charges, told
 from trainer.search.answer.paid_chat import PaidChat
 from trainer.search.config import RetrieverConfig, SearchConfig
 from trainer.search.curation.config import CurationConfig
@@ -163,11 +163,11 @@ def reckoned(asked: Sequence[ToAsk], cfg: AnsweringConfig) -> list[str]:
             prompt_tokens=one.times * sent,
             completion_tokens=one.times * of.max_output_tokens,
         )
-        generator = together({"so far": generator, "now": said})
+        generator = sum_charges({"so far": generator, "now": said})
         texts = one.question, one.reference, one.reference
         for _ in range(one.times):
             verdict = reckoned_verdict(texts, 0, cfg.judge)
-            judge = together({"so far": judge, "now": verdict})
+            judge = sum_charges({"so far": judge, "now": verdict})
     charges = {"generator": generator, "judge": judge}
     prices = {"generator": cfg.money.generator, "judge": cfg.money.judge}
     priced = {

@@ -121,7 +121,7 @@ def _evaluate(
     stores: list[TrajectoryStore] = []  # the last one is in use
     found: list[dict[str, EvaluatedSearch]] = []
     with services(
-        cfg, run=run, pictures=lambda name: stores[-1].picture(name), is_main=world.is_main
+        cfg, run=run, load_image=lambda name: stores[-1].picture(name), is_main=world.is_main
     ) as around:
         sets = {name: _known(around, questions, cfg) for name, questions in sets.items()}
         for candidate in candidates:

@@ -14,7 +14,7 @@ from scorekit.numeric.thresholds import above, below
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
 from trainer.search.answer.generator import reckoned_words
 from trainer.search.answer.judging import reckoned_verdict
-from trainer.search.answer.money import money_of, together, told
+from trainer.search.answer.money import money_of, sum_charges, told
 from trainer.search.curation.asking import Asking
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.distil.choose import succeeds_rarely
@@ -280,7 +280,7 @@ def reckoned(
         )
         for name, (calls, sent, back) in sums.items()
     }
-    total = together(charges).money
+    total = sum_charges(charges).money
     lines = [f"{len(questions)} rows are verified", f"at most: {told(charges)}"]
     lines += [] if total is None else [f"in all: at most {total:.2f}"]
     return [*lines, "what is kept in the file of answers costs nothing of it"]

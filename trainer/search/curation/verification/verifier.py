@@ -77,7 +77,7 @@ class Verifier:
             [question, list(pictures), cfg.model_dump(include=names), SCHEMA, sample],
             lambda: _messages(cfg.system, question, pictures),
             words=verifier_words(cfg, question),
-            pictures=len(pictures),
+            num_images=len(pictures),
             schema=SCHEMA,
             seed=sample or None,
         )
