@@ -129,7 +129,8 @@ def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
 def as_sampled(trajectory: Trajectory, from_text: JoinedEpisode, ids: TurnIds) -> JoinedEpisode:
     """Return the episode with the sampled ids of its record, if they match this template.
 
-    Otherwise return `from_text`. Sampled tokens may differ from the tokens of their text, and a truncated turn has no end id.
+    Otherwise return `from_text`. Sampled tokens may differ from the tokens of their
+    text, and a truncated turn has no end id.
     """
     record = trajectory.tokens
     turns = [turn for turn in trajectory.turns if not turn.forced]

@@ -290,6 +290,6 @@ def _read_owner(path: Path) -> _Owner:
     if owner.schema_version != SCHEMA_VERSION:
         raise UserError(
             f"{path}: its trajectories have schema version {owner.schema_version}, but this "
-            f"version reads {SCHEMA_VERSION}. Read them with the version of scorekit that wrote them."
+            f"version reads {SCHEMA_VERSION}. Read them with the version that wrote them."
         )
     return owner

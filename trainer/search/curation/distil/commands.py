@@ -42,7 +42,7 @@ def distill(
     from trainer.search.curation.distil.choose import Wrote
 
     wrote, beside = Wrote(), [*(record or ()), *(verified or ())]
-    with curating(run, out, config, set_, overwrite, visit=wrote.visit, beside=beside) as (
+    with curating(run, out, config, set_, overwrite, visit=wrote.visit, read_paths=beside) as (
         cfg,
         prompts,
         read,
@@ -78,7 +78,7 @@ def rewrite(
 ) -> None:
     """The thoughts of distilled rows in better words, by a model; their actions stay."""
     beside = [distilled, *(record or ()), *(verified or ())]
-    with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
+    with configured(out, config, set_, overwrite, estimate=estimate, read_paths=beside) as cfg:
         from trainer.search.curation.asking import kept_answers
         from trainer.search.curation.distil.rewrite import (
             Distilled,

@@ -50,7 +50,7 @@ def diagnose(
     def visit(trajectory: Trajectory, sample: Sample) -> None:
         clues.append(clue_of(trajectory), sample.ref)
 
-    with curating(run, out, config, set_, overwrite, visit=visit, beside=beside) as (
+    with curating(run, out, config, set_, overwrite, visit=visit, read_paths=beside) as (
         cfg,
         prompts,
         read,
@@ -115,7 +115,7 @@ def hallucinations(
     suspects: dict[str, list[Suspect]] = {}
     beside = list(record or [])
 
-    with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
+    with configured(out, config, set_, overwrite, estimate=estimate, read_paths=beside) as cfg:
         from trainer.search.curation.asking import reckoned, servers
         from trainer.search.curation.known import read_known
         from trainer.search.curation.samples import read_prompts

@@ -51,7 +51,7 @@ def verify(
 ) -> None:
     """Whether the references are right, by a verifier, the generator and the judge."""
     runs, beside = list(run or []), list(record or [])
-    with curating(runs, out, config, set_, overwrite, estimate=estimate, beside=beside) as (
+    with curating(runs, out, config, set_, overwrite, estimate=estimate, read_paths=beside) as (
         cfg,
         prompts,
         read,
