@@ -1,7 +1,7 @@
 """Get new answers and verdicts for stored episodes from generator and judge.
 
-Answers are stored as in a run (`PaidAnswers`), so a killed command pays for nothing twice, and equal
-inputs give equal bytes. A failed verdict is None.
+Answers are stored as in a run (`PaidAnswers`), so a killed command pays for nothing twice, and
+equal inputs give equal bytes. A failed verdict is None.
 """
 
 from __future__ import annotations

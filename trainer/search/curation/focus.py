@@ -42,28 +42,31 @@ class _Row:
 
 
 def make_focus(
-    prompts: Sequence[CuratedPrompt], read: Sequence[CuratedRun], cfg: CurationConfig, known: Known
+    prompts: Sequence[CuratedPrompt],
+    read: Sequence[CuratedRun],
+    cfg: CurationConfig,
+    decided: Known,
 ) -> Curated:
     """Return the rows that the rules select, without rows that earlier decisions drop."""
-    of, last = cfg.focus, len(read) - 1
-    steps = {entry.step for entry in known.record}
-    result = Curated("focus", of, read, known.inputs)
-    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(of, steps)}
+    focus_cfg, last = cfg.focus, len(read) - 1
+    steps = {entry.step for entry in decided.record}
+    result = Curated("focus", focus_cfg, read, decided.inputs)
+    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(focus_cfg, steps)}
     fitting: Counter[str] = Counter()
     for prompt in prompts:
-        row = _row(prompt, cfg, known, last)
-        rule = _rule(row, of)
+        row = _row(prompt, cfg, decided, last)
+        rule = _rule(row, focus_cfg)
         id = prompt.question.id
         reached = ["questions"]
         reached += ["scored"] if row.bucket != "unscored" else []
         reached += ["in the last round"] if row.played else []
         if rule is None:
-            kept, reason = False, _rejection_reason(row, of)
+            is_kept, reason = False, _rejection_reason(row, focus_cfg)
         else:
-            against = known.record.dropped(id)
-            kept, reason = against is None, against.text if against else TAKEN[rule]
+            against = decided.record.dropped(id)
+            is_kept, reason = against is None, against.text if against else TAKEN[rule]
             fitting[TAKEN[rule]] += 1
-            reached += ["taken", *_passed(id, known.record)]
+            reached += ["taken", *_passed(id, decided.record)]
         for stage in reached:
             if stage in stages:
                 stages[stage][row.bucket] += 1
@@ -75,29 +78,29 @@ def make_focus(
         }
         for name, step in (("class", VERIFY), ("excluded", EXCLUDE)):
             if step in steps:
-                entry = known.record.question(id, step)
+                entry = decided.record.question(id, step)
                 stats[name] = entry.reason if entry and entry.verdict != "open" else None
-        result.decisions.append(Decision(id, kept, reason, stats, refs(prompt)))
-        if kept:
+        result.decisions.append(Decision(id, is_kept, reason, stats, refs(prompt)))
+        if is_kept:
             result.rows.append(question_row(prompt.question, bucket=row.bucket))
     result.told = {
         "funnel": [
             {
                 "stage": name,
                 "rows": bucket_counts.total(),
-                **{of: bucket_counts[of] for of in BUCKETS},
+                **{focus_cfg: bucket_counts[focus_cfg] for focus_cfg in BUCKETS},
             }
             for name, bucket_counts in stages.items()
         ],
-        "taken": {TAKEN[rule]: fitting[TAKEN[rule]] for rule in of.take},
+        "taken": {TAKEN[rule]: fitting[TAKEN[rule]] for rule in focus_cfg.take},
     }
     return result
 
 
-def _row(prompt: CuratedPrompt, cfg: CurationConfig, known: Known, last: int) -> _Row:
+def _row(prompt: CuratedPrompt, cfg: CurationConfig, decided: Known, last: int) -> _Row:
     focus_cfg = cfg.focus
     id = prompt.question.id
-    bucket = bucket_of(prompt, cfg.buckets) if known.buckets is None else known.buckets[id]
+    bucket = bucket_of(prompt, cfg.buckets) if decided.buckets is None else decided.buckets[id]
     last_samples = [sample for sample in prompt.samples if sample.order == last]
     low = prompt.mean(focus_cfg.combine, focus_cfg.measure)
     return _Row(bucket, low, mean_of(last_samples, focus_cfg.measure), bool(last_samples))
@@ -171,15 +174,17 @@ def focus_page(result: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
         [stage["stage"], stage["rows"], *(stage[name] for name in BUCKETS)] for stage in funnel
     ]
     words = {
-        "hard_a": f"in bucket A, mean {focus_cfg.measure} of at most {focus_cfg.hard_a:g} ({focus_cfg.combine})",
+        "hard_a": f"in bucket A, mean {focus_cfg.measure} of at most {focus_cfg.hard_a:g} "
+        f"({focus_cfg.combine})",
         "bucket_0": "in bucket 0",
-        "last_round": f"in the last run, mean {focus_cfg.measure} there of at most {focus_cfg.last_round:g}",
+        "last_round": f"in the last run, mean {focus_cfg.measure} there of at most "
+        f"{focus_cfg.last_round:g}",
         "unscored": "no episode has a score",
         "all": "every row that was given (--rows)",
     }
-    kept = Counter(decision.reason for decision in result.decisions if decision.kept)
+    num_kept = Counter(decision.reason for decision in result.decisions if decision.kept)
     rules = [
-        [f"{TAKEN[rule]}: {words[rule]}", result.told["taken"][TAKEN[rule]], kept[TAKEN[rule]]]
+        [f"{TAKEN[rule]}: {words[rule]}", result.told["taken"][TAKEN[rule]], num_kept[TAKEN[rule]]]
         for rule in focus_cfg.take
     ]
     key = "last_mean" if "last_round" in focus_cfg.take else "mean"

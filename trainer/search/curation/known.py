@@ -1,4 +1,4 @@
-"""What a command reads about rows besides their episodes: decisions of commands and of people."""
+"""Read the decisions about rows of earlier commands and of people."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def read_known(
         sorted_into = {row["id"]: str(row.get("bucket")) for row in lines}
         if missing := sorted(ids - sorted_into.keys()):
             raise UserError(
-                f"{buckets}: has no bucket of {len(missing)} rows ({missing[0]} first). It was made from "
-                "other data."
+                f"{buckets}: has no bucket of {len(missing)} rows ({missing[0]} first). It was "
+                "made from other data."
             )
         inputs[str(buckets)] = decisions_digest(buckets)
     record, digests = read_decided(records, verified, excluded, ids)
