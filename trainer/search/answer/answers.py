@@ -89,7 +89,7 @@ class PaidAnswers:
     async def get(self, key: bytes) -> dict[str, Any] | None:
         """Return the answer of a key, or None."""
         query = "SELECT value FROM answers WHERE key = ?"
-        row = await self._run(lambda db: db.execute(query, (key,)).fetchone())
+        row = await self._execute(lambda db: db.execute(query, (key,)).fetchone())
         if row is None:
             return None
         answer = _unpack(key, row[0])
@@ -122,7 +122,7 @@ class PaidAnswers:
         """Return the first judge of the run: `model`, unless another one is stored."""
         await self._write(("INSERT OR IGNORE INTO judges VALUES (?, ?)", (self._run, model)))
         query = "SELECT model FROM judges WHERE run = ?"
-        (first,) = await self._run(lambda db: db.execute(query, (self._run,)).fetchone())
+        (first,) = await self._execute(lambda db: db.execute(query, (self._run,)).fetchone())
         return bytes(first).decode()
 
     def spent(self) -> dict[str, Charge]:
@@ -163,9 +163,9 @@ class PaidAnswers:
                 f"answers {self.path}: deleted or replaced during a run, so new answers would be "
                 "lost. Restore it, or continue with another file."
             )
-        await self._run(write)
+        await self._execute(write)
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _execute(self, work: Callable[[sqlite3.Connection], T]) -> T:
         loop = asyncio.get_running_loop()
         written = loop.run_in_executor(self._thread, lambda: work(self._db))
         try:

@@ -91,8 +91,8 @@ def make_budget(
         equal_n_agent = turns / (rows * budget_cfg.max_turns)
         extra["equal_n_agent"] = round(equal_n_agent, 3)
         extra["lines"].append(
-            f"the turns of this budget are those of {equal_n_agent:.1f} episodes of {budget_cfg.max_turns} turns "
-            "for each of its rows"
+            f"the turns of this budget are those of {equal_n_agent:.1f} episodes of "
+            f"{budget_cfg.max_turns} turns for each of its rows"
         )
     result.told = extra
     return result

@@ -54,7 +54,7 @@ class Sample:
         """Return the value by a measure; None, never 0, if it is missing."""
         if measure == "both":
             values = (self.judge, self.ndcg)
-            return None if None in values else sum(of for of in values if of is not None) / 2
+            return None if None in values else sum(part for part in values if part is not None) / 2
         return {"judge": self.judge, "ndcg": self.ndcg, "reward": self.reward}[measure]
 
     @property

@@ -132,7 +132,7 @@ def make_alternatives(
 
     proposals, results: by question id. told: index and generator, for the manifest.
     """
-    made = Curated("alternatives", cfg.alternatives, read, told=told)
+    curated = Curated("alternatives", cfg.alternatives, read, told=told)
     for prompt in prompts:
         question = prompt.question
         result, proposed = results[question.id], proposals.get(question.id, ())
@@ -151,23 +151,23 @@ def make_alternatives(
             "document": question.file_name,
             "question_type": question.question_type,
         }
-        made.decisions.append(Decision(question.id, True, result.became, stats, refs(prompt)))
-        made.rows.append(
+        curated.decisions.append(Decision(question.id, True, result.became, stats, refs(prompt)))
+        curated.rows.append(
             question_row(
                 question, alternatives={g: pages for g, pages in extended.items() if pages}
             )
         )
-    return made
+    return curated
 
 
 def alternatives_page(
-    made: Curated,
+    curated: Curated,
     prompts: Mapping[str, CuratedPrompt],
     proposals: Mapping[str, Sequence[Proposal]],
     results: Mapping[str, Confirmed],
 ) -> str:
     """Return report.html: outcomes, sources of proposals, and all confirmed pages."""
-    counts = Counter(decision.reason for decision in made.decisions)
+    counts = Counter(decision.reason for decision in curated.decisions)
     outcomes = [[name, counts[name], meaning] for name, meaning in BECAME.items()]
     by: Counter[tuple[str, bool]] = Counter()
     rows = []
@@ -190,7 +190,7 @@ def alternatives_page(
         Section("Who proposed", [], ["by", "pages proposed", "confirmed"], sources),
         Section("The same fact elsewhere", [words], head, rows[:_ROWS]),
     ]
-    return curation_page(made, "Alternatives", sections, prompts)
+    return curation_page(curated, "Alternatives", sections, prompts)
 
 
 def _names(by: Mapping[tuple[str, bool], int]) -> list[str]:

@@ -214,11 +214,11 @@ def hallucinations_page(
     sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
-            [asked.question, asked.reference_answer, item.said, item.ref]
+            [content.question, content.reference_answer, item.said, item.ref]
             for question, group in suspects.items()
             for item in group
             if kinds[item.ref] == name
-            for asked in (prompts[question].question,)
+            for content in (prompts[question].question,)
         ]
         head = ["question", "reference", "answer", "episode"]
         if rows:
