@@ -114,7 +114,7 @@ def test_a_think_block_that_the_prompt_has_opened_belongs_to_the_turn() -> None:
 _EACH = "<|im_start|>{{ m.role }}\n{{ m.content }}"
 _ASKS = "<|im_start|>assistant{{ '\\n' }}"
 FAULTY = {
-    "writes a turn otherwise": (  # it numbers them
+    "writes a turn differently": (  # it numbers them
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
         "<|im_end|>\n{% endfor %}" + _ASKS
     ),
