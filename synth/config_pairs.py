@@ -97,6 +97,6 @@ def languages(cfg: HasPairs) -> tuple[str, str]:
     for key, language in language_by_key.items():
         if language is None:
             message = unknown_language(getattr(cfg.data, key))
-            raise ValueError(f"data.{key}: {message} (add a custom language to data.languages)")
+            raise ValueError(f"data.{key}: {message} (add your own to data.languages)")
     source, target = (language.tag for language in language_by_key.values() if language)
     return source, target
