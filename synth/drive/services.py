@@ -36,10 +36,10 @@ AWAY_S, _LOOK_S = 5.0, 0.5
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
 
-def open_teacher(cfg: SynthConfig, *, patient: bool = True) -> LLMClient:
+def open_teacher(cfg: SynthConfig, *, should_wait: bool = True) -> LLMClient:
     """Return the teacher's client; its key comes from the environment.
 
-    patient: retry as configured."""
+    should_wait: retry as configured."""
     from scorekit.llm import LLMClient
 
     teacher = cfg.teacher
@@ -52,11 +52,11 @@ def open_teacher(cfg: SynthConfig, *, patient: bool = True) -> LLMClient:
         connect_timeout_s=teacher.connect_timeout_s,
         max_concurrency=teacher.max_concurrency,
         max_sequences=teacher.max_sequences,
-        max_attempts=teacher.retry.max_attempts if patient else 1,
+        max_attempts=teacher.retry.max_attempts if should_wait else 1,
         backoff_s=tuple(teacher.retry.backoff_s),
         requests_per_minute=teacher.requests_per_minute,
         strategy=cfg.final_generation.strategy,
-        wait_for_server_s=teacher.wait_for_server_s if patient else 0.0,
+        wait_for_server_s=teacher.wait_for_server_s if should_wait else 0.0,
     )
 
 
@@ -90,19 +90,19 @@ def check_judge(cfg: SynthConfig, info: Info) -> None:
         )
 
 
-async def service_info(client: ScoringClient, key: str, *, patient: bool = True) -> Info:
+async def service_info(client: ScoringClient, key: str, *, should_wait: bool = True) -> Info:
     """Return a service's info once it is ready.
 
-    key: config key of its URL. patient: wait for a service that is down or loading. Raises
+    key: config key of its URL. should_wait: wait for a service that is down or loading. Raises
     UserError if it cannot be reached."""
     try:
         try:
             info = await client.info()
         except (ServiceUnreachable, RequestError) as error:
-            if not (patient and error.retryable):
+            if not (should_wait and error.retryable):
                 raise
             info = None
-        if patient:
+        if should_wait:
             await client.wait_ready(READY_S)
         return info or await client.info()
     except (ServiceUnreachable, RequestError) as error:

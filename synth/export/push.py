@@ -68,7 +68,7 @@ def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
     folder: the export, or its copy within the export of several pairs."""
     stage_folder = StageFolder(out_dir, Export.name)
     stage_manifest = stage_folder.manifest()
-    manifest = read_json(folder / "manifest.json", "files", "rows", "pair_id", mend=_EXPORT_COMMAND)
+    manifest = read_json(folder / "manifest.json", "files", "rows", "pair_id", hint=_EXPORT_COMMAND)
     if stage_manifest is None or manifest is None or not stage_folder.done():
         raise UserError(f"{folder}: no finished export. Run `run --stage all --resume` first")
     if manifest.get("stage_digest") != stage_manifest["digest"]:

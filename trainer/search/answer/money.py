@@ -111,7 +111,7 @@ class Money:
         spent = together(self._totals).money or 0.0
         return (
             f"money.cap: {spent:.4f} of {self._cap} is spent, and the next call may cost "
-            f"{most:.4f}: raise it (paid answers are kept)"
+            f"{most:.4f}: raise it (answers that were paid for are kept)"
         )
 
     def _tell(self) -> None:

@@ -155,7 +155,7 @@ def test_no_run_that_is_not_finished_or_was_changed_is_pushed(hub, tmp_path):
     stage.set_manifest(manifest)
     path = cfg.run.out_dir / "export" / "train.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    assert refused(push(hub, cfg), "train.jsonl: was changed or is gone: run --stage export")
+    assert refused(push(hub, cfg), "train.jsonl: changed or missing. Run: run --stage export")
     assert not hub.repos
 
 
@@ -202,4 +202,4 @@ def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
     }
     assert hub.repos[REPO].commits == ["20 pairs, en->ko, en->de"]
     (folder / "en-de" / "train.parquet").unlink()
-    assert refused(push(hub, cfg), "en-de/train.parquet: was changed or is gone")
+    assert refused(push(hub, cfg), "en-de/train.parquet: changed or missing")

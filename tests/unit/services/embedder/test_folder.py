@@ -115,7 +115,11 @@ def test_an_activation_that_is_not_torchs_would_be_another_one(folder):
         ("config.json", '{"model_type": "nonsense"}', "cannot be loaded"),
         ("config_sentence_transformers.json", '{"prompts": 5}', "prompts is not a mapping"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 5}}', "prompts is not a mapping"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": "a"}', "not a key of prompts"),
+        (
+            "config_sentence_transformers.json",
+            '{"default_prompt_name": "a"}',
+            "not a key of prompts",
+        ),
         ("model.safetensors", "not weights", "cannot be loaded"),
         ("adapter_config.json", "{}", "Merge it with its base"),
         (
