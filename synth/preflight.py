@@ -252,8 +252,8 @@ async def _teacher(
         if context_length is not None and longest >= context_length:
             raise UserError(
                 f"teacher.generation.{key}: is {longest}, but a chat of "
-                f"{teacher.base_url} has {context_length} tokens. Lower it, or start the server with a larger "
-                "--max-model-len"
+                f"{teacher.base_url} has {context_length} tokens. Lower it, or "
+                "start the server with a larger --max-model-len"
             )
         sampling = Sampling(max_tokens=1, temperature=0.0, top_p=generation.top_p)
         await teacher.chat(asking(cfg)(EASY), sampling, request_id=f"preflight-{uuid4().hex}")

@@ -43,8 +43,8 @@ BANNED = frozenset(
 )
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
-    "Of What Whether Where As Those That How Which For In From By With Behind".split()
-)  # noqa: SIM905
+    "Of What Whether Where As Those That How Which For In From By With Behind".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, slots=True)
