@@ -43,6 +43,7 @@ BANNED = frozenset(
 )
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
+<<<<<<< HEAD
     {
         "Of",
         "What",
@@ -60,6 +61,9 @@ FRAGMENTS = frozenset(
         "With",
         "Behind",
     }
+=======
+    "Of What Whether Where As Those That How Which For In From By With Behind".split()  # noqa: SIM905
+>>>>>>> l_serv
 )
 
 
