@@ -43,7 +43,6 @@ BANNED = frozenset(
 )
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
-<<<<<<< HEAD
     {
         "Of",
         "What",
@@ -61,9 +60,6 @@ FRAGMENTS = frozenset(
         "With",
         "Behind",
     }
-=======
-    "Of What Whether Where As Those That How Which For In From By With Behind".split()  # noqa: SIM905
->>>>>>> l_serv
 )
 
 
