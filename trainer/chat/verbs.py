@@ -79,7 +79,7 @@ def template_check(
     show: Annotated[int, typer.Option(min=0, help="Conversations that are printed.")] = 2,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Write a repaired copy of the template, and show the diff."),
+        typer.Option("--fix", help="Write a repaired template, and show the diff."),
     ] = False,
     to: Annotated[
         Path | None,

@@ -159,7 +159,7 @@ def test_nothing_is_fitted_on_what_is_no_vector(number, told):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "no calibration"),
+        ("{", "not a calibration"),
         ('{"model": "a", "dimension": 4}', "grounded: Field required"),
         ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high must be larger"),
         ('{"model":"a","dimension":4,"grounded":{"low":NaN,"high":1}}', "grounded.low"),

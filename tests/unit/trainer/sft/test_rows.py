@@ -49,7 +49,7 @@ def test_single_turns_are_left_out(model: Path, tmp_path: Path) -> None:
     part = part_of(model, tmp_path, [{"messages": messages}])
     assert learned(part.rows[0]) == "그냥<|im_end|>"
     messages[3]["weight"] = 0  # type: ignore[assignment]
-    with pytest.raises(UserError, match="1 of 1 rows: no token is learned"):
+    with pytest.raises(UserError, match="1 of 1 rows: no token to train on"):
         part_of(model, tmp_path, [{"messages": messages}])
 
 
@@ -116,13 +116,13 @@ def test_ids_are_learned_by_their_mask(model: Path, tmp_path: Path) -> None:
     [
         ({"action_mask": None}, "`input_ids` without an `action_mask`"),
         ({"action_mask": [1]}, "3 input_ids, but an action_mask of 1"),
-        ({"action_mask": [0, 0, 0]}, "no token is learned"),
+        ({"action_mask": [0, 0, 0]}, "no token to train on"),
         ({"action_mask": [0, 2, 0]}, "action_mask: 2 is no whole number from 0 to 1"),
         ({"action_mask": [0, True, 0]}, "action_mask: True is no whole number from 0 to 1"),
         ({"input_ids": [1, 2, 300]}, "input_ids: 300 is no whole number from 0 to 264"),
-        ({"input_ids": "1 2 3"}, "input_ids: a list of whole numbers is wanted"),
+        ({"input_ids": "1 2 3"}, "input_ids: expected a list of whole numbers"),
         ({"leave_out": [1]}, "leave_out: 1 is no whole number from 0 to 0"),
-        ({"leave_out": [0]}, "no token is learned"),
+        ({"leave_out": [0]}, "no token to train on"),
         ({"images": ["none.png"]}, "none.png: no such file (data.image_folder)"),
         ({"images": "a.png"}, "images: expected a list of paths"),
     ],
