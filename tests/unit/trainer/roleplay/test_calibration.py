@@ -114,7 +114,7 @@ def test_without_neighbours_the_reference_itself_is_the_upper_anchor(caplog, tmp
     assert found.reference.true_pairs == 0
     assert "only the reference itself" in caplog.text
     write_page(tmp_path / "page.html", found, "turns")
-    assert "only the reference itself" in (tmp_path / "page.html").read_text("utf-8")
+    assert "is the reference itself" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_neighbours_of_rows_that_tell_no_dialogue_are_of_one_character_and_scenario():

@@ -49,7 +49,7 @@ def test_single_turns_are_left_out(model: Path, tmp_path: Path) -> None:
     part = part_of(model, tmp_path, [{"messages": messages}])
     assert learned(part.rows[0]) == "그냥<|im_end|>"
     messages[3]["weight"] = 0  # type: ignore[assignment]
-    with pytest.raises(UserError, match="1 of 1 rows: no token to train on"):
+    with pytest.raises(UserError, match="1 of 1 rows: no token is learned"):
         part_of(model, tmp_path, [{"messages": messages}])
 
 
