@@ -78,8 +78,7 @@ def template_check(
     limit: Annotated[int, typer.Option(min=1, help="Largest number of rows to check.")] = 200,
     show: Annotated[int, typer.Option(min=0, help="Conversations that are printed.")] = 2,
     fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Write a repaired copy of the template, and show the diff."),
+        bool, typer.Option("--fix", help="Write a repaired template, and show the diff.")
     ] = False,
     to: Annotated[
         Path | None,

@@ -102,10 +102,9 @@ def update_policy(
 ) -> TrainStats:
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
 
-    rollouts, advantages: the full batch, on every process; each does its share of the passes.
-    seed: of the shuffle into minibatches. For the others see `Passes`.
-    Learning rates are those of the optimizer. GSPO sets the `old_logprobs` of the rollouts that it
-    trains on.
+    rollouts, advantages: the full batch, on every process; each does its share of the passes. seed:
+    of the shuffle into minibatches. For the others see `Passes`. Learning rates are the
+    optimizer's. GSPO sets the `old_logprobs` of its rollouts.
     Raises ValueError if tokens that the policy did not sample would be trained on, RuntimeError if
     GSPO clips before its first step.
     """
@@ -113,11 +112,8 @@ def update_policy(
         raise ValueError("advantages reach beyond the action mask")
     world = world or World(next(policy_model.parameters()).device)
     passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
-    is_repeatable, recomputes_logprobs = (
-        ppo_cfg.algorithm != "reinforce",
-        ppo_cfg.makes_own_logprobs,
-    )
-    epochs = ppo_cfg.ppo_epochs if is_repeatable else 1
+    recomputes_logprobs = ppo_cfg.makes_own_logprobs
+    epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []

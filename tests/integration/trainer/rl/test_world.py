@@ -303,7 +303,7 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         done = log.read_text().count("\n")
         assert process.returncode != 0
         told = (out / "messages.log").read_text()
-        assert f"the run ends: SIGTERM after update {done}: go on with --resume" in told, errors
+        assert f"the run ends: SIGTERM after update {done}: resume with --resume" in told, errors
         assert errors.count("the run ends: SIGTERM") == 1  # said by the main process alone
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]

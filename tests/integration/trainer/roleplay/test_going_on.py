@@ -165,7 +165,7 @@ def test_a_run_scores_by_the_anchors_that_it_began_with(place, whole, tmp_path):
     ):
         run_roleplay(cfg, resume=True)
     path.write_text("{")
-    with pytest.raises(UserError, match="no calibration"):
+    with pytest.raises(UserError, match="not a calibration"):
         run_roleplay(cfg, resume=True)
     path.unlink()
     with pytest.raises(UserError, match=r"calibration\.json is missing: put the one back"):

@@ -177,7 +177,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     assert "--resume" in stopped.stderr and "Traceback" not in stopped.stderr
     done = count(tmp_path / "log.jsonl")
     saved = tmp_path / f"checkpoints/step-{done:06d}"
-    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"stopped: {number.name} after update {done}: resume" in stopped.stderr
     assert f"policy: {saved}" in stopped.stdout
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved.name]
     again = finish(start(config, tmp_path))

@@ -191,4 +191,4 @@ def test_several_processes_give_the_figures_of_one(
     one, two = (read_jsonl(tmp_path / name / "evaluation.jsonl") for name in ("one", "two"))
     assert one == two
     refused = command(*arguments, world=2)
-    assert refused.returncode != 0 and refused.stderr.count("is there from an earlier") == 1
+    assert refused.returncode != 0 and refused.stderr.count("exists from an earlier") == 1

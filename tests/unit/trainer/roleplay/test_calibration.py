@@ -114,7 +114,7 @@ def test_without_neighbours_the_reference_itself_is_the_upper_anchor(caplog, tmp
     assert found.reference.true_pairs == 0
     assert "only the reference itself" in caplog.text
     write_page(tmp_path / "page.html", found, "turns")
-    assert "only the reference itself" in (tmp_path / "page.html").read_text("utf-8")
+    assert "is the reference itself" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_neighbours_of_rows_that_tell_no_dialogue_are_of_one_character_and_scenario():
@@ -159,7 +159,7 @@ def test_nothing_is_fitted_on_what_is_no_vector(number, told):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "no calibration"),
+        ("{", "not a calibration"),
         ('{"model": "a", "dimension": 4}', "grounded: Field required"),
         ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high must be larger"),
         ('{"model":"a","dimension":4,"grounded":{"low":NaN,"high":1}}', "grounded.low"),

@@ -158,7 +158,7 @@ def test_a_file_without_rows_is_said_to_be_so(tmp_path):
         ({"messages": []}, [], "expected a list of messages"),
         ({"user": "a", "assistant": "b"}, ["--column", "player=x"], "FIELD=COLUMN"),
         ({"user": "a", "assistant": "b"}, ["--max-prompt-length", "9"], "--model"),
-        ({"assistant": "b"}, [], "no turn is left of 1: not_after_user 1"),
+        ({"assistant": "b"}, [], "all 1 turns were dropped: not_after_user 1"),
         ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "none can be held out"),
     ],
 )

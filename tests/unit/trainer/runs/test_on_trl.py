@@ -53,9 +53,9 @@ def test_an_option_that_would_do_nothing_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        *((grpo_arguments, name) for name in roleplay._OURS),
+        *((grpo_arguments, name) for name in roleplay._OWN_OPTIONS),
         *((grpo_arguments, name) for name in RoleplayConfig().grpo.model_dump()),
-        *((sft_arguments, name) for name in sft._OURS),
+        *((sft_arguments, name) for name in sft._OWN_OPTIONS),
         *((sft_arguments, name) for name in SftConfig().sft.model_dump()),
     ],
 )

@@ -125,7 +125,7 @@ def test_shards_are_one_split_in_the_order_of_their_numbers(
             load_examples(tmp_path / "d")
         assert load_examples(tmp_path / "d", split="train") == expected
         (tmp_path / "d" / names[1]).unlink()
-        with pytest.raises(UserError, match="1 of 2 shards are there"):
+        with pytest.raises(UserError, match="1 of 2 shards exist"):
             load_examples(tmp_path / "d", split="train")
     else:
         assert load_examples(tmp_path / "d/train") == expected

@@ -124,7 +124,7 @@ def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) 
     (tmp_path / "checkpoints").mkdir()
     ((section, values),) = changes.items()
     inside = {section: {key: str(tmp_path / value) for key, value in values.items()}}
-    with pytest.raises(UserError, match=rf"{section}\..* lies in"):
+    with pytest.raises(UserError, match=rf"{section}\..* is in"):
         RunLog(replacing(tmp_path, **inside))
     assert (tmp_path / "log.jsonl").exists()
 

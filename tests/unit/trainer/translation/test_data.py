@@ -71,7 +71,7 @@ def test_ids_of_a_data_frame_and_ids_that_repeat(
     assert [e.id for e in load_examples(write(tmp_path / "a.jsonl", *rows))] == ["7", "8"]
     assert caplog.text == ""
     load_examples(write(tmp_path / "a.jsonl", *rows, {**ROW, "id": "7"}))
-    assert "1 ids stand more than once, '7' first" in caplog.text
+    assert "1 ids occur more than once, '7' first" in caplog.text
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +177,6 @@ def test_rows_that_are_held_out_and_learned_from_are_told_by_their_content() -> 
     german = Example("3", "Save.", "English", "German", "en-US", "de-DE")
     held_out = [example(" Open.\n", "9"), example("Close.", "1"), german]
     told = in_both("data.eval", train, held_out)
-    assert told.startswith("data.eval: 1 of 3 rows stand in data.train, too (the same source")
+    assert told.startswith("data.eval: 1 of 3 rows are also in data.train (the same source")
     assert "first 9)" in told
     assert in_both("data.eval", train, held_out[1:]) == ""

@@ -135,7 +135,7 @@ def test_lines_end_at_newlines_only(tmp_path):
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="not a run"):
         write_report(tmp_path)
 
 
