@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_its_own_config_and_index_alone(stack, run):
     (folder / "index.json").write_text(json.dumps(told | {"revision": "another"}))
     code, _, errors = stack.run("collect", *collecting(stack, folder, "--resume"))
     (folder / "index.json").write_text(json.dumps(told))
-    assert code == 2 and "the run was begun on" in errors
+    assert code == 2 and "the run started with" in errors
     code, _, errors = stack.run("collect", *collecting(stack, folder))
     assert code == 2 and "has a run" in errors
     assert len(list(stored(folder))) == 10
@@ -174,7 +174,7 @@ def test_a_mistake_is_told_in_a_line_before_anything_is_asked(stack, tmp_path):
         assert code == 2 and told in errors and "Traceback" not in errors, (flags, errors)
     assert not (folder / "trajectories").exists()
     code, _, errors = stack.run("collect", "--set", f"misc.run_dir={folder}")
-    assert code == 2 and "no policy: set server.url, or policy.path" in errors
+    assert code == 2 and "policy.path: not set" in errors
 
 
 # -- ask ------------------------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def test_rows_that_the_model_cannot_read_are_refused(tmp_path: Path) -> None:
     stored(tmp_path, scripted(*TURNS), cfg)
     with pytest.raises(UserError, match="more than the 300 ids"):
         export_sft(tmp_path, tmp_path / "rows", cfg)
-    with pytest.raises(UserError, match="reads text alone"):
+    with pytest.raises(UserError, match="reads only text"):
         export_sft(tmp_path, tmp_path / "rows", search_config(short))
     with pytest.raises(UserError, match="--model"):
         export_sft(tmp_path, tmp_path / "rows", search_config(None))

@@ -188,5 +188,5 @@ def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None
     )
     with pytest.raises(ValueError, match="1 marks for 0 pictures"):
         ids.observation(Message("user", "a page says <|image_pad|>"))
-    with pytest.raises(ValueError, match="sees none"):
+    with pytest.raises(ValueError, match="no image processor"):
         turn_ids(tokenizer).observation(observed)

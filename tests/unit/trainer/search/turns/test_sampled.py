@@ -245,7 +245,7 @@ def test_sizes_that_the_policy_would_change_are_refused() -> None:
     with pytest.raises(UserError, match="another way"):
         PictureReader(object(), model.config, SightConfig())
     ids = turn_ids(qwen("qwen2_5"))
-    with pytest.raises(UserError, match="reads text alone"):
+    with pytest.raises(UserError, match="reads only text"):
         check_sight(ids, EpisodeConfig())
     check_sight(ids, EpisodeConfig(observation="text"))
     assert context_of(model.config, EpisodeConfig()) == 512
