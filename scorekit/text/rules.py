@@ -279,7 +279,7 @@ def unlike_target(pair: Pair, thresholds: Thresholds) -> tuple[str, bool] | None
 
     Returns (evidence, whether it is certain), or None.
 
-    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Letter groups
+    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Groups
     that English or German lacks are not: short correct texts have them, too.
     """
     if (
