@@ -71,8 +71,7 @@ _IDENTIFIER_CODES = {"iw": "he", "fil": "tl"}
 _IN_OTHER_SCRIPT = {"sr": "hr"}
 
 
-#: Likely languages of a text that is not in the expected one, by script: languages with much text.
-#: The margin separates them from their relatives, too.
+#: Likely languages of a text that is not in the expected one, by script: those with much text.
 _LIKELY_OTHERS = {
     "Latin": (
         "en",
