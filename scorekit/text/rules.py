@@ -279,13 +279,8 @@ def unlike_target(pair: Pair, thresholds: Thresholds) -> tuple[str, bool] | None
 
     Returns (evidence, whether it is certain), or None.
 
-<<<<<<< HEAD
     Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Letter
     groups that English or German lacks are not: short correct texts have them, too.
-=======
-    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Groups
-    that English or German lacks are not: short correct texts have them, too.
->>>>>>> l_core
     """
     if (
         math.isinf(thresholds.short_language_margin)
