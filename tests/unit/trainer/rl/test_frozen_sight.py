@@ -132,4 +132,4 @@ def test_what_stays_frozen_is_counted_apart(kind: str, saved: dict[str, Path]) -
     learns = {name for name, weight in loaded.named_parameters() if weight.requires_grad}
     assert {name for name, weight in looked.named_parameters() if weight.requires_grad} == learns
     count = sum(loaded.get_parameter(name).numel() for name in learns)
-    assert said.endswith(f", {count:,} learn")
+    assert said.endswith(f", {count:,} trained")
