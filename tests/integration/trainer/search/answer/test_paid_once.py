@@ -144,7 +144,7 @@ def test_a_file_with_damaged_pages_is_said_before_anything_is_paid(served, fake,
         whole[at] ^= 0x5A
     path.write_bytes(whole)
     fake.forget()
-    with pytest.raises(UserError, match="damaged. Free disk space, or name another"):
+    with pytest.raises(UserError, match=r"damaged\. Free disk space, or name another"):
         finish(served, tmp_path, episode("d_1"))
     assert not fake.requests
 
