@@ -283,7 +283,7 @@ def _read_owner(path: Path) -> _Owner:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
-            f"{path}: cannot be read: {reason}. Name the directory of a run with trajectories."
+            f"{path}: no trajectories of a run: {reason}. Name another run directory."
         ) from None
     except ValidationError as error:
         raise UserError(f"{path}: {describe_faults(error, 'file')}") from None

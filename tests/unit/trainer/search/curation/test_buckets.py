@@ -231,7 +231,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         read(source, train=str(other))
     with pytest.raises(UserError, match="named twice"):
         read(source, source)
-    with pytest.raises(UserError, match="Name the directory of a run"):
+    with pytest.raises(UserError, match="no trajectories of a run"):
         read(tmp_path, train=str(fewer))
     store = source / "trajectories/store.json"
     store.write_text(json.dumps({"schema_version": 9, "run": "run"}))

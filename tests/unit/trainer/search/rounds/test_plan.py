@@ -257,7 +257,7 @@ def test_rows_that_a_later_rounds_file_names_are_not_looked_for(tmp_path: Path) 
     train = {key: of for key, of in TRAIN.items() if key != "data"}
     first = {"name": "a", "train": {"data": TRAIN["data"]}}
     check_plan(plan(tmp_path, first, {"name": "b", "config": str(file)}, train=train))
-    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: the file does not exist"):
         check_plan(plan(tmp_path, {"name": "a", "config": str(file)}, train=train))
 
 

@@ -143,7 +143,7 @@ def test_a_step_refers_to_no_picture_that_was_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_step_holds_an_id_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="duplicate id"):
         opened(tmp_path).write_step(1, [episode("t1"), episode("t1")])
 
 
@@ -200,7 +200,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_trajectories_or_of_another_schema_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read: No such file"):
+    with pytest.raises(UserError, match="no trajectories of a run: No such file"):
         TrajectoryStore(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     opened(tmp_path)
