@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 #: Largest number of candidates in one request, all of which are lost if it is interrupted.
 PART = 32
-#: Number of consecutive failures, retries included, after which an easy request is tried. If that
-#: fails, too, the service is the cause, and the run stops.
+#: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
 #: A text that every working service can translate, score or judge.
 EASY = "Good morning."
@@ -173,8 +172,7 @@ class Clients:
         """Return the exception for a failed request.
 
         One source that breaks the server must not stop the others, and a broken server must not
-        reject all sources. The failure is not cached, because it may depend on the server's
-        settings."""
+        reject all sources. The failure is not cached: it may depend on the server's settings."""
         assert self._teacher is not None
         if error.type == "overlong":
             return SourceFailed("teacher_overlong", str(error)[:300])
@@ -191,9 +189,7 @@ class Clients:
         return NotYet(code, message, error.status)
 
     async def _teacher_answers(self, request: _TeacherRequest, n: int) -> bool:
-        """Return True if the teacher answers an easy text, so that the failure lies with the texts.
-
-        The remaining sources of a shard can all be difficult ones."""
+        """Return True if the teacher answers an easy text: then the failure lies with the texts."""
         from scorekit.llm import LLMError
 
         assert self._teacher is not None
@@ -285,7 +281,6 @@ class Clients:
 
         Samples with a transient failure are retried after the pauses of `teacher.retry.backoff_s`,
         for example while the judge's LLM restarts.
-
         Raises ScorekitError after `FAILURES_IN_A_ROW` failed requests."""
         results: list[dict[str, Any] | None] = [None] * len(samples)
         missing = list(range(len(samples)))
@@ -382,8 +377,7 @@ def judge_request(
 def _keys(shared: Any, values: Sequence[Any]) -> list[str]:
     """Return the keys of answers that are requested together.
 
-    Their first halves are equal, so that SQLite stores them next to each other: unordered keys cost
-    six times as many writes."""
+    Their first halves are equal: unordered keys would cost SQLite six times as many writes."""
     first = digest_of(shared)
     return [first[:16] + digest_of([first, value])[:16] for value in values]
 

@@ -45,11 +45,11 @@ def _distributions(ctx: Context, stage: Stage) -> dict[str, Any]:
     digest = digest_of(digests)
     path = folder.path / "distributions.json"
     try:
-        kept = json.loads(path.read_bytes())
-        if kept["of"] == digest:
-            return dict(kept["distributions"])
+        stored = json.loads(path.read_bytes())
+        if stored["of"] == digest:
+            return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    found = as_dicts(stage.figures(ctx.cfg, folder.records()))
-    write_atomic(path, to_line({"of": digest, "distributions": found}))
-    return found
+    distributions = as_dicts(stage.figures(ctx.cfg, folder.records()))
+    write_atomic(path, to_line({"of": digest, "distributions": distributions}))
+    return distributions

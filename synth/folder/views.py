@@ -43,21 +43,21 @@ def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
     Raises UserError for an unknown name, and if there is no output."""
     views = {stage.view.removesuffix(".jsonl"): stage.name for stage in ORDER if stage.view}
     stages = [stage.name for stage in ORDER if stage.has_shards]
-    wanted = name.removesuffix(".jsonl")
-    if wanted == "rejected":
+    view_name = name.removesuffix(".jsonl")
+    if view_name == "rejected":
         need_run(out_dir)
-        for each in ORDER:
-            yield from StageFolder(out_dir, each.name).all_rejected()
+        for rejecting_stage in ORDER:
+            yield from StageFolder(out_dir, rejecting_stage.name).all_rejected()
         return
-    stage = views.get(wanted, wanted)
+    stage = views.get(view_name, view_name)
     if stage not in stages:
-        known = ", ".join(["rejected", *views, *stages])
-        raise UserError(f"show {name}: give one of {known}")
+        available = ", ".join(["rejected", *views, *stages])
+        raise UserError(f"show {name}: give one of {available}")
     folder = StageFolder(out_dir, stage)
     if folder.shards() is None:
         raise UserError(f"{folder.path}: no output there. Run --stage {stage} first")
     for record in folder.records():
-        yield _without_candidates(record) if wanted in views else record
+        yield _without_candidates(record) if view_name in views else record
 
 
 def _write_kept(ctx: Context, stage: str) -> list[Path]:
@@ -97,24 +97,24 @@ def _write_rejected(ctx: Context) -> list[Path]:
     if not _should_write(ctx, path, records):
         return []
     state = _read_state(ctx.out_dir)
-    kept: list[list[Any]] = []  # [stage, digest, its end in the file]
+    written: list[list[Any]] = []  # [stage, digest, its end in the file]
     size = path.stat().st_size if path.exists() else 0
-    for (folder, digest), was in zip(stages, state.get(REJECTED, ()), strict=False):
-        if was[:2] != [folder.name, digest] or was[2] > size:
+    for (folder, digest), previous in zip(stages, state.get(REJECTED, ()), strict=False):
+        if previous[:2] != [folder.name, digest] or previous[2] > size:
             break
-        kept.append(was)
-    end = kept[-1][2] if kept else 0
-    if len(kept) == len(stages) and size == end and path.exists():
+        written.append(previous)
+    end = written[-1][2] if written else 0
+    if len(written) == len(stages) and size == end and path.exists():
         return []
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.truncate(end)
         file.seek(end)
-        for folder, digest in stages[len(kept) :]:
+        for folder, digest in stages[len(written) :]:
             _append_rejected(file, folder)
-            kept.append([folder.name, digest, file.tell()])
+            written.append([folder.name, digest, file.tell()])
         file.flush()
         os.fsync(file.fileno())
-    _set_state(ctx.out_dir, {**state, REJECTED: kept})
+    _set_state(ctx.out_dir, {**state, REJECTED: written})
     return [path]
 
 
@@ -145,8 +145,8 @@ def _without_candidates(record: Record) -> Record:
 
 
 def _marks(folder: StageFolder) -> list[dict[str, Any]]:
-    found = (folder.mark(index) for index in range(folder.shards() or 0))
-    return [mark for mark in found if mark is not None]
+    marks = (folder.mark(index) for index in range(folder.shards() or 0))
+    return [mark for mark in marks if mark is not None]
 
 
 def _read_state(out_dir: Path) -> dict[str, Any]:
