@@ -31,7 +31,7 @@ def check_trackers(names: Sequence[str]) -> None:
             if name == "tensorboard":
                 package = '-e ".[tensorboard]" in the checkout'
             raise UserError(
-                f"misc.trackers: {name} is not installed. pip install {package}, or leave it out"
+                f"misc.trackers: {name} is not installed. Run pip install {package}, or remove it"
             )
 
 

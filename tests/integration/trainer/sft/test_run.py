@@ -276,7 +276,7 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
     [
         ([], "policy.path: required"),
         (["--load_in_4bit"], "load_in_4bit freezes the weights: set lora.r above 0"),
-        (["--set", "sft.options={completion_only_loss: true}"], "set in its place sft.assistant"),
+        (["--set", "sft.options={completion_only_loss: true}"], "set sft.assistant"),
         (["--set", "sft.options={optimm: a}"], "did you mean optim?"),
         (
             ["--set", "sft.packing=true", "--set", "data.overlong=cut"],
