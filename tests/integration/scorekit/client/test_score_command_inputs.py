@@ -210,7 +210,7 @@ def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
     child.stdin.write(lines * 20)
     child.stdin.close()
     complaint = child.stderr.read().decode()
-    assert child.wait(60) == 2 and "its reader has left" in complaint
+    assert child.wait(60) == 2 and "its reader was closed" in complaint
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
 
 

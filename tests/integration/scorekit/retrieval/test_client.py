@@ -216,7 +216,7 @@ def test_a_picture_is_fetched_once_also_by_threads(client, server):
 
 def test_a_picture_that_is_none_is_refused_and_not_kept(client, server):
     server.script = [Response(b"<html>", media_type="text/html")]
-    with pytest.raises(ServiceUnreachable, match="no PNG"):
+    with pytest.raises(ServiceUnreachable, match="not a PNG"):
         client.image("deck_1")
     assert client.image("deck_1") == picture_of("deck_1")
 
