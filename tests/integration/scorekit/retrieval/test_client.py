@@ -187,7 +187,7 @@ def test_nobody_there_is_told_at_the_deadline():
 
 
 def test_what_is_no_url_is_refused_at_once():
-    with pytest.raises(UserError, match="no URL of a service"):
+    with pytest.raises(UserError, match="not the URL of a service"):
         Retriever("127.0.0.1:8005")
 
 

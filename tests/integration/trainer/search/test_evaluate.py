@@ -120,7 +120,7 @@ def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
     for flags, told in (
         (("--set", "data.eval=null"), "data.eval is not set"),
         (("--set", "server.url=null"), "no policy: set server.url, or policy.path"),
-        (("--set", f"server.url={nobody}"), "no LLM server answers"),
+        (("--set", f"server.url={nobody}"), "cannot connect to"),
         (("--set", f"data.eval={few}", "--against", str(folder)), "searched for 5 questions"),
         (("--against", str(tmp_path / "empty")), "has neither evaluation.jsonl"),
         (("--set", f"data.eval_sets={{other: {few}}}", "--against", str(folder)), "has no eval"),
