@@ -60,7 +60,7 @@ def found(findings: Findings, name: str) -> str:
 def test_a_run_that_can_start_is_told_what_it_has(settings: list[str]) -> None:
     findings = check(settings)
     assert not findings.failed
-    assert found(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); the first: 'Open 0.'")
+    assert found(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); first: 'Open 0.'")
     assert "LlamaForCausalLM, " in found(findings, "policy.path")
     assert "no chat template, ends at </s>" in found(findings, "policy.tokenizer")
     assert "fake-metricx, lower is better" in found(findings, "metricx")
@@ -119,7 +119,7 @@ def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: P
         file.truncate(8 + len(header) + 4 * size)
     findings = check(settings)
     assert [failed.name for failed in findings.failed] == ["memory"]
-    assert "are free on cpu: lower rl.micro_batch_tokens" in found(findings, "memory")
+    assert "are free on cpu. Lower rl.micro_batch_tokens" in found(findings, "memory")
     assert dict(findings.memory)["all"] > 4 * 4 * 19e9
     (policy / "config.json").write_text(json.dumps(config | big | {"num_hidden_layers": 40}))
     assert "has 25,800,000,000 weights, its config tells of" in found(
