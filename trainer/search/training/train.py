@@ -124,14 +124,13 @@ def _run(
     """Run `run_search` in a world. exit_stack: closes all at the end."""
     folder = Path(cfg.misc.run_dir)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint and (
-        finished := ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
-    ):
+    finished = checkpoint and ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
+    if finished:
         return replace(finished, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    policy_inputs = look_at_policy(cfg)
+    inputs = look_at_policy(cfg)
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = services(
@@ -140,9 +139,8 @@ def _run(
     connections = exit_stack.enter_context(opening)
     train, sets = _indexed_questions(connections, train, sets, cfg, world)
     adapters = cfg.policy.lora.r > 0
-    reads_images = policy_inputs.reader is not None
-    served = probe_engine(cfg.generation, adapters=adapters, images=reads_images)
-    searcher = load_searcher(cfg, policy_inputs, train, sets, connections.index, world)
+    served = probe_engine(cfg.generation, adapters=adapters, images=inputs.reader is not None)
+    searcher = load_searcher(cfg, inputs, train, sets, connections.index, world)
     learner, saver = searcher.learner, Saver(cfg, world, searcher.learner.origin)
     done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
     learner.share(world)
