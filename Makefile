@@ -10,8 +10,10 @@ COMPOSE ?= docker compose
 STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFILES:%=--profile %)
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
+# uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-tf5 demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-tf5 test-any up down logs smoke fetch lint format lock bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-oracle test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +33,10 @@ env-vllm: .venv-vllm/ready ## make .venv-vllm: a real vLLM for CPUs, beside .ven
 	@bash tools/setup_vllm.sh
 	@touch $@
 
-env-tf5: .venv-tf5/ready ## make .venv-tf5: the trainer with transformers 5, beside .venv (1.7 GB, a minute)
+env-oracle: .venv-oracle/ready ## make .venv-oracle: unbabel-comet, which our xCOMET is held against (1.5 GB, a minute)
 
-.venv-tf5/ready: tools/setup_tf5.sh tools/tf5-requirements.txt tools/lib.sh
-	@bash tools/setup_tf5.sh
+.venv-oracle/ready: tools/setup_oracle.sh tools/oracle-requirements.txt tools/lib.sh
+	@bash tools/setup_oracle.sh
 	@touch $@
 
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
@@ -53,17 +55,16 @@ demo-loop: setup ## rounds of that searcher: wrong references found, what is har
 	$(PY) -m demo.search.loop
 
 test: setup ## every test that takes seconds (about 15 minutes on 2 cores)
-	$(PY) $(PYTEST_MANY) -m "not slow and not vllm"
+	$(PY) $(PYTEST_MANY) -m "not slow and not vllm and not oracle"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
-	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm"
+	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm and not oracle"
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -m vllm
 
-test-tf5: setup env-tf5 ## the trainer's tests under transformers 5 (minutes)
-	PYTHONPATH=. .venv-tf5/bin/python $(PYTEST_MANY) -m "not slow and not vllm" \
-	  tests/unit/trainer tests/integration/trainer
+test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as services (minutes)
+	$(PY) -m pytest -m oracle
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any
@@ -97,15 +98,17 @@ format: setup ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-lock: ## resolve every dependency anew and write constraints.txt
-	@bash tools/setup.sh venv-only
-	$(PY) tools/lock.py constraints.txt
+lock: setup ## resolve every dependency anew and write constraints.txt
+	$(PY) -m tools.lock
 
-bench: setup ## measure the figures of the README; writes bench/results/ (about 27 minutes)
+check-resolution: setup ## constraints.txt can be installed under Python 3.11, 3.12 and 3.13
+	$(PY) -m tools.lock --check
+
+bench: setup env-oracle ## measure the figures of the README; writes bench/results/ (about 27 minutes)
 	$(PY) -m bench
 
 verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints
 	$(PY) -m tools.verify_checkpoints
 
 clean: ## remove what was built and run; the sources stay
-	rm -rf .venv .venv-vllm .venv-tf5 runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-oracle runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -67,11 +67,11 @@ def _make_metricx(folder: Path) -> None:
 
     source = ROOT / "demo/models/metricx"
     tokenizer = AutoTokenizer.from_pretrained(source)
-    config = MT5Config.from_pretrained(
-        source, **MT5, num_decoder_layers=MT5["num_layers"], tie_word_embeddings=False
-    )
+    config = MT5Config.from_pretrained(source, **MT5, num_decoder_layers=MT5["num_layers"])
+    config.tie_word_embeddings = False  # transformers 5 looks at no argument of that name
     torch.manual_seed(1)
     model = MT5ForConditionalGeneration(config).float().eval()
+    model.set_input_embeddings(model.shared)  # transformers 5 gives each half its own
     _calibrate(model, tokenizer)
     _check_size(model.state_dict())
     model.save_pretrained(folder)

@@ -27,8 +27,9 @@ import torch
 from rich.console import Console
 
 from bench.common import Figure, compare, measure, read_pairs, service, table
-from bench.kit.random_models import Size, backend, folder, random_mt5, random_xcomet
+from bench.kit.random_models import Size, backend, folder, random_mt5
 from bench.kit.work import WorkLog
+from bench.oracle.predict import Upstream
 from bench.scoring import CALL, CALLERS, score_in_calls
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.local import LocalScorer
@@ -123,16 +124,8 @@ def one_at_a_time(size: Size, device: str) -> Predict:
 
 
 def upstream_predict(size: Size, device: str) -> Predict:
-    """unbabel-comet's `predict` with its defaults: batches of 16 sorted by source characters."""
-    metric = random_xcomet(folder("xcomet", size), device, DTYPE)
-    gpus = 0 if device == "cpu" else 1
-
-    def predict(pairs: Sequence[SampleForScoring]) -> list[float]:
-        samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
-        found = metric.predict(samples, batch_size=16, gpus=gpus, progress_bar=False)
-        return [float(score) for score in found.scores]
-
-    return predict
+    """unbabel-comet's `predict` with its defaults, in a process of its own environment."""
+    return Upstream("--random", size, DTYPE, device)
 
 
 def _free() -> None:

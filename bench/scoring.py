@@ -38,6 +38,7 @@ from bench.common import (
     timed,
 )
 from bench.kit.work import WorkLog, matmul_flops_per_s, waste_percent
+from bench.oracle.predict import Upstream
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
 
@@ -74,27 +75,8 @@ def questions(quick: bool) -> Iterator[Figure]:
 # -- xCOMET ----------------------------------------------------
 
 
-class Upstream:
-    """unbabel-comet's own `predict` on a checkpoint: batches of 16 sorted by source characters."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        import comet
-
-        before = Path.cwd()
-        os.chdir(folder)  # the stored path of the encoder is relative to it
-        try:
-            model = comet.load_from_checkpoint("checkpoints/model.ckpt", local_files_only=True)
-        finally:
-            os.chdir(before)
-        self.model = model.to(dtype)
-
-    def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores of one call."""
-        samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
-        found = self.model.predict(
-            samples, batch_size=16, gpus=0, progress_bar=False, num_workers=0
-        )
-        return [float(score) for score in found.scores]
+def _upstream(folder: Path, dtype: torch.dtype = torch.float32) -> Upstream:
+    return Upstream(str(folder), str(dtype).removeprefix("torch."))
 
 
 def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
@@ -105,7 +87,7 @@ def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
 
 def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
     """All pairs in one call; the waste and the arithmetic are counted in the same runs."""
-    scorer, predict = _local_xcomet(folder), Upstream(folder)
+    scorer, predict = _local_xcomet(folder), _upstream(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
     scorer.score_batch(pairs[:CALL], cfg)
     predict(pairs[:CALL])
@@ -159,7 +141,7 @@ def _share_of_the_machine(
 def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
     """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 pairs
     each (one after another: it is not thread-safe)."""
-    predict = Upstream(folder)
+    predict = _upstream(folder)
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict(calls[0])
     scores: dict[int, list[float]] = {}
@@ -263,7 +245,7 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     how = "" if native else " (emulated: this CPU has no bfloat16)"
     half = torch.bfloat16
     for name, make, upstream, folder in (
-        ("xCOMET 25 M", _local_xcomet, Upstream, xcomet),
+        ("xCOMET 25 M", _local_xcomet, _upstream, xcomet),
         ("MetricX 25 M", _local_metricx, UpstreamMetricX, metricx),
     ):
         exact = make(folder).score_batch(pairs, cfg).sequence_scores

@@ -45,7 +45,8 @@ def fetch(
     """Bring checkpoints, with the tokenizers that they need, into HF_HOME ahead of time.
 
     Without a MODEL: what METRICX_MODEL, XCOMET_MODEL and EMBEDDER_MODEL name, else the services'
-    defaults. An interrupted download goes on where it was.
+    defaults. Of an interrupted download the whole files
+    stay.
     """
     from scorekit.hub import fetch_checkpoint, size_of
 

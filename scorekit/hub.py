@@ -1,8 +1,8 @@
 """Checkpoints of the Hugging Face hub: fetched ahead of time or when a service starts.
 
 They lie in the hub's own cache folder (HF_HOME; in the images /models/hub), so that what `python -m
-scorekit fetch` has brought a service finds under the same id, with HF_HUB_OFFLINE=1 too. A download
-that was interrupted goes on where it was.
+scorekit fetch` has brought a service finds under the same id, with HF_HUB_OFFLINE=1 too. Of a
+download that was interrupted the whole files stay, and the next one fetches the others.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ ENCODER_FILES = [
 LITE_ENCODER = "microsoft/mdeberta-v3-base"
 #: Whose checkpoints come without a tokenizer.
 METRICX_TOKENIZER = "google/mt5-xl"
+
+
+def hide_short_progress() -> None:
+    """Let transformers show a progress bar on a terminal only, and only where it takes seconds.
+
+    It has one for each model that is loaded and for each that is saved. Bars of downloads stay.
+    """
+    from transformers.utils.logging import set_tqdm_hook
+
+    set_tqdm_hook(lambda bar, args, kwargs: bar(*args, **{**kwargs, "disable": None, "delay": 5.0}))
 
 
 def looks_local(model: str) -> bool:
@@ -109,7 +119,7 @@ def _reason(model: str, revision: str | None, error: Exception, cache: str) -> s
             "hub can be reached, with HF_HOME on the same disk or copied here"
         )
     why = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"the hub did not give it ({why}); started again, the download goes on where it was"
+    return f"the hub did not give it ({why}); started again, it keeps the whole files"
 
 
 def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str, Path]]:

@@ -49,10 +49,6 @@ class WireAnswer(Wire):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
 
 
-def _empty_is_absent(value: Any) -> Any:
-    return None if value == "" else value
-
-
 def _capitals(value: Any) -> Any:
     return value.strip().upper() if isinstance(value, str) else value
 
@@ -63,7 +59,7 @@ def whole(value: Any) -> Any:
 
 
 #: A code, a tag or an English name.
-Language = Annotated[str | None, BeforeValidator(_empty_is_absent)]
+Language = Annotated[str | None, BeforeValidator(lambda given: None if given == "" else given)]
 
 
 class TranslationSample(Wire):
@@ -72,7 +68,7 @@ class TranslationSample(Wire):
     id: str | None = Field(None, description="The caller's name for the sample; echoed.")
     src: str = Field(description="Source text.")
     mt: str = Field(description="Translation to be scored; may be empty.")
-    ref: Annotated[str | None, BeforeValidator(_empty_is_absent)] = Field(
+    ref: str | None = Field(
         None, description="Reference translation; absent, null or empty: quality estimation."
     )
     src_lang: Language = Field(None, description="Language of `src`, for scorers that ask for it.")
@@ -126,6 +122,9 @@ class XCometOptions(ScoreOptions):
         "exact",
         description="`exact`: repaired spans, mt[start:end] == text. `upstream`: the raw spans of "
         "unbabel-comet, with its leading spaces and lost spans.",
+    )
+    empty_ref: Literal["none", "text"] = Field(
+        "none", description='What `ref: ""` is: none, or a text, as unbabel-comet reads it.'
     )
 
     @model_validator(mode="after")

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scorekit.command import clean_exit
-from scorekit.config import load_config
-from scorekit.errors import UserError
-from scorekit.processes import usable_cpus
-from synth.config import SynthConfig, answers_place, pair_configs
+
+with clean_exit():  # a package that is not installed is named in one line
+    from scorekit.config import load_config
+    from scorekit.errors import UserError
+    from scorekit.processes import usable_cpus
+    from synth.config import SynthConfig, answers_place, pair_configs
 
 if TYPE_CHECKING:
     from synth.run import RunOptions

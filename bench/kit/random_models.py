@@ -134,23 +134,36 @@ def random_mt5(path: Path, device: Any, dtype: str) -> Any:
 
 
 def random_xcomet(path: Path, device: Any, dtype: str) -> Any:
-    """unbabel-comet's own XCOMETMetric, all of it in `dtype`."""
+    """Our own networks of XCOMETMetric, all of them in `dtype`."""
+
+    def make(path: Path, word_layer: int, hidden_sizes: list[int]) -> Any:
+        from services.xcomet.classes import hyper_parameters
+        from services.xcomet.networks import Metric
+
+        arguments = {
+            "pretrained_model": str(path),
+            "word_layer": word_layer,
+            "hidden_sizes": hidden_sizes,
+            "layer_transformation": "softmax",
+        }
+        return Metric("xcomet_metric", hyper_parameters("xcomet_metric", arguments), local=True)
+
+    return random_metric(make, path, device, dtype)
+
+
+def random_metric(
+    make: Callable[[Path, int, list[int]], Any], path: Path, device: Any, dtype: str
+) -> Any:
+    """An XCOMETMetric of a folder's encoder, ours or upstream's, filled on its device. make: gets
+    the folder, the word layer and the head's sizes."""
     import torch
-    from comet.models import XCOMETMetric
     from transformers import XLMRobertaXLConfig
 
     config = XLMRobertaXLConfig.from_pretrained(path)
     with _default_dtype(dtype), torch.device(device):
         torch.manual_seed(1)
-        metric = XCOMETMetric(
-            encoder_model="XLM-RoBERTa-XL",
-            pretrained_model=str(path),
-            load_pretrained_weights=False,
-            local_files_only=True,
-            word_layer=config.num_hidden_layers,
-            hidden_sizes=[config.hidden_size, config.hidden_size // 2],
-            layer_transformation="softmax",
-        ).eval()
+        sizes = [config.hidden_size, config.hidden_size // 2]
+        metric = make(path, config.num_hidden_layers, sizes).eval()
         with torch.no_grad():
             metric.hidden2tag.bias[0] = 2.0  # else three of four subwords would be errors
     # Some of its tensors are float32 whatever the default is.

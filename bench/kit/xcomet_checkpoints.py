@@ -1,21 +1,26 @@
 """Checkpoints of the COMET family for tests: the real format and architecture, made-up weights.
 
-A checkpoint is built with unbabel-comet's own class and saved with Lightning, so the code that
-loads it cannot tell it from XCOMET-XL. Its encoder's config and tokenizer lie in `encoder/`.
+unbabel-comet loads them, too. They are the same on every machine and under every version of torch,
+so that upstream's scores of them can be kept in files. Encoder's config and tokenizer lie in
+`encoder/`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
+import numpy as np
 import yaml
 
 from scorekit.schemas import Scored, TranslationSample, XCometOptions, score_result
+from services.xcomet.classes import ENCODERS, JOINT, hyper_parameters
 from services.xcomet.joint import Unified
 from services.xcomet.model import XCometBackend
+from services.xcomet.tokenizer import read_tokenizer
 
 _FILE = Path(__file__).parents[2] / "tests" / "data" / "pairs.jsonl"
 #: 200 real pairs: all of them without a reference, and the 150 that have one with it.
@@ -23,51 +28,19 @@ PAIRS = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlin
 QE = [{"src": p["src"], "mt": p["mt"]} for p in PAIRS]
 REF = [{"src": p["src"], "mt": p["mt"], "ref": p["ref"]} for p in PAIRS if p["ref"]]
 
-
-def build_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int = 2500) -> Path:
-    """Train a small XLM-R tokenizer (sentencepiece unigram, NFKC) on `texts`; returns `folder`."""
-    import sentencepiece
-    from transformers import XLMRobertaTokenizerFast
-
-    folder.mkdir(parents=True, exist_ok=True)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_prefix=str(folder / "sentencepiece.bpe"),
-        vocab_size=vocab_size,
-        model_type="unigram",
-        character_coverage=0.995,  # as XLM-R, it knows not every character
-        normalization_rule_name="nmt_nfkc",
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-    )
-    # XLM-R's own conversion of a sentencepiece model, normaliser and offsets included.
-    tokenizer = XLMRobertaTokenizerFast(vocab_file=str(folder / "sentencepiece.bpe.model"))
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def build_deberta_tokenizer(folder: Path, texts: Iterable[str], vocab_size: int = 2500) -> Path:
-    """The same for mDeBERTa's kind of tokenizer, with its marks; returns `folder`."""
-    import sentencepiece
-    from transformers import DebertaV2TokenizerFast
-
-    folder.mkdir(parents=True, exist_ok=True)
-    marks = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_prefix=str(folder / "spm"),
-        vocab_size=vocab_size,
-        model_type="unigram",
-        character_coverage=0.995,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        **{f"{name}_id": k for k, name in enumerate(marks)},
-        **{f"{name}_piece": mark for name, mark in marks.items()},
-    )
-    DebertaV2TokenizerFast(vocab_file=str(folder / "spm.model")).save_pretrained(folder)
-    return folder
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+#: As mDeBERTa-v3-base has them.
+_DEBERTA = {
+    "max_position_embeddings": 512,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}
 
 
 def build_checkpoint(
@@ -88,148 +61,147 @@ def build_checkpoint(
     """Write a checkpoint with random weights to `folder`, which it returns.
 
     pairs: samples (`src`, `mt`) on which its scores and labels will vary. kind: its class.
-    tokenizer: of `build_tokenizer`; for a DeBERTa encoder, of `build_deberta_tokenizer`.
+    tokenizer: folder with the files of one that fits the encoder.
     intermediate: inner width of the encoder's blocks; None: twice `hidden`.
     hparams: arguments of the class that differ. stored_hparams: entries of hparams.yaml that
     differ from them. The path of the encoder is stored as an absolute one, as upstream does.
     """
-    import torch
-    from comet.models import str2model
+    from services.xcomet.networks import Metric
 
-    from services.xcomet.deberta import register
-
-    register()
     shape = {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": intermediate or 2 * hidden,
     }
-    encoder = _build_encoder(folder / "encoder", tokenizer, encoder_model, shape)
-    torch.manual_seed(seed)
-    words = {"word_layer": layers} if kind in ("xcomet_metric", "unified_metric") else {}
-    metric = str2model[kind](
-        encoder_model=encoder_model,
-        pretrained_model=str(encoder.absolute()),
-        load_pretrained_weights=False,
-        local_files_only=True,
-        **{
-            **words,
-            "hidden_sizes": [2 * hidden, hidden],
-            "layer_transformation": "softmax",
-            **(hparams or {}),
-        },
-    ).eval()
-    with torch.no_grad():
-        _enliven(metric)
-        _calibrate(metric, pairs)
-    _save(folder, metric)
-    stored = {**dict(metric.hparams), "class_identifier": kind, **(stored_hparams or {})}
+    encoder = _write_encoder(folder / "encoder", tokenizer, encoder_model, shape)
+    arguments = {
+        "encoder_model": encoder_model,
+        "pretrained_model": str(encoder.absolute()),
+        **({"word_layer": layers} if kind in JOINT else {}),
+        **({"hidden_sizes": [2 * hidden, hidden]} if kind != "ranking_metric" else {}),
+        "layer_transformation": "softmax",
+        **(hparams or {}),
+    }
+    metric = Metric(kind, hyper_parameters(kind, arguments), local=True)
+    _draw(metric, seed)
+    stored = {**arguments, "class_identifier": kind, **(stored_hparams or {})}
     (folder / "hparams.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
+    save_metric(folder, metric, {**arguments, "class_identifier": kind})
+    if metric.estimator is not None:
+        _calibrate(metric, folder, pairs)
+        save_metric(folder, metric, {**arguments, "class_identifier": kind})
     return folder
 
 
-def _save(folder: Path, metric: Any) -> None:
-    """As Lightning saves it after training."""
-    import pytorch_lightning as lightning
+def save_metric(folder: Path, metric: Any, hyper_parameters: dict[str, Any]) -> None:
+    """Write `checkpoints/model.ckpt` as Lightning does after a training."""
+    import torch
 
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    trainer.strategy.connect(metric)
-    trainer.save_checkpoint(folder / "checkpoints" / "model.ckpt")
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    stored = {
+        "state_dict": metric.state_dict(),
+        "hyper_parameters": hyper_parameters,
+        "pytorch-lightning_version": "2.0.0",
+        "epoch": 0,
+        "global_step": 0,
+    }
+    torch.save(stored, folder / "checkpoints" / "model.ckpt")
 
 
-def _build_encoder(
+def _write_encoder(
     folder: Path, tokenizer: Path, encoder_model: str, shape: dict[str, int]
 ) -> Path:
-    from transformers import (
-        AutoTokenizer,
-        DebertaV2Config,
-        XLMRobertaConfig,
-        XLMRobertaTokenizerFast,
-        XLMRobertaXLConfig,
-    )
-
-    if encoder_model == "DeBERTa":
-        own = AutoTokenizer.from_pretrained(tokenizer)
-        own.save_pretrained(folder)
-        DebertaV2Config(
-            vocab_size=len(own),
-            **shape,
-            # As mDeBERTa-v3-base has them.
-            max_position_embeddings=512,
-            relative_attention=True,
-            position_buckets=256,
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            pos_att_type="p2c|c2p",
-            position_biased_input=False,
-            type_vocab_size=0,
-            layer_norm_eps=1e-7,
-            pad_token_id=own.pad_token_id,
-        ).save_pretrained(folder)
-        return folder
-    config_type: dict[str, Any] = {
-        "XLM-RoBERTa": XLMRobertaConfig,
-        "XLM-RoBERTa-XL": XLMRobertaXLConfig,
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copy(tokenizer / name, folder)
+    own = read_tokenizer(encoder_model, str(folder), local=True)
+    positions = {"max_position_embeddings": 514, "type_vocab_size": 1}
+    marks = {
+        "pad_token_id": own.pad_token_id,
+        "bos_token_id": own.cls_token_id,
+        "eos_token_id": own.sep_token_id,
     }
-    inner = XLMRobertaTokenizerFast.from_pretrained(tokenizer)
-    inner.save_pretrained(folder)
-    config_type[encoder_model](
-        vocab_size=len(inner),
+    config = {
+        "model_type": ENCODERS[encoder_model],
+        "vocab_size": len(own),
         **shape,
-        max_position_embeddings=514,
-        pad_token_id=inner.pad_token_id,
-        bos_token_id=inner.cls_token_id,
-        eos_token_id=inner.sep_token_id,
-        type_vocab_size=1,
-    ).save_pretrained(folder)
+        **(_DEBERTA if encoder_model == "DeBERTa" else positions),
+        **marks,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
-def _enliven(metric: Any) -> None:
-    """Larger weights than a fresh model's, so that the context of a subword matters."""
-    for name, weight in metric.encoder.named_parameters():
-        if "embeddings" in name and weight.ndim == 2:
-            weight.normal_(std=0.7)
-        elif weight.ndim == 2:
-            weight.normal_(std=1.5 * weight.shape[1] ** -0.5)
-    for scalar in getattr(metric.layerwise_attention, "scalar_parameters", ()):
-        scalar.normal_(std=0.3)
+def _draw(metric: Any, seed: int) -> None:
+    """Draw the weights, larger than a fresh model's, so that the context of a subword matters.
+
+    Each is drawn by its name, and lies on a grid: no order of modules, and no last digit of a
+    logarithm, changes it.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, weight in metric.named_parameters():
+            drawn = np.random.RandomState(crc32(f"{seed} {name}".encode())).standard_normal(
+                tuple(weight.shape)
+            )
+            spread, middle = _spread(name, weight)
+            grid = torch.from_numpy(np.round(drawn * 4096) / 4096).float()
+            weight.copy_(grid * float(f"{spread:.3g}") + middle)
 
 
-def _calibrate(metric: Any, pairs: list[dict[str, str]]) -> None:
+def _spread(name: str, weight: Any) -> tuple[float, float]:
+    """Return the standard deviation and the mean of a weight."""
+    if weight.ndim < 2:
+        norm = name.startswith("encoder.") and "norm" in name.lower() and name.endswith("weight")
+        scalar = "scalar_parameters" in name
+        return (0.3 if scalar else 0.05), float(norm or name.endswith("gamma"))
+    if not name.startswith("encoder."):
+        return weight.shape[1] ** -0.5, 0.0
+    return (0.7 if "embeddings" in name else 1.5 * weight.shape[1] ** -0.5), 0.0
+
+
+def _calibrate(metric: Any, folder: Path, pairs: list[dict[str, str]]) -> None:
     """Scale the heads: scores from below 0 to above 1, every label, "no error" the commonest."""
     import torch
 
-    if not hasattr(metric, "word_level"):  # it reads a reference, too
-        batch = metric.prepare_sample([{**p, "ref": p["mt"][::-1]} for p in pairs], stage="predict")
-        _calibrate_head(metric, metric.forward(**batch).score)
-        return
-    segments = metric.hparams.input_segments
-    batch = metric.prepare_sample(
-        [p if "src" in segments else {"mt": p["mt"], "ref": p["src"]} for p in pairs],
-        stage="predict",
-    )[0]
-    output = metric.forward(**batch)
-    _calibrate_head(metric, output.score)
-    if not metric.word_level:
-        return
-    words = output.logits[batch["label_ids"] != -1]  # [positions, 4]
-    spread = words.std(0)
-    metric.hidden2tag.weight.div_(spread[:, None])
-    metric.hidden2tag.bias.copy_(
-        (metric.hidden2tag.bias - words.mean(0)) / spread
-        + torch.tensor([1.2, 0.2, 0.0, -0.2])[: len(spread)]
-    )
+    backend = loaded(folder)
+    inputs = backend.comet.inputs
+    if inputs["ref"] == "required":  # of another text, backwards where it is the translation's
+        other = "mt" if inputs["src"] == "required" else "src"
+        pairs = [{**p, "ref": p[other][::-1]} for p in pairs]
+    samples = [TranslationSample(**pair) for pair in pairs]
+    encoded: list[Any] = list(backend.encode(samples, XCometOptions()))
+    seen: dict[str, Any] = {}
+    heads = {"score": backend.comet.estimator, "words": getattr(backend.comet, "hidden2tag", None)}
+    for name, head in heads.items():
+        if head is not None:
+            head.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+    backend.forward(encoded)
+    with torch.no_grad():
+        last = [layer for layer in metric.estimator.ff if hasattr(layer, "weight")][-1]
+        scale = _rough(0.6 / seen["score"].std())
+        last.weight.mul_(scale)
+        last.bias.copy_((last.bias - _rough(seen["score"].mean())) * scale + 0.5)
+        if "words" not in seen:
+            return
+        words = torch.cat(
+            [w[: len(e.payload.offsets)] for w, e in zip(seen["words"], encoded, strict=True)]
+        )
+        spread, mean = words.std(0).cpu(), words.mean(0).cpu()  # of each label
+        spread, mean = spread.apply_(_rough), mean.apply_(_rough)
+        metric.hidden2tag.weight.div_(spread[:, None])
+        metric.hidden2tag.bias.copy_(
+            (metric.hidden2tag.bias - mean) / spread
+            + torch.tensor([1.2, 0.2, 0.0, -0.2])[: len(spread)]
+        )
 
 
-def _calibrate_head(metric: Any, scores: Any) -> None:
-    last = [layer for layer in metric.estimator.ff if hasattr(layer, "weight")][-1]
-    scale = 0.6 / scores.std()
-    last.weight.mul_(scale)
-    last.bias.copy_((last.bias - scores.mean()) * scale + 0.5)
+def _rough(number: Any) -> float:
+    """Return three digits of a number: the same ones on every machine."""
+    return float(f"{float(number):.3g}")
 
 
 def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
@@ -245,7 +217,8 @@ def in_float64(folder: Path) -> XCometBackend:
     backend = loaded(folder)
     comet = backend.comet
     comet.transformer.double()
-    comet.estimator.double()
+    if comet.estimator is not None:
+        comet.estimator.double()
     comet.mix = comet.mix.double()
     if isinstance(comet, Unified) and comet.hidden2tag is not None:
         comet.hidden2tag.double()

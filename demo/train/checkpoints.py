@@ -1,19 +1,19 @@
-"""Load the finished metric checkpoints the plain way (transformers, comet) and score with them.
+"""Load the finished metric checkpoints and score with them, without the services' HTTP.
 
-The evaluation uses this instead of the services, so that it also checks that the files are what
-upstream code expects.
+MetricX's is read the plain way, by transformers. That unbabel-comet reads xCOMET's and scores the
+same with it is a test (`make test-oracle`).
 """
 
 from __future__ import annotations
 
-import logging
-import warnings
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, MT5ForConditionalGeneration
 
-warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+from scorekit.schemas import TranslationSample, XCometOptions
+from scorekit.server.backend import Encoded
+from services.xcomet.model import XCometBackend
 
 
 def by_length(texts: list[str], size: int) -> list[list[int]]:
@@ -52,36 +52,37 @@ class MetricX:
 
 
 class XComet:
-    """Upstream xCOMET prediction: scores (1 best) and error spans."""
+    """xCOMET as upstream predicts: scores (1 best) and raw error spans."""
 
     def __init__(self, folder: Path) -> None:
-        from comet.models import XCOMETMetric
+        self.backend = XCometBackend(str(folder), device="cpu")
+        self.backend.load()
 
-        logging.getLogger("comet").setLevel(logging.WARNING)
-        self.model = XCOMETMetric.load_from_checkpoint(
-            folder / "checkpoints" / "model.ckpt",
-            map_location="cpu",
-            strict=True,
-            weights_only=True,
-            load_pretrained_weights=False,
-            local_files_only=True,
-            pretrained_model=str(folder / "encoder"),
-        ).eval()
-
-    @torch.no_grad()
     def __call__(
         self, sources: list[str], candidates: list[str], references: list[str] | None = None
     ) -> tuple[list[float], list[list[dict]]]:
-        """Scores and spans; QE unless references are given."""
-        samples = [{"src": s, "mt": c} for s, c in zip(sources, candidates, strict=True)]
-        if references is not None:
-            samples = [s | {"ref": r} for s, r in zip(samples, references, strict=True)]
+        """Scores and spans; QE unless references are given. Raises SampleError for a text that
+        cannot be read."""
+        samples = [
+            TranslationSample(src=s, mt=c, ref=None if references is None else references[k])
+            for k, (s, c) in enumerate(zip(sources, candidates, strict=True))
+        ]
         scores: list[float] = [0.0] * len(samples)
         spans: list[list[dict]] = [[] for _ in samples]
         for part in by_length(candidates, 64):
-            batch = self.model.prepare_for_inference([samples[i] for i in part])
-            output = self.model.predict_step(batch)
-            for position, index in enumerate(part):
-                scores[index] = float(output.scores[position])
-                spans[index] = output.metadata.error_spans[position]
+            encoded: list[Encoded] = []
+            for one in self.backend.encode(
+                [samples[i] for i in part], XCometOptions(span_offsets="upstream")
+            ):
+                if not isinstance(one, Encoded):
+                    raise one
+                encoded.append(one)
+            for index, outcome in zip(part, self.backend.forward(encoded), strict=True):
+                if not isinstance(outcome, dict):
+                    raise outcome
+                scores[index] = outcome["score"]
+                spans[index] = [
+                    {**span, "severity": span["severity"].lower()}
+                    for span in outcome["error_spans"]
+                ]
         return scores, spans

@@ -40,13 +40,13 @@ def new_config() -> MT5Config:
         num_layers=4,
         num_decoder_layers=1,
         num_heads=6,
-        tie_word_embeddings=False,
         pad_token_id=PAD,
         eos_token_id=EOS,
         decoder_start_token_id=PAD,
         dropout_rate=0.1,
     )
     config.score_token_id = SCORE
+    config.tie_word_embeddings = False  # transformers 5 looks at no argument of that name
     return config
 
 
@@ -56,6 +56,8 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self.body = MT5ForConditionalGeneration(new_config())
+        # transformers 5 gives each half embeddings of its own where the output has its own.
+        self.body.set_input_embeddings(self.body.shared)
         with torch.no_grad():  # T5's default of 1 is far too wide for tied prefix-LM logits
             self.body.shared.weight.normal_(0, 0.3)
         self.row = torch.nn.Linear(192, 1, bias=False)

@@ -1,4 +1,4 @@
-"""One sentencepiece unigram vocabulary for all three models, in their three tokenizer classes.
+"""One sentencepiece unigram vocabulary for all three models, each with its own marks.
 
     python -m demo.train.tokenizer
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import LlamaTokenizerFast, T5TokenizerFast, XLMRobertaTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from demo.train.data import DATA, read_jsonl
 from scorekit.command import run_command
@@ -81,17 +81,20 @@ def backend(model: Path) -> Tokenizer:
 
 
 def save_all(model: Path, folder: Path) -> None:
-    """Save the vocabulary as Llama, T5 and XLM-RoBERTa fast tokenizers."""
-    policy = LlamaTokenizerFast(
+    """Save the vocabulary with the marks of Llama, T5 and XLM-RoBERTa.
+
+    Not in their classes: transformers 5 makes these anew, with rules of its own.
+    """
+    policy = PreTrainedTokenizerFast(
         tokenizer_object=backend(model),
         bos_token="<s>",
         eos_token="</s>",
         unk_token="<unk>",
         pad_token="<pad>",
         additional_special_tokens=["<en>", "<ko>"],
-        add_bos_token=False,
-        add_eos_token=False,
+        padding_side="left",
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=256,
     )
     policy.chat_template = CHAT_TEMPLATE
@@ -100,14 +103,13 @@ def save_all(model: Path, folder: Path) -> None:
     inner.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", EOS)]
     )
-    T5TokenizerFast(
+    PreTrainedTokenizerFast(
         tokenizer_object=inner,
         eos_token="</s>",
         unk_token="<unk>",
         pad_token="<pad>",
-        extra_ids=0,
-        additional_special_tokens=None,
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=1536,
     ).save_pretrained(folder / "metricx")
     inner = backend(model)
@@ -116,7 +118,7 @@ def save_all(model: Path, folder: Path) -> None:
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", BOS), ("</s>", EOS)],
     )
-    XLMRobertaTokenizerFast(
+    PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token="<s>",
         eos_token="</s>",
@@ -126,6 +128,7 @@ def save_all(model: Path, folder: Path) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=512,
     ).save_pretrained(folder / "xcomet")
 

@@ -1,4 +1,4 @@
-"""Train the xCOMET-form checkpoint: COMET's XCOMETMetric over a tiny XLM-RoBERTa-XL.
+"""Train the xCOMET-form checkpoint: XCOMETMetric's networks over a tiny XLM-RoBERTa-XL.
 
     python -m demo.train.xcomet pretrain --steps 2500 --out runs/demo_train/xcomet_lm.pt
     python -m demo.train.xcomet train --start runs/demo_train/xcomet_lm.pt --steps 5000 \
@@ -15,25 +15,38 @@ import argparse
 import random
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
-from transformers import XLMRobertaTokenizerFast, XLMRobertaXLConfig
+from transformers import XLMRobertaXLConfig
 
 from demo.train import judge
 from demo.train.common import WORK, fit, setup
 from demo.train.examples import Example
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
 from scorekit.command import run_command
-
-warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
-from comet.models import XCOMETMetric  # noqa: E402
+from services.xcomet.classes import hyper_parameters
+from services.xcomet.networks import Metric
+from services.xcomet.tokenizer import read_tokenizer
 
 TOKENIZER = WORK / "tokenizer" / "xcomet"
 LAYERS = 4
+#: Arguments of XCOMETMetric, as unbabel-comet takes them, too.
+ARGUMENTS = {
+    "encoder_model": "XLM-RoBERTa-XL",
+    "pretrained_model": "encoder",  # beside the checkpoint, which may then be moved
+    "load_pretrained_weights": False,
+    "sent_layer": "mix",
+    "layer_transformation": "softmax",
+    "layer_norm": False,
+    "word_layer": LAYERS,
+    "hidden_sizes": [256, 128],
+    "cross_entropy_weights": None,
+    "dropout": 0.1,
+    "nr_frozen_epochs": 0,
+    "keep_embeddings_frozen": False,
+}
 
 
 def encoder_config() -> XLMRobertaXLConfig:
@@ -55,29 +68,16 @@ def encoder_config() -> XLMRobertaXLConfig:
 
 def write_encoder(folder: Path) -> None:
     """The encoder's config and tokenizer, which a checkpoint needs beside its weights."""
+    shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
     encoder_config().save_pretrained(folder)
-    XLMRobertaTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder)
 
 
-def new_model() -> XCOMETMetric:
-    """An untrained metric whose stored encoder path is the relative `encoder`."""
+def new_model() -> Metric:
+    """An untrained metric."""
     with tempfile.TemporaryDirectory() as folder:
         write_encoder(Path(folder))
-        model = XCOMETMetric(
-            encoder_model="XLM-RoBERTa-XL",
-            pretrained_model=folder,
-            load_pretrained_weights=False,
-            sent_layer="mix",
-            layer_transformation="softmax",
-            word_layer=LAYERS,
-            hidden_sizes=[256, 128],
-            cross_entropy_weights=None,
-            dropout=0.1,
-            nr_frozen_epochs=0,
-            keep_embeddings_frozen=False,
-        )
-    model.hparams.pretrained_model = "encoder"
-    return model
+        arguments = hyper_parameters("xcomet_metric", ARGUMENTS)
+        return Metric("xcomet_metric", arguments | {"pretrained_model": folder}, local=True)
 
 
 def sequence(example: Example, kind: str) -> list[int]:
@@ -89,33 +89,38 @@ def sequence(example: Example, kind: str) -> list[int]:
     return ids
 
 
-def lm_loss(model: XCOMETMetric, examples: list[Example]) -> torch.Tensor:
+def lm_loss(model: Metric, examples: list[Example]) -> torch.Tensor:
     """Prefix-LM loss of the candidate, seeing the source."""
     ids, mask = judge.padded_ids([sequence(e, "src") for e in examples])
     ends = torch.tensor([len(e.mt) + 2 for e in examples])
     causal = torch.arange(ids.shape[1])[None] < ends[:, None]
     encoder = model.encoder.model
     position_ids = mask.cumsum(1) * mask + PAD
-    hidden = encoder(
-        input_ids=ids,
-        attention_mask=judge.prefix_mask(mask.bool(), causal).float(),
-        position_ids=position_ids,
+    # Around the model's own reading of the mask: transformers 4 and 5 want such a mask in forms of
+    # their own, and their blocks both want it added to the attention.
+    seen = judge.prefix_mask(mask.bool(), causal)[:, None]
+    hidden = encoder.encoder(
+        encoder.embeddings(input_ids=ids, position_ids=position_ids),
+        attention_mask=torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min),
     ).last_hidden_state
     nexts = judge.widen([judge.nexts_of(1, e.mt) for e in examples], ids.shape[1])
     return judge.token_loss(hidden, encoder.embeddings.word_embeddings.weight, nexts)
 
 
-def forward(model: XCOMETMetric, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+def forward(
+    model: Metric, ids: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What XCOMETMetric.forward computes, with the last hidden states kept: sentence scores,
     tag logits, hidden states."""
-    output = model.encoder(ids, mask)
-    mixed = model.layerwise_attention([layer[:, :1] for layer in output["all_layers"]], mask[:, :1])
-    hidden = output["all_layers"][LAYERS]
+    assert model.layerwise_attention is not None and model.estimator is not None
+    layers = model.encoder(ids, mask)
+    mixed = model.layerwise_attention([layer[:, :1] for layer in layers], mask[:, :1])
+    hidden = layers[LAYERS]
     return model.estimator(mixed[:, 0]).view(-1), model.hidden2tag(hidden), hidden
 
 
 def qe_loss(
-    model: XCOMETMetric,
+    model: Metric,
     fix: torch.nn.Linear,
     examples: list[Example],
     kind: str,
@@ -133,20 +138,20 @@ def qe_loss(
 
 
 @torch.no_grad()
-def predict(model: XCOMETMetric, examples: list[Example]) -> list[float]:
+def predict(model: Metric, examples: list[Example]) -> list[float]:
     """The sentence head's QE score (without the MQM part); fp32."""
     model.eval()
     out = []
     for start in range(0, len(examples), 64):
         ids, mask = judge.padded_ids([sequence(e, "src") for e in examples[start : start + 64]])
-        out += model.forward(input_ids=ids, attention_mask=mask).score.clamp(max=1).tolist()
+        out += forward(model, ids, mask)[0].clamp(max=1).tolist()
     model.train()
     return out
 
 
-def export(model: XCOMETMetric, folder: Path) -> None:
+def export(model: Metric, folder: Path) -> None:
     """Checkpoint with bf16 weights and primitive hyper-parameters only, hparams.yaml, encoder."""
-    hparams = {k: v for k, v in dict(model.hparams).items() if k != "local_files_only"}
+    hparams = {**ARGUMENTS, "error_labels": ["minor", "major", "critical"]}
     hparams |= {"train_data": [], "validation_data": [], "class_identifier": "xcomet_metric"}
     state = {
         k: v.to(torch.bfloat16) for k, v in model.state_dict().items() if v.is_floating_point()
@@ -167,7 +172,7 @@ def export(model: XCOMETMetric, folder: Path) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Pretraining or training, as the command says."""
-    tokenizer = XLMRobertaTokenizerFast.from_pretrained(TOKENIZER)
+    tokenizer = read_tokenizer("XLM-RoBERTa-XL", str(TOKENIZER), local=True)
     model = new_model()
     if args.start:
         model.load_state_dict(torch.load(args.start, weights_only=True))

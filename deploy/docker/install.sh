@@ -3,19 +3,21 @@
 set -euo pipefail
 me=install
 . ./lib.sh
-pip() { /venv/bin/python -m pip --disable-pip-version-check --no-cache-dir -q "$@"; }
+install() { /venv/bin/python -m pip --disable-pip-version-check --no-cache-dir -q install "$@"; }
 what=$1; shift
 case $what in
   torch)
     version=$(sed -n 's/^torch==//p' constraints.txt)
     case $1 in
       cpu) install_cpu_torch "$version" ;;
-      cuda) pip install -c constraints.txt "torch==$version" ;;
+      cuda) install -c constraints.txt "torch==$version" ;;
       none) ;;
       *) say "TORCH=$1: give cpu, cuda or none"; exit 2 ;;
     esac ;;
   extras)
     /venv/bin/python requirements.py "$@" > requirements.txt
-    pip install -c constraints.txt -r requirements.txt ;;
+    install -c constraints.txt -r requirements.txt
+    # Nothing is installed later, but by Ray, where a job asks for packages.
+    case " $* " in *" ray "*) ;; *) /venv/bin/python -m pip uninstall -qy pip ;; esac ;;
   *) say "install.sh torch|extras"; exit 2 ;;
 esac

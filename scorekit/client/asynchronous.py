@@ -150,7 +150,7 @@ class ScoringClient:
         if not samples:
             return []
         info = await self.limits()
-        asked = Distinct(samples, room(info))
+        asked = Distinct(samples, room(info), options)
         results: dict[int, Result] = {}
 
         def put(index: int, result: Result) -> None:
@@ -196,7 +196,7 @@ class ScoringClient:
         if not samples:
             return
         info = await self.limits()
-        asked = Distinct(samples, room(info))
+        asked = Distinct(samples, room(info), options)
         for failure in asked.failed:
             yield failure
         call = Call(info, dict(options or {}), priority, asked)

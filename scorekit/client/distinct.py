@@ -26,16 +26,19 @@ class Distinct:
     failed: (index, result) of the samples that could never be sent.
     """
 
-    def __init__(self, samples: Sequence[Sample], max_bytes: int) -> None:
+    def __init__(
+        self, samples: Sequence[Sample], max_bytes: int, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Encode samples; one of over `max_bytes` fails. Raises UserError for an id that is no
-        text."""
+        text. options: of the call; `empty_ref` tells whether "" is a reference."""
+        empty_is_text = (options or {}).get("empty_ref") == "text"
         self.bodies: list[bytes] = []
         self.failed: list[tuple[int, Failed]] = []
         self._ids: list[str | None] = []
         self._owners: list[list[int]] = []
         places: dict[bytes, int] = {}
         for index, sample in enumerate(samples):
-            id, body, fault = _encode(index, sample, max_bytes)
+            id, body, fault = _encode(index, sample, max_bytes, empty_is_text)
             self._ids.append(id)
             if fault is not None:
                 self.failed.append((index, failure("invalid_input", fault, id)))
@@ -56,14 +59,18 @@ class Distinct:
             yield index, result.model_copy(update={"id": self._ids[index]})
 
 
-def _encode(index: int, sample: Sample, max_bytes: int) -> tuple[str | None, bytes, str | None]:
+def _encode(
+    index: int, sample: Sample, max_bytes: int, empty_is_text: bool
+) -> tuple[str | None, bytes, str | None]:
     """(id, JSON without the id, what is wrong with it)."""
     fields = sample.wire() if isinstance(sample, SampleForScoring) else dict(sample)
     id = fields.pop("id", None)
     if id is not None and not isinstance(id, str):
         raise UserError(f"samples.{index}.id: a string or None, not {type(id).__name__}")
-    if fields.get("ref") in (None, ""):  # all three mean the same
-        fields.pop("ref", None)
+    ref = sample.ref if isinstance(sample, SampleForScoring) else fields.get("ref")
+    fields.pop("ref", None)  # absent, null and, by default, "" mean the same
+    if ref not in (None, "") or (ref == "" and empty_is_text):
+        fields["ref"] = ref
     try:
         body = to_json(dict(sorted(fields.items())))
     except (PydanticSerializationError, UnicodeEncodeError):

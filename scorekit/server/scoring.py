@@ -70,8 +70,16 @@ class Scoring(Verb):
         return score_request(self.sample_type, self.options_type, max_items)
 
     def read(self, request: Any, told: Description) -> Asked:
-        """Raises UserError where more tokens are asked for than the model reads."""
+        """Raises UserError where more tokens are asked for than the model reads.
+
+        An empty reference is none from here on, unless an option takes it for a text: a backend
+        reads "" as one.
+        """
         options = resolve_options(request.options, told)
+        is_text = getattr(options, "empty_ref", "none") == "text"
+        if issubclass(self.sample_type, TranslationSample) and not is_text:
+            for sample in request.samples:  # in place, as the options
+                sample.ref = sample.ref or None
         key = options.model_dump(exclude={"cache"})
         if key.get("overlong") == "windows":
             key["windows"] = REVISION

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from scorekit.command import clean_exit
-from scorekit.server.http.run import main
-from services.embedder.model import EmbedderBackend
-from services.embedder.settings import EmbedderSettings
+
+with clean_exit():  # a package that is not installed is named in one line
+    from scorekit.server.http.run import main
+    from services.embedder.model import EmbedderBackend
+    from services.embedder.settings import EmbedderSettings
 
 
 def make_backend(settings: EmbedderSettings) -> EmbedderBackend:

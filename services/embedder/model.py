@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import SampleError, UserError
-from scorekit.hub import fetch_model, looks_local
+from scorekit.hub import fetch_model, hide_short_progress, looks_local
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.queue.tokeniser import Tokeniser
@@ -148,6 +148,7 @@ class EmbedderBackend:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+        hide_short_progress()
         weights = {"dtype": getattr(torch, self._dtype_name), "local_files_only": True}
         local, device = {"local_files_only": True}, str(self._device)
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from scorekit.command import clean_exit
-from scorekit.config import refuse_password
-from scorekit.errors import UserError
-from scorekit.server.http.run import main
-from services.judge.model import OpenAIBackend, RulesBackend
-from services.judge.rubrics import load_rubrics
-from services.judge.settings import JudgeSettings, UpstreamSecrets
+
+with clean_exit():  # a package that is not installed is named in one line
+    from scorekit.config import refuse_password
+    from scorekit.errors import UserError
+    from scorekit.server.http.run import main
+    from services.judge.model import OpenAIBackend, RulesBackend
+    from services.judge.rubrics import load_rubrics
+    from services.judge.settings import JudgeSettings, UpstreamSecrets
 
 
 def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:

@@ -32,6 +32,7 @@ from scorekit.server.device import check_dtype, device_memory_bytes, prepare_dev
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Tokeniser
 from scorekit.server.scoring import ScoreDescription, Scoring
+from services.metricx.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,6 @@ class MetricXBackend:
         """Load tokenizer and weights. Raises UserError where the files are not MetricX's."""
         self.check()
         import torch
-        from transformers import AutoTokenizer
 
         from services.metricx.regression import load_regression
 
@@ -104,15 +104,15 @@ class MetricXBackend:
         folder = fetch_model(self._model_name, self._revision, METRICX_FILES, "--model")
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-        except Exception as error:
-            reason = str(error).split("\n")[0]
-            raise UserError(f"--tokenizer {tokenizer_name}: cannot be read: {reason}") from None
-        if not tokenizer.is_fast:
-            raise UserError(f"--tokenizer {tokenizer_name}: it has no fast form (tokenizer.json)")
-        self._tokeniser = Tokeniser(tokenizer.backend_tokenizer, closing=1)
+        tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
+        self._tokeniser = Tokeniser(tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
+        ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
+        if ids > rows:  # on a GPU such an id ends the process
+            raise UserError(
+                f"--tokenizer {tokenizer_name}: it has {ids} ids, the weights of {folder} know "
+                f"{rows}: it is another model's"
+            )
         return ScoreDescription(
             model=_shown(self._model_name),
             revision=_revision(folder, self._model_name),

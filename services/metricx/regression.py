@@ -26,14 +26,17 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 class MT5ForRegression(MT5PreTrainedModel):
     """Encoder, one decoder step from id 0, one logit.
 
-    Of the output matrix [V, D] only the score's row [D] is kept.
+    Of the output matrix [V, D] only the score's row [D] is kept. tied: whether that matrix is the
+    embeddings, as `tie_word_embeddings` of config.json says; transformers 5 puts true in its place.
     """
 
-    def __init__(self, config: MT5Config) -> None:
+    def __init__(self, config: MT5Config, tied: bool = False) -> None:
         super().__init__(config)
+        self.tied = tied
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = MT5Stack(_stack_config(config, decoder=False), self.shared)
-        self.decoder = MT5Stack(_stack_config(config, decoder=True), self.shared)
+        self.encoder = MT5Stack(_stack_config(config, decoder=False))
+        self.decoder = MT5Stack(_stack_config(config, decoder=True))
+        self.encoder.embed_tokens = self.decoder.embed_tokens = self.shared
         self.score_row = nn.Parameter(torch.empty(config.d_model))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -47,7 +50,7 @@ class MT5ForRegression(MT5PreTrainedModel):
             use_cache=False,
         )[0]
         out_BD = decoded_B1D[:, 0].float()
-        if self.config.tie_word_embeddings:
+        if self.tied:
             out_BD = out_BD * self.config.d_model**-0.5
         # In float32, where upstream's bf16 would round a score near 20 to steps of 0.125.
         scores_B: torch.Tensor = out_BD @ self.score_row.float()
@@ -59,22 +62,25 @@ def _stack_config(config: MT5Config, *, decoder: bool) -> MT5Config:
     stack.is_decoder = decoder
     stack.is_encoder_decoder = False
     stack.use_cache = False
+    # As upstream; transformers 5 would take another, which adds up in another order.
+    stack._attn_implementation = "eager"
     if decoder:
-        stack.num_layers = config.num_decoder_layers
+        stack.num_layers = config.num_decoder_layers or config.num_layers
     return stack
 
 
-def empty_regression(config: MT5Config) -> MT5ForRegression:
-    """The network without memory for its weights (meta device)."""
+def empty_regression(config: MT5Config, tied: bool = False) -> MT5ForRegression:
+    """Return the network without memory for its weights (meta device)."""
     with torch.device("meta"):
-        return MT5ForRegression(config).train(False)
+        return MT5ForRegression(config, tied).train(False)
 
 
 def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> MT5ForRegression:
-    """The network with the weights of a folder. Raises UserError where they do not fit."""
+    """Return the network with the weights of a folder. Raises UserError where they do not fit."""
     try:
         config = MT5Config.from_pretrained(folder)
-        model = empty_regression(config)
+        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model = empty_regression(config, tied=bool(written.get("tie_word_embeddings", False)))
     except Exception as error:  # a field of the wrong type, a size that does not fit
         reason = str(error).split("\n")[0]
         raise UserError(f"{folder}/config.json: no mT5 can be made of it: {reason}") from None
@@ -92,7 +98,7 @@ def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> M
             name, tensor = "score_row", tensor[row]
         if name not in _TIED:
             weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
-    if config.tie_word_embeddings:
+    if model.tied:
         weights.setdefault("score_row", weights["shared.weight"][row].clone())
     _check_fit(folder, model, weights)
     model.load_state_dict(weights, strict=False, assign=True)

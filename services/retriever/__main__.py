@@ -6,11 +6,13 @@ import os
 import sys
 
 from scorekit.command import clean_exit
-from scorekit.config import refuse_password
-from scorekit.server.http.run import main
-from services.retriever.backends.opening import Servers
-from services.retriever.model import RetrieverBackend
-from services.retriever.settings import RetrieverSettings
+
+with clean_exit():  # a package that is not installed is named in one line
+    from scorekit.config import refuse_password
+    from scorekit.server.http.run import main
+    from services.retriever.backends.opening import Servers
+    from services.retriever.model import RetrieverBackend
+    from services.retriever.settings import RetrieverSettings
 
 
 def make_backend(settings: RetrieverSettings) -> RetrieverBackend:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from scorekit.command import clean_exit
-from scorekit.server.http.run import main
-from services.xcomet.model import XCometBackend
-from services.xcomet.settings import XCometSettings
+
+with clean_exit():  # a package that is not installed is named in one line
+    from scorekit.server.http.run import main
+    from services.xcomet.model import XCometBackend
+    from services.xcomet.settings import XCometSettings
 
 
 def make_backend(settings: XCometSettings) -> XCometBackend:
@@ -17,6 +19,7 @@ def make_backend(settings: XCometSettings) -> XCometBackend:
         device=settings.device,
         dtype=settings.dtype,
         threads=settings.threads,
+        implementation=settings.implementation,
     )
     backend.check()
     return backend

@@ -20,49 +20,10 @@ from typing import Any
 import yaml
 
 from scorekit.errors import UserError
-from scorekit.hub import LITE_ENCODER
+from services.xcomet.classes import CLASSES, ENCODERS, LITE
 
 log = logging.getLogger(__name__)
 
-#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json. DeBERTa is ours:
-#: unbabel-comet has no such encoder.
-ENCODERS = {
-    "XLM-RoBERTa": "xlm-roberta",
-    "XLM-RoBERTa-XL": "xlm-roberta-xl",
-    "DeBERTa": "deberta-v2",
-}
-#: `class_identifier` -> defaults of that class's `__init__` that are needed before it is built.
-CLASSES = {
-    "regression_metric": {
-        "encoder_model": "XLM-RoBERTa",
-        "pretrained_model": "xlm-roberta-large",
-        "layer_transformation": "softmax",
-    },
-    "referenceless_regression_metric": {
-        "encoder_model": "XLM-RoBERTa",
-        "pretrained_model": "xlm-roberta-large",
-        "layer_transformation": "softmax",
-    },
-    "unified_metric": {
-        "encoder_model": "XLM-RoBERTa",
-        "pretrained_model": "microsoft/infoxlm-large",
-        "layer_transformation": "sparsemax",
-    },
-    "xcomet_metric": {
-        "encoder_model": "XLM-RoBERTa-XL",
-        "pretrained_model": "facebook/xlm-roberta-xl",
-        "layer_transformation": "sparsemax",
-    },
-}
-#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults; the softmax is that
-#: of the unbabel-comet that it was made with (2.2.2: see `decide_layer_transformation`).
-_LITE = {
-    "encoder_model": "DeBERTa",
-    "pretrained_model": LITE_ENCODER,
-    "layer_transformation": "softmax",
-    "word_layer": 8,
-    "hidden_sizes": [3072, 1024],
-}
 _TOKENIZER_FILES = ("tokenizer.json", "sentencepiece.bpe.model", "spm.model")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
 
@@ -128,8 +89,10 @@ def inspect(
     hparams = _read_hparams(hparams_file)
     stored = read_checkpoint(file)
     weights = stored["state_dict"]
-    if not any(key.startswith("estimator.") for key in weights):
-        raise UserError(f"{file}: no weights of a COMET model (it has no estimator)")
+    # A ranking metric compares embeddings, without a head.
+    part = "encoder" if hparams["class_identifier"] == "ranking_metric" else "estimator"
+    if not any(key.startswith(part + ".") for key in weights):
+        raise UserError(f"{file}: no weights of a COMET model (it has no {part})")
     # As upstream: the class comes from hparams.yaml, all else from the checkpoint itself.
     arguments = {**CLASSES[hparams["class_identifier"]], **stored["hyper_parameters"]}
     encoder_model = str(arguments["encoder_model"])
@@ -236,12 +199,22 @@ def safe_unpickling() -> Iterator[None]:
         dict,
         list,
         pathlib.PosixPath,
-        np.core.multiarray.scalar,  # type: ignore[attr-defined]
+        *_numpy_scalars(),
         np.dtype,
         *numbers,
     ]
     with torch.serialization.safe_globals(harmless):
         yield
+
+
+def _numpy_scalars() -> list[Any]:
+    """Return what builds a stored number of numpy, under the names of numpy 1 and of numpy 2."""
+    import numpy as np
+
+    # A number of numpy gives the function itself: where it lies is private.
+    build = np.float64(0).__reduce__()[0]
+    name = "multiarray.scalar"
+    return [(build, f"numpy.core.{name}"), (build, f"numpy._core.{name}")]
 
 
 def _is_lite(file: Path) -> bool:
@@ -259,7 +232,7 @@ def _read_lite(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: not weights that safetensors can load: {reason}") from None
     return {
         "state_dict": weights,
-        "hyper_parameters": _LITE | _read_hparams(file.parent / "config.json"),
+        "hyper_parameters": LITE | _read_hparams(file.parent / "config.json"),
     }
 
 
@@ -276,11 +249,6 @@ def _read_hparams(path: Path) -> dict[str, Any]:
     if isinstance(hparams, dict) and path.name == "config.json":
         hparams.setdefault("class_identifier", "xcomet_metric")
     found = hparams.get("class_identifier") if isinstance(hparams, dict) else None
-    if found == "ranking_metric":
-        raise UserError(
-            f"{path}: class_identifier is 'ranking_metric', which is not served here; "
-            f"unbabel-comet itself scores with it. Served are {', '.join(CLASSES)}"
-        )
     if not isinstance(found, str) or found not in CLASSES:
         raise UserError(f"{path}: class_identifier is {found!r}; served are {', '.join(CLASSES)}")
     return dict(hparams)

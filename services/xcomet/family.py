@@ -45,10 +45,12 @@ class Comet(ABC):
         encoder = metric.encoder
         self.tokenizer = encoder.tokenizer
         self.limit: int = encoder.max_positions
-        self.transformer, self.estimator = encoder.model, metric.estimator
+        self.transformer = encoder.model
+        self.estimator: Any = getattr(metric, "estimator", None)  # a ranking metric has none
         self.mix = layer_weights(metric).to(device)  # [N+1]
         self._device = device
-        self._bounds = _BOUNDS.get(str(metric.hparams["final_activation"]).lower(), (None, None))
+        last = str(metric.hparams.get("final_activation")).lower()
+        self._bounds = _BOUNDS.get(last, (None, None))
 
     @property
     def score_range(self) -> ScoreRange:

@@ -1,41 +1,35 @@
-"""Building unbabel-comet's model of a checkpoint, without holding it twice."""
+"""Building the networks of a checkpoint, without holding its weights twice."""
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
+from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
+from services.xcomet.classes import hyper_parameters
 from services.xcomet.layers import sentence_layer
 
 if TYPE_CHECKING:
     import torch
 
 
-def load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
-    """The checkpoint as its class of unbabel-comet, for inference: its encoder in `dtype`, the
-    rest in float32, on the device. Not by upstream's own loading, which holds a large checkpoint
-    twice in host memory, and in float32: here the file is mapped, and each weight of it goes to its
-    place in its dtype.
+def load_metric(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    implementation: str = "own",
+) -> Any:
+    """Return the networks of a checkpoint for inference, on the device: the encoder in `dtype`, the
+    rest in float32. The file is mapped, and each weight of it goes to its place in its dtype.
+
+    implementation: own (`networks.Metric`) or unbabel-comet (its class). Raises UserError where the
+    checkpoint and its encoder's files do not fit.
     """
     import torch
-    from comet.models import str2model
 
-    from services.xcomet.deberta import register
-
-    register()
     stored = read_checkpoint(checkpoint.file)
-    known = signature(str2model[checkpoint.kind].__init__).parameters
-    arguments = {name: v for name, v in stored["hyper_parameters"].items() if name in known}
-    arguments |= {
-        "load_pretrained_weights": False,
-        "local_files_only": checkpoint.encoder_is_local,
-        "pretrained_model": checkpoint.encoder,
-        "encoder_model": checkpoint.encoder_model,
-        "layer_transformation": checkpoint.layer_transformation,
-    }
-    metric = _build(checkpoint, arguments)
+    metric = _build(checkpoint, stored["hyper_parameters"], implementation)
     wanted = metric.state_dict().keys()
     weights = {
         name: tensor.to(  # a copy: the file may be replaced while the service runs
@@ -49,31 +43,59 @@ def load_metric(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     except RuntimeError as error:  # sizes differ
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{checkpoint.file}: does not fit its encoder's config: {reason}") from None
-    metric.to(device)  # what is no weight, such as positions
     _check(checkpoint, metric)
+    _fill_buffers(metric)
+    metric.to(device)  # what is no weight, such as positions
     return metric.eval()
 
 
-def _build(checkpoint: Checkpoint, arguments: dict[str, Any]) -> Any:
-    """The class of unbabel-comet, without numbers in its weights: the memory of billions of them
-    is never touched."""
-    from comet.models import str2model
-    from transformers.modeling_utils import no_init_weights
+def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) -> Any:
+    """Return the networks without numbers in their weights."""
+    import torch
 
+    changed = {
+        "pretrained_model": checkpoint.encoder,
+        "encoder_model": checkpoint.encoder_model,
+        "layer_transformation": checkpoint.layer_transformation,
+    }
     try:
-        with no_init_weights():
-            return str2model[checkpoint.kind](**arguments)
+        if implementation == "unbabel-comet":
+            return upstream.build(checkpoint, stored, changed)
+        from services.xcomet.networks import Metric
+
+        hparams = hyper_parameters(checkpoint.kind, stored) | changed
+        with torch.device("meta"):
+            return Metric(checkpoint.kind, hparams, local=checkpoint.encoder_is_local)
+    except UserError:
+        raise
     except OSError:  # of transformers: offline, or no such repository
         raise UserError(
             f"encoder {checkpoint.encoder}: its config and tokenizer are neither here nor can they "
             "be fetched from the hub; give --encoder a local folder"
         ) from None
-    except Exception as error:  # whatever upstream and transformers make of wrong settings
+    except Exception as error:  # whatever transformers and torch make of wrong settings
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UserError(
             f"{checkpoint.file}: its hyper-parameters, or config and tokenizer of encoder "
             f"{checkpoint.encoder}, are none that a {checkpoint.kind} can be built from: {reason}"
         ) from error
+
+
+def _fill_buffers(metric: Any) -> None:
+    """Give memory to what a checkpoint need not hold: positions, types of tokens, and buffers of
+    the training's dropout."""
+    import torch
+
+    for module in metric.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if not buffer.is_meta:
+                continue
+            filled = torch.zeros(buffer.shape, dtype=buffer.dtype)
+            if name == "position_ids":  # [1, P]
+                filled += torch.arange(buffer.shape[1], dtype=buffer.dtype)
+            elif name not in ("token_type_ids", "dropout_mask", "dropout_fill"):
+                raise NotImplementedError(f"the buffer {name} of {type(module).__name__}")
+            setattr(module, name, filled)
 
 
 def _check(checkpoint: Checkpoint, metric: Any) -> None:

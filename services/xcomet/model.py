@@ -1,5 +1,5 @@
-"""The COMET family behind the `Backend` protocol: unbabel-comet's weights and rules without its
-`predict`. What the classes do with a sample stands in `joint` and `pooled`."""
+"""The COMET family behind the `Backend` protocol: unbabel-comet's weights and rules without
+unbabel-comet. What the classes do with a sample stands in `joint` and `pooled`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from scorekit.server.device import check_dtype, device_memory_bytes, prepare_dev
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokeniser import Read, Tokeniser
 from scorekit.server.scoring import ScoreDescription, Scoring
+from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
 from services.xcomet.family import Comet, Parts
 from services.xcomet.joint import Unified, XComet
 from services.xcomet.loading import load_metric
-from services.xcomet.pooled import Referenceless, Regression
+from services.xcomet.pooled import Ranking, Referenceless, Regression
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _CLASSES: dict[str, Callable[[Any, torch.device], Comet]] = {
     "regression_metric": Regression,
     "referenceless_regression_metric": Referenceless,
+    "ranking_metric": Ranking,
     "unified_metric": Unified,
     "xcomet_metric": XComet,
 }
@@ -43,7 +45,8 @@ class XCometBackend:
 
     model: hub id, folder, or `.ckpt`. encoder: overrides where the encoder's config and tokenizer
     lie. revision: of a hub id. device: auto, cpu, cuda, cuda:N. dtype: float32, bfloat16 or
-    float16, of the encoder; the heads stay in float32.
+    float16, of the encoder; the heads stay in float32. implementation: own, or unbabel-comet, whose
+    networks then compute (in an environment that has it).
     """
 
     service = "xcomet"
@@ -58,6 +61,7 @@ class XCometBackend:
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        implementation: str = "own",
     ) -> None:
         self._model_name = model
         self._encoder_name = encoder
@@ -65,6 +69,7 @@ class XCometBackend:
         self._device_name = device
         self._dtype_name = dtype
         self._threads = threads
+        self._implementation = implementation
         self._device: torch.device | None = None
 
     def check(self) -> None:
@@ -73,6 +78,8 @@ class XCometBackend:
         A model of the hub is checked by `load`, once it has been fetched.
         """
         check_dtype(self._dtype_name)
+        if self._implementation == "unbabel-comet":
+            upstream.check_installed()
         if looks_local(self._model_name):
             self._find()
 
@@ -83,7 +90,8 @@ class XCometBackend:
         check_dtype(self._dtype_name)
         self._device = prepare_device(self._device_name, self._threads)
         checkpoint = self._find()
-        metric = load_metric(checkpoint, self._device, getattr(torch, self._dtype_name))
+        dtype = getattr(torch, self._dtype_name)
+        metric = load_metric(checkpoint, self._device, dtype, self._implementation)
         self.comet = _CLASSES[checkpoint.kind](metric, self._device)
         self._tokeniser = Tokeniser(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
@@ -168,14 +176,20 @@ class XCometBackend:
             inputs=comet.inputs,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
-                "comet": installed_versions("unbabel-comet")["unbabel-comet"],
+                "comet": self._upstream_version(),
             },
-            engine={
+            engine={  # part of the cache's key: no oracle answers with another's score
+                "implementation": self._implementation,
                 "attention": str(comet.transformer.config._attn_implementation),
                 "layer_transformation": checkpoint.layer_transformation,
                 "tokenizer_digest": hashlib.blake2b(tokenizer, digest_size=16).hexdigest(),
             },
         )
+
+    def _upstream_version(self) -> str | None:
+        if self._implementation == "own":
+            return None
+        return installed_versions("unbabel-comet")["unbabel-comet"]
 
 
 class XCometXLScorer(LocalScorer):

@@ -1,7 +1,7 @@
 """COMET-22 and its kin: each text is encoded alone, and a head compares the embeddings.
 
 Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Of unbabel-comet:
-`RegressionMetric` (with a reference) and `ReferencelessRegression` (without).
+`RegressionMetric` (with a reference), `ReferencelessRegression` (without) and `RankingMetric`.
 
 Shapes: S samples, R rows (2 or 3 a sample), H hidden size.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import SampleError, UserError
-from scorekit.schemas import Wanted, XCometOptions
+from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
 from services.xcomet.family import Comet, Parts, input_fields
 from services.xcomet.layers import PooledTaps, normalises
@@ -55,13 +55,18 @@ class Regression(Comet):
         ids, mask = self.table([row for encoded in batch for row in encoded.payload])
         embedded = self.taps.run(ids, mask, self.tokenizer.pad_token_id)  # [R, H]
         by_text = embedded.view(len(batch), -1, embedded.shape[-1]).unbind(1)  # each [S, H]
-        scores = self.estimator(self._features(*by_text)).view(-1).tolist()
+        scores = self._scores(*by_text).tolist()
         return [
             {"score": score}
             if math.isfinite(score)
             else SampleError("non_finite", "the model gave a number that is not finite")
             for score in scores
         ]
+
+    def _scores(self, *by_text: torch.Tensor) -> torch.Tensor:
+        """Return scores [S] of embeddings [S, H] of each text, in the order mt, src, ref."""
+        scores: torch.Tensor = self.estimator(self._features(*by_text)).view(-1)
+        return scores
 
     def _features(self, mt: Any, src: Any, ref: Any) -> torch.Tensor:
         """`RegressionMetric.estimate`: embeddings [S, H] -> what its head reads, [S, 6 H]."""
@@ -81,3 +86,20 @@ class Referenceless(Regression):
         import torch
 
         return torch.cat((mt, src, mt * src, (mt - src).abs()), dim=1)
+
+
+class Ranking(Regression):
+    """`ranking_metric`: how near the translation lies to its source and its reference."""
+
+    @property
+    def score_range(self) -> ScoreRange:
+        """1 where the translation lies on its source or its reference."""
+        return ScoreRange(min=0.0, max=1.0)
+
+    def _scores(self, *by_text: torch.Tensor) -> torch.Tensor:
+        """`RankingMetric.predict_step`: 1 / (1 + d), d the harmonic mean of the two distances."""
+        from torch.nn.functional import pairwise_distance
+
+        mt, src, ref = by_text
+        to_src, to_ref = pairwise_distance(mt, src), pairwise_distance(mt, ref)
+        return 1 / (1 + 2 * to_ref * to_src / (to_ref + to_src))

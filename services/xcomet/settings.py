@@ -28,3 +28,8 @@ class XCometSettings(ServiceSettings):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Number format of the encoder; the heads stay in float32."
     )
+    implementation: Literal["own", "unbabel-comet"] = Field(
+        "own",
+        description="Whose networks compute: this package's, or unbabel-comet's, which needs an "
+        "environment of its own (make env-oracle).",
+    )

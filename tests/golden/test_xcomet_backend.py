@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from bench.kit.xcomet_checkpoints import (
     PAIRS,
     QE,
     build_checkpoint,
-    build_tokenizer,
     loaded,
     score,
 )
@@ -22,12 +20,7 @@ from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import Encoded
 from services.xcomet.model import XCometBackend, XCometXLScorer
-
-#: As the published checkpoints are stored: trained under the name sparsemax, really softmax.
-PATCHED = {
-    "hparams": {"layer_transformation": "sparsemax"},
-    "stored_hparams": {"layer_transformation": "sparsemax_patch"},
-}
+from tests.kits.comet.golden import GOLDEN
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,14 +32,8 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Path:
-    texts = [text for pair in QE for text in pair.values()]
-    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts)
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("small"), tokenizer, QE, seed=5)
+def folder(tmp_path_factory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("small"), GOLDEN, QE, seed=5)
 
 
 def test_overlong_error(folder):
@@ -99,9 +86,9 @@ def test_non_finite_score_is_a_failure(folder):
     assert all(isinstance(o, SampleError) for o in backend.forward(encoded))
 
 
-def test_moved_folder(tokenizer, tmp_path):
+def test_moved_folder(tmp_path):
     """The stored absolute path is broken: a clear refusal, and the same scores with `encoder`."""
-    home = build_checkpoint(tmp_path / "home", tokenizer, QE, seed=6)
+    home = build_checkpoint(tmp_path / "home", GOLDEN, QE, seed=6)
     before = score(loaded(home), QE[:20])
     moved = Path(shutil.move(home, tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="--encoder") as refused:
@@ -117,16 +104,6 @@ def test_moved_folder(tokenizer, tmp_path):
     assert score(loaded(file), QE[:20]) == before
 
 
-def test_layer_transformation_does_not_need_pkg_resources(tokenizer, tmp_path, monkeypatch):
-    """`sparsemax_patch` means softmax, whether or not that module is there."""
-    home = build_checkpoint(tmp_path, tokenizer, QE, seed=2, **PATCHED)
-    before = score(loaded(home), QE[:20])
-    monkeypatch.setitem(sys.modules, "pkg_resources", None)
-    backend = XCometBackend(str(home), device="cpu")
-    assert backend.load().engine["layer_transformation"] == "softmax"
-    assert score(backend, QE[:20]) == before
-
-
 def test_description(folder):
     """What `/v1/info` will say; the revision follows the files."""
     backend = XCometBackend(str(folder), device="cpu")
@@ -134,8 +111,13 @@ def test_description(folder):
     assert described.model == folder.name and described.tokenizer == "encoder"
     assert described.max_input_length == 512 and described.score_range.max == 1.0
     assert described.score_range.min is None and described.higher_is_better
-    assert described.versions["comet"]
-    assert set(described.engine) == {"attention", "layer_transformation", "tokenizer_digest"}
+    assert described.versions["comet"] is None
+    assert described.engine["implementation"] == "own"  # part of the cache's key
+    assert described.engine.keys() - {"implementation"} == {
+        "attention",
+        "layer_transformation",
+        "tokenizer_digest",
+    }
     assert described.revision == XCometBackend(str(folder), device="cpu").load().revision
     assert backend.memory_bytes() is None
 

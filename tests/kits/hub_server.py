@@ -87,7 +87,7 @@ class Hub:
         url = {"url": f"{self.url}/datasets/{repo_id}"}
         if repo_id in self.repos:
             return JSONResponse(url, 409)
-        self.repos[repo_id] = Repo(bool(told.get("private")))
+        self.repos[repo_id] = Repo(told.get("visibility") == "private")
         return JSONResponse(url)
 
     async def _validate(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Environments beside the main one have what they need, too, and an installed package its files."""
+"""The environment beside the main one has what it needs, and an installed package its files."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from packaging.utils import canonicalize_name
 import scorekit
 
 ROOT = Path(__file__).parents[2]
-#: Of the trainer's extra, what its tests under transformers 5 do without: a bench compares with it.
-LEFT_OUT = {"trl"}
-#: What a build of torch for GPUs needs, which is here where there is one; that environment computes
-#: on the CPU.
+
+
+#: What a build of torch for GPUs needs, which is here where there is one; the environment of
+#: unbabel-comet computes on the CPU.
 OF_GPUS = ("nvidia-", "cuda-", "triton")
 
 
-def needed(texts: list[str], found: set[str]) -> set[str]:
-    """Names of what these requirements need, and what that needs, as it is installed here."""
-    for requirement in map(Requirement, texts):
+def needed(requirements: list[str], collected: set[str]) -> set[str]:
+    """Return the names of what these requirements need, and of what that needs, as it is here."""
+    for requirement in map(Requirement, requirements):
         name = canonicalize_name(requirement.name)
         extras = {"", *requirement.extras}
-        asked = {f"{name}[{extra}]" for extra in extras} - found
-        if name in LEFT_OUT or name.startswith(OF_GPUS) or not asked:
+        new = {f"{name}[{extra}]" for extra in extras} - collected
+        if name.startswith(OF_GPUS) or not new:
             continue
-        found |= asked
+        collected |= new
         try:
-            texts_of = requires(name) or []
+            texts = requires(name) or []
         except PackageNotFoundError:  # of another platform
             continue
-        needed([text for text in texts_of if _applies(text, extras)], found)
-    return found
+        needed([text for text in texts if _applies(text, extras)], collected)
+    return collected
 
 
 def _applies(text: str, extras: set[str]) -> bool:
@@ -46,16 +46,22 @@ def _applies(text: str, extras: set[str]) -> bool:
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
 
 
-def test_the_environment_of_transformers_5_is_complete() -> None:
+def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
     """It is installed without looking at dependencies."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    trainer = project["dependencies"] + project["optional-dependencies"]["trainer"]
-    listed = re.findall(
-        r"^[\w.-]+", (ROOT / "tools/tf5-requirements.txt").read_text(), re.MULTILINE
+    listed = dict(
+        re.findall(
+            r"^([\w.-]+)==(\S+)$",
+            (ROOT / "tools/oracle-requirements.txt").read_text(),
+            re.MULTILINE,
+        )
     )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = project["dependencies"] + project["optional-dependencies"]["server"]
     have = {canonicalize_name(name) for name in listed}
-    wanted = {name.partition("[")[0] for name in needed(trainer, set())}
+    wanted = {name.partition("[")[0] for name in needed(own, set())}
     assert wanted - have == set()
+    assert listed["unbabel-comet"] == "2.2.7" and listed["transformers"].startswith("4.")
+    assert listed["numpy"].startswith("1.")
 
 
 def test_an_installed_package_has_its_files() -> None:

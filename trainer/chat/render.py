@@ -1,8 +1,8 @@
 """Messages -> text -> ids, and which of them the model writes.
 
 A template tells the assistant's turns by `{% generation %}` and `{% endgeneration %}` around them.
-Which ids lie in a span is told by the tokenizer's offsets: transformers asks for the token of a
-span's last character, which of a character of several tokens (Korean, emoji) is the first.
+Which ids lie in a span is told by the tokenizer's offsets. A character (Korean, emoji) may be of
+several tokens, and all of them lie in the span.
 """
 
 from __future__ import annotations

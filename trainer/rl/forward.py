@@ -231,7 +231,7 @@ def image_inputs(
         "image_grid_thw": torch.tensor([image.grid for image in seen]),
     }
     takes = signature(type(bare).forward).parameters
-    if "mm_token_type_ids" not in takes:  # 4.57 has no need of it, and its generate refuses it
+    if "mm_token_type_ids" not in takes:  # a model that does not need it
         del inputs["mm_token_type_ids"]
     return {name: value.to(device) for name, value in inputs.items()}
 

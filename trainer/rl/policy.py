@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.hub import hide_short_progress
 from trainer.rl.checkpointing import checkpoint_layers
-from trainer.rl.compat import load_config
 from trainer.rl.config import PolicyConfig
+from trainer.rl.tokenizer_files import read_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -236,14 +237,12 @@ class Reference:
 
 def load_tokenizer(cfg: PolicyConfig) -> Any:
     """The tokenizer, padding on the left."""
-    from transformers import AutoTokenizer
-
     path = cfg.tokenizer or cfg.path
     if path is not None:
         check_folder(path, "policy.tokenizer" if cfg.tokenizer else "policy.path")
     revision = cfg.revision if cfg.tokenizer is None else None
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
+        return read_tokenizer(str(path), revision)
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"policy.tokenizer: cannot load {path!r}: {_first_line(error)}") from None
 
@@ -252,6 +251,7 @@ def _load_model(
     cfg: PolicyConfig, path: str, revision: str | None, key: str, device: torch.device
 ) -> nn.Module:
     """The model of `path` on `device`, its weights held as `cfg` says."""
+    hide_short_progress()
     options: dict[str, Any] = {"dtype": getattr(torch, cfg.weights_dtype)}
     if cfg.load_in_4bit:
         options |= _in_4bit(cfg, device)
@@ -281,12 +281,12 @@ def _load_model(
 
 
 def _read_config(path: str, revision: str | None, key: str) -> Any:
+    from transformers import AutoConfig
+
     check_folder(path, key)
     check_whole(path, key)
     try:
-        return load_config(path, revision)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+        return AutoConfig.from_pretrained(path, revision=revision)
     except Exception as error:  # transformers raises half a dozen kinds
         raise UserError(f"{key}: cannot load {path!r}: {_first_line(error)}") from None
 
@@ -349,10 +349,6 @@ def _keep_ids_only(model: Any) -> None:
         eos_token_id=theirs.eos_token_id,
         pad_token_id=theirs.pad_token_id,
     )
-    # Under 4.57 `save_pretrained` moves what stands in config.json into the generation config; 5
-    # leaves it out when it loads.
-    for name in getattr(model.config, "_get_non_default_generation_parameters", dict)():
-        setattr(model.config, name, None)
 
 
 def _first_line(error: Exception) -> str:

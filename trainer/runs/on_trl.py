@@ -1,5 +1,5 @@
 """What runs on TRL's trainers share: their options out of a run's config, one process, one device.
-What is told here is transformers' own, 4.57 and 5."""
+The options are transformers' own."""
 
 from __future__ import annotations
 

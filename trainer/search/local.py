@@ -47,12 +47,12 @@ class Reads:
 def look_at_policy(cfg: SearchConfig) -> Reads:
     """What is told before the weights of `policy.path` are loaded. Raises UserError on all that
     does not go with the config and can be known by then."""
-    from trainer.rl.compat import load_config
+    from transformers import AutoConfig
 
     path = str(cfg.policy.path)
     tokenizer = use_template(load_tokenizer(cfg.policy), cfg.chat)
     try:
-        model_config = load_config(path, cfg.policy.revision)
+        model_config = AutoConfig.from_pretrained(path, revision=cfg.policy.revision)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"policy.path: {path}: its config: {reason[:200]}") from None

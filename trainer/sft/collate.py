@@ -31,8 +31,7 @@ class Collator:
             "labels": self._padded(rows, "labels", -100, length),
         }
         if self.image_id is not None:
-            # transformers 5 takes the positions of images from it, and is silently wrong without;
-            # 4.57 does not look at it.
+            # transformers takes the positions of images from it, and is silently wrong without.
             batch["mm_token_type_ids"] = (batch["input_ids"] == self.image_id).long()
         images = [read for row in rows for read in self._images(row)]
         for name in images[0] if images else ():

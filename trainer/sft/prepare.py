@@ -22,7 +22,6 @@ from trainer.chat.boundaries import (
 from trainer.chat.labelling import Labelled, label
 from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
-from trainer.rl.compat import load_config
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids
@@ -86,7 +85,9 @@ def _load(
     if key == "data.train" and cfg.data.record is not None:
         raw, condemned = _without_condemned(raw, cfg.data.record)
     if has_ids(raw[0][1]):
-        config = load_config(str(cfg.policy.path), cfg.policy.revision)
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(str(cfg.policy.path), revision=cfg.policy.revision)
         place = Path(source) if Path(source).is_dir() else Path(source).parent
         folder = Path(cfg.data.image_folder) if cfg.data.image_folder else place
         part = SftPart()

@@ -14,7 +14,6 @@ import torch
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.rl.compat import load_config
 from trainer.rl.config import LoraConfig
 from trainer.rl.policy import (
     check_4bit,
@@ -104,9 +103,9 @@ def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | No
     images. Raises UserError where the model takes none."""
     if not any(row.images for part in parts for row in part.rows):
         return None, None
-    from transformers import AutoImageProcessor
+    from transformers import AutoConfig, AutoImageProcessor
 
-    config = load_config(str(cfg.policy.path), cfg.policy.revision)
+    config = AutoConfig.from_pretrained(str(cfg.policy.path), revision=cfg.policy.revision)
     image_id = getattr(config, "image_token_id", None)
     if image_id is None:
         raise UserError(f"data.train has images, but {cfg.policy.path} reads none")

@@ -1,5 +1,5 @@
 """TRL's SFTTrainer on rows whose ids and labels are ours. What is overridden is TRL 1.16's and
-transformers' own, 4.57 and 5."""
+transformers' own."""
 
 from __future__ import annotations
 

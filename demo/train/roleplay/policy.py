@@ -96,7 +96,7 @@ def new_model(pieces: int) -> Qwen3ForCausalLM:
         head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         pad_token_id=END_OF_TEXT,
         eos_token_id=STOP,
         bos_token_id=None,

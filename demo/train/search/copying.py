@@ -9,6 +9,8 @@ there. All else is random, and every weight learns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -25,17 +27,18 @@ _AMPLITUDE, _GAIN = 9.0, 3.0
 def new_model(pieces: int, window: int) -> Qwen2ForCausalLM:
     """Qwen2's architecture, which has the biases that this needs. 0.85 M parameters. pieces: of the
     tokenizer; window: ids that it reads. By torch's random state."""
+    head: Any = {"head_dim": HEAD}  # read by the attention, but no declared argument
     config = Qwen2Config(
+        **head,
         vocab_size=pieces,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
-        head_dim=HEAD,
         max_position_embeddings=window,
         tie_word_embeddings=True,
-        rope_theta=_THETA,
+        rope_parameters={"rope_type": "default", "rope_theta": _THETA},
         pad_token_id=0,
         eos_token_id=2,
         bos_token_id=None,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from demo.run import ROOT
 from demo.search.make_corpus import TRAIN
@@ -127,7 +127,7 @@ def main() -> None:
         tokenizer = new_tokenizer(tokenizer_texts(episodes, cfg, corpus, question), WINDOW)
         model = new_model(len(tokenizer), WINDOW)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(args.start)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.start)
         model = AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32)
     model.train()
     rows = sorted(rows_of(episodes, cfg, tokenizer), key=lambda row: len(row[0]))

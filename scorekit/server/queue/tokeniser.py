@@ -159,7 +159,9 @@ class Tokeniser:
         ranges: list[tuple[int, int]] = []
         span = (start, start)
         for k in range(added, len(shown)):
-            end = start + len(written[0 : k + 1].original)
+            read = written[0 : k + 1]
+            assert read is not None  # the range lies within
+            end = start + len(read.original)
             if end > span[1]:  # else one character became several
                 span = (span[1], end)
             ranges += [span] * len(shown[k].encode())

@@ -188,7 +188,9 @@ class _Cutter:
         samples = []
         for part in parts:
             texts = [text.strip() for text in self._cut(part)]
-            ref = texts[2] or no_ref if len(texts) > 2 else None
+            # A sample without a reference has none in any window; one with an empty reference that
+            # counts as a text (`empty_ref`) has it in all.
+            ref = texts[2] or no_ref if len(texts) > 2 else self._sample.ref
             new = {"src": texts[0], "mt": texts[1], "ref": ref}
             samples.append(self._sample.model_copy(update=new))
         found = self._backend.encode(samples, options)

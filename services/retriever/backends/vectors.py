@@ -100,9 +100,7 @@ def pack(vectors: Sequence[Vectors], folder: Path) -> int:
     # Not in memory as a whole: of late interaction they are gigabytes.
     shape = (int(starts[-1]), dimension)
     path = folder / "values.npy"
-    values: Any = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
-        path, mode="w+", dtype=np.float32, shape=shape
-    )
+    values: Any = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     for one, start in zip(vectors, starts[:-1], strict=True):
         values[start : start + len(one)] = one
     values.flush()

@@ -40,11 +40,13 @@ MODELS: dict[str, dict[str, bytes]] = {
 
 @dataclass
 class Hub:
-    """asked: (method, path, Range). cut_after: bytes of the next file body, then it breaks off."""
+    """asked: (method, path, Range). cut_after: bytes of a body, then it breaks off; cuts: how
+    many bodies break off, None: all."""
 
     url: str = ""
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     cut_after: int | None = None
+    cuts: int | None = None
 
 
 @pytest.fixture
@@ -72,17 +74,27 @@ def hub() -> Iterator[Hub]:
         def answer(self) -> None:
             state.asked.append((self.command, self.path, self.headers.get("Range")))
             parts = self.path.split("?")[0].strip("/").split("/")
+            if parts == ["api", "agent-harnesses"]:
+                self.body(b"{}")
+                return
             if parts[:2] == ["api", "models"]:
                 files = MODELS.get("/".join(parts[2:4]))
                 if files is None:
                     self.refuse(401, "RepoNotFound")  # the hub does not tell them apart
                     return
-                told = {
+                if parts[4:5] == ["tree"]:
+                    tree = [
+                        {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                        for name, data in files.items()
+                    ]
+                    self.body(json.dumps(tree).encode())
+                    return
+                info = {
                     "id": "/".join(parts[2:4]),
                     "sha": SHA,
                     "siblings": [{"rfilename": name} for name in files],
                 }
-                self.body(json.dumps(told).encode())
+                self.body(json.dumps(info).encode())
                 return
             model, name = "/".join(parts[:2]), "/".join(parts[4:])
             if model.endswith("gated"):
@@ -101,7 +113,8 @@ def hub() -> Iterator[Hub]:
             self.end_headers()
             if self.command == "GET":
                 sent = data[start:]
-                if state.cut_after is not None and len(sent) > state.cut_after:
+                if state.cut_after is not None and len(sent) > state.cut_after and state.cuts != 0:
+                    state.cuts = None if state.cuts is None else state.cuts - 1
                     self.wfile.write(sent[: state.cut_after])
                     self.wfile.flush()
                     self.close_connection = True
@@ -189,21 +202,37 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> 
     assert "Traceback" not in missing.stderr
 
 
-def test_an_interrupted_download_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    hub.cut_after = 15_000_000
-    broken = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
-    hub.cut_after = None
-    assert fetch(hub, tmp_path, "Unbabel/XCOMET-tiny").returncode == 0
-    ckpt = next((tmp_path / "hub").rglob("model.ckpt"))
-    assert ckpt.read_bytes() == CHECKPOINT
-    assert broken.returncode == 2 and "Traceback" not in broken.stderr
-    assert "the download goes on where it was" in broken.stderr
-    starts = [
+def starts(hub: Hub) -> list[int]:
+    """From which byte the checkpoint was asked for, each time."""
+    ranges = [
         asked
         for method, path, asked in hub.asked
         if method == "GET" and path.endswith("model.ckpt")
     ]
-    assert starts[-1] is not None and int(starts[-1][6:].split("-")[0]) >= 10_000_000
+    return [int((asked or "bytes=0-")[6:].split("-")[0]) for asked in ranges]
+
+
+def test_a_broken_connection_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after, hub.cuts = 15_000_000, 1
+    done = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
+    assert done.returncode == 0, done.stderr
+    assert next((tmp_path / "hub").rglob("model.ckpt")).read_bytes() == CHECKPOINT
+    first, second = starts(hub)
+    assert first == 0 and second >= 10_000_000
+
+
+def test_a_download_that_was_given_up_keeps_its_whole_files(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after = 2_000_000  # no file but the checkpoint is as long
+    broken = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
+    assert broken.returncode == 2 and "Traceback" not in broken.stderr
+    assert "started again, it keeps the whole files" in broken.stderr
+    assert not list((tmp_path / "hub").rglob("model.ckpt"))
+    hub.cut_after = None
+    hub.asked.clear()
+    assert fetch(hub, tmp_path, "Unbabel/XCOMET-tiny").returncode == 0
+    assert next((tmp_path / "hub").rglob("model.ckpt")).read_bytes() == CHECKPOINT
+    gets = [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
+    assert not any(path.endswith("hparams.yaml") for path in gets)
 
 
 def test_a_gated_model_names_the_page_to_visit(hub: Hub, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> 
         vision_start_token_id=START,
         vision_end_token_id=END,
     )
-    model: Any = of[1](config)
+    architecture: Any = of[1]
+    model = architecture(config)
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():

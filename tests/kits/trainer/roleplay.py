@@ -45,7 +45,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_policy(folder: Path, template: str = TEMPLATE) -> Path:
-    """A Qwen3 of two layers with random weights; saved as 4.57 and 5 both read it."""
+    """A Qwen3 of two layers with random weights."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template

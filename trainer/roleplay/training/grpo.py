@@ -1,5 +1,5 @@
 """TRL's GRPOTrainer with what it leaves out: exact resume in any epoch, whole checkpoints, figures
-of groups and of time. What is overridden is TRL 1.16's and transformers' own, 4.57 and 5.
+of groups and of time. What is overridden is TRL 1.16's and transformers' own.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
-from trainer.rl.compat import load_config, save_tokenizer
 from trainer.rl.policy import model_class, takes_images, without_wrappers
+from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.config import THE_SET
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,9 @@ def _load_weights(folder: Path, model: Any) -> None:
         if result.unexpected_keys:
             raise ValueError(f"the policy has no adapter {result.unexpected_keys[0]}")
         return
-    config = load_config(str(folder))
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
     saved, loading = model_class(config).from_pretrained(
         folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )

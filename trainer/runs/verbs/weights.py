@@ -7,7 +7,6 @@ from contextlib import suppress
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.rl.compat import load_config
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy import (
     check_4bit,
@@ -23,7 +22,7 @@ from trainer.runs.checkpoints.checkpoint import model_folder
 
 def look_at_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, str]:
     """The model without its weights, on the meta device; how many there are, in its files too."""
-    from transformers import GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     if path is None:
         raise UserError(f"{key} is not set: give the folder or hub id of a causal LM")
@@ -33,7 +32,7 @@ def look_at_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Mod
     revision = cfg.revision if key == "policy.path" else None
     try:
         folder = model_folder(path, revision)
-        model = without_weights(load_config(str(folder)))
+        model = without_weights(AutoConfig.from_pretrained(folder))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{key}: {path}: {str(error).strip().splitlines()[0]}") from None
     with suppress(OSError):  # there may be none

@@ -12,7 +12,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, picture, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.trainer.sft import save_chat_model, sft_config, write_rows
-from trainer.rl.compat import save_tokenizer
+from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.runlog import read_jsonl
 from trainer.sft.collate import Collator
 from trainer.sft.run import run_sft

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -120,7 +119,6 @@ def test_without_caching_every_sample_is_scored() -> None:
     rewarder.close()
 
 
-@pytest.mark.skipif(version("transformers").startswith("5."), reason="MetricX is read under 4.57")
 def test_a_real_model_by_its_name_in_the_config() -> None:
     """As a service would score it; the threads of torch stay as they are."""
     from services.metricx.model import MetricXQEScorer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
@@ -76,10 +75,6 @@ def save_tiny(folder: Path, context: int = 8192) -> Path:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     PROCESSOR.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    # transformers 4.57 writes it one level too deep.
-    config["architectures"] = ["Qwen2_5_VLForConditionalGeneration"]
-    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

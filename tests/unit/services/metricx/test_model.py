@@ -10,12 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, MT5Config, MT5ForConditionalGeneration
+from transformers import MT5Config, MT5ForConditionalGeneration
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from services.metricx.model import MetricXBackend, check_folder, format_input
 from services.metricx.regression import empty_regression, load_regression
+from services.metricx.tokenizer import load_tokenizer
 from tests.kits.metricx_checkpoints import FLOAT32
 
 
@@ -28,8 +29,6 @@ def backend(metricx_folder):
 
 def test_the_input_of_quality_estimation_has_no_reference_part():
     assert format_input(TranslationSample(src="a b", mt="가 나")) == "source: a b candidate: 가 나"
-    empty = TranslationSample(src="a", mt="b", ref="")
-    assert format_input(empty) == "source: a candidate: b"
 
 
 def test_the_input_of_the_reference_mode():
@@ -44,8 +43,8 @@ def _encode(backend, sample, **options):
 
 def test_the_end_of_sentence_id_is_dropped(backend, metricx_folder):
     encoded = _encode(backend, TranslationSample(src="a", mt="b"))
-    eos = AutoTokenizer.from_pretrained(metricx_folder).eos_token_id
-    assert eos is not None and eos not in encoded.payload
+    eos = load_tokenizer(metricx_folder, "golden").token_to_id("</s>")
+    assert eos == 1 and eos not in encoded.payload
     assert encoded.fields["tokens"] == len(encoded.payload)
 
 
@@ -148,6 +147,39 @@ def test_only_the_score_s_row_is_kept_and_a_config_may_name_it(metricx_folder, t
     model = _load(tmp_path)
     assert "lm_head.weight" not in model.state_dict()
     assert torch.equal(model.score_row, weights["lm_head.weight"][7])
+
+
+def test_the_output_is_the_embeddings_only_where_the_config_says_so(metricx_folder, tmp_path):
+    """transformers 5 says so of every mT5; upstream then scales what the row is multiplied by."""
+    weights = _copy(metricx_folder, tmp_path, tie_word_embeddings=True, score_token_id=300)
+    head = weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    tied = _load(tmp_path)
+    assert torch.equal(tied.score_row, weights["shared.weight"][300])
+    head[300] = weights["shared.weight"][300]
+    save_file({**weights, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for written in ({**config, "tie_word_embeddings": False}, config):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        apart = _load(tmp_path)
+        scale = apart.config.d_model**-0.5 if written is config else 1.0
+        ids = torch.tensor([[259, 300, 301]])
+        expected = tied(ids, torch.ones_like(ids)) / tied.config.d_model**-0.5 * scale
+        assert apart(ids, torch.ones_like(ids)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_attention_is_the_kind_that_a_service_names(metricx_folder):
+    model = _load(metricx_folder)
+    stacks = (model.encoder, model.decoder)
+    assert {stack.config._attn_implementation for stack in stacks} == {"eager"}
+
+
+def test_a_tokenizer_with_more_ids_than_the_weights_is_refused(metricx_folder, tmp_path):
+    weights = _copy(metricx_folder, tmp_path, vocab_size=3999, score_token_id=7)
+    short = {n: w[:3999] if len(w) > 3999 else w for n, w in weights.items()}
+    save_file({n: w.clone() for n, w in short.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"it has 4000 ids, the weights of .* know 3999"):
+        MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
 
 
 def test_a_pickled_checkpoint_of_tensors_loads_in_shards(metricx_folder, tmp_path):

@@ -13,20 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import build_checkpoint, build_tokenizer, loaded, score
+from bench.kit.xcomet_checkpoints import build_checkpoint, loaded, score
 from scorekit.errors import UserError
-from services.xcomet.checkpoint import decide_layer_transformation
+from services.xcomet.checkpoint import decide_layer_transformation, read_checkpoint
 from services.xcomet.model import XCometBackend
+from tests.kits.comet.golden import GOLDEN
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
-    texts = [text for pair in PAIRS for text in pair.values()]
-    tokenizer = build_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts, vocab_size=60)
     home = tmp_path_factory.mktemp("checkpoint")
-    return build_checkpoint(home, tokenizer, PAIRS, seed=1, hidden=8, layers=1)
+    return build_checkpoint(home, GOLDEN, PAIRS, seed=1, hidden=8, layers=1)
 
 
 @pytest.fixture
@@ -98,13 +97,10 @@ def test_broken_hparams(folder):
     assert "hparams.yaml: cannot be read" in refusal(folder)
 
 
-@pytest.mark.parametrize("kind", ["ranking_metric", "my_metric"])
-def test_checkpoint_of_another_class(folder, kind):
-    (folder / "hparams.yaml").write_text(f"class_identifier: {kind}", encoding="utf-8")
+def test_checkpoint_of_another_class(folder):
+    (folder / "hparams.yaml").write_text("class_identifier: my_metric", encoding="utf-8")
     message = refusal(folder)
-    assert f"'{kind}'" in message and "erved are regression_metric, " in message
-    if kind == "ranking_metric":  # RankingMetric.forward and predict_step of unbabel-comet do
-        assert "unbabel-comet itself scores with it" in message
+    assert "'my_metric'" in message and "served are regression_metric, " in message
 
 
 @pytest.mark.parametrize(
@@ -296,3 +292,43 @@ def test_importing_the_service_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["numpy.core.multiarray", "numpy._core.multiarray"])
+def test_numbers_of_numpy_1_and_2_are_read(folder, name):
+    """Either version pickles them under a name of its own."""
+    import zipfile
+
+    import numpy as np
+
+    edit(folder, lambda stored: stored.update(best=np.float64(0.5)))
+    file = folder / "checkpoints" / "model.ckpt"
+    own = np.float64(0).__reduce__()[0].__module__
+    with zipfile.ZipFile(file) as old:
+        parts = {info.filename: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(file, "w") as new:
+        for part, content in parts.items():
+            new.writestr(part, content.replace(f"c{own}\n".encode(), f"c{name}\n".encode()))
+    assert any(f"c{name}\n".encode() in content for content in parts.values()) == (name == own)
+    assert read_checkpoint(file)["best"] == 0.5
+
+
+def test_upstreams_networks_where_it_is_missing(folder, monkeypatch):
+    monkeypatch.setattr("services.xcomet.upstream.find_spec", lambda name: None)
+    message = refusal(folder, implementation="unbabel-comet")
+    assert message.startswith("--implementation unbabel-comet: ") and "make env-oracle" in message
+
+
+def test_scoring_needs_no_unbabel_comet(folder):
+    """Nor Lightning, entmax or pkg_resources, which came with it."""
+    code = (
+        "import sys\n"
+        "for name in ('comet', 'pytorch_lightning', 'torchmetrics', 'entmax', 'pkg_resources'):\n"
+        "    sys.modules[name] = None\n"
+        "from bench.kit.xcomet_checkpoints import loaded, score\n"
+        "from pathlib import Path\n"
+        "print(score(loaded(Path(sys.argv[1])), [{'src': 'a', 'mt': 'b'}])[0].score)"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout)

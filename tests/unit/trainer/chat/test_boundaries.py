@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,11 +73,10 @@ BREAKS = {
         text,
         "labelled text",
     ),
-    # transformers 4 finds no span there, 5 finds the whole
     "markers around the whole": lambda text, end: (
         "{% generation %}" + text.strip() + "{% endgeneration %}",
         text,
-        "markers" if version("transformers").startswith("4.") else "other turns",
+        "other turns",
     ),
     "one line end more in training": lambda text, end: (
         marked(text.strip() + "{{ '\\n' }}"),

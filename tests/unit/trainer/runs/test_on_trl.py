@@ -96,6 +96,5 @@ def test_a_run_has_its_own_precision_whatever_ran_before_it(arguments: Any, tmp_
     for dtype, precision in (("bfloat16", "bf16"), ("float32", "no"), ("bfloat16", "bf16")):
         told = arguments({}, tmp_path, dtype=dtype)
         assert told.bf16 == (dtype == "bfloat16")
-        # transformers 5 hands it on; before, accelerate reads the environment
-        handed_on = getattr(told, "mixed_precision", None)
-        assert Accelerator(cpu=True, mixed_precision=handed_on).mixed_precision == precision
+        handed_on = Accelerator(cpu=True, mixed_precision=told.mixed_precision)
+        assert handed_on.mixed_precision == precision

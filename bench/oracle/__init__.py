@@ -1,0 +1,1 @@
+"""unbabel-comet in its own environment, for comparisons."""

@@ -1,0 +1,108 @@
+"""The tokenizer of a folder: ids equal upstream's, whichever version of transformers is here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import UserError
+from scorekit.server.unigram import read_pieces, t5_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+_MOST_EXTRA_IDS = 10_000
+
+
+def load_tokenizer(folder: Path, name: str) -> Tokenizer:
+    """Return the tokenizer of a folder: of `spiece.model`, else of `tokenizer.json`.
+
+    A tokenizer.json beside spiece.model is not used: each version of transformers writes rules of
+    its own into it. name: what the user calls the folder. Raises UserError where the files make no
+    tokenizer, or the two files have other pieces.
+    """
+    try:
+        return _load(folder)
+    except Exception as error:  # tokenizers raises nothing narrower
+        reason = (str(error) or type(error).__name__).split("\n")[0]
+        raise UserError(f"--tokenizer {name}: cannot be read: {reason}") from None
+
+
+def _load(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    settings = _settings(folder)
+    special = _special_tokens(settings)
+    file, stored = folder / "spiece.model", folder / "tokenizer.json"
+    if file.is_file():
+        tokenizer = t5_tokenizer(read_pieces(file), settings["extra_ids"], special)
+        if stored.is_file() and _vocabulary(stored) != tokenizer.get_vocab():
+            raise ValueError(
+                "spiece.model, with extra_ids of tokenizer_config.json, and tokenizer.json have "
+                "other pieces; remove the file that is not the model's"
+            )
+    elif stored.is_file():
+        tokenizer = Tokenizer.from_file(str(stored))
+        written = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        tokenizer.add_special_tokens([token for token in special if token.content not in written])
+    else:
+        raise ValueError(f"{folder} has neither spiece.model nor tokenizer.json")
+    _check_added(folder, tokenizer)
+    return tokenizer
+
+
+def _vocabulary(stored: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(stored)).get_vocab()
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with what special_tokens_map.json says in the place of its entries."""
+    settings = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
+    # As google/mt5's own folders say: mT5 has such pieces in its file, T5 a hundred behind it.
+    count = settings.setdefault("extra_ids", 0)
+    if not isinstance(count, int) or not 0 <= count <= _MOST_EXTRA_IDS:
+        raise ValueError(f"tokenizer_config.json: extra_ids is {count!r}, no number")
+    return settings
+
+
+def _special_tokens(settings: dict[str, Any]) -> list[AddedToken]:
+    """Tokens that are ids of their own wherever they stand in a text."""
+    defaults = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    tokens = [_added_token(key, settings.get(key) or text) for key, text in defaults.items()]
+    more = settings.get("additional_special_tokens")
+    if more is None:
+        more = [f"<extra_id_{n}>" for n in range(settings["extra_ids"])]
+    return tokens + [_added_token("additional_special_tokens", token) for token in more]
+
+
+def _added_token(key: str, token: Any) -> AddedToken:
+    from tokenizers import AddedToken
+
+    fields = token if isinstance(token, dict) else {"content": token}
+    if not isinstance(fields.get("content"), str):
+        raise ValueError(f"tokenizer_config.json or special_tokens_map.json: {key} is no token")
+    flags = {k: bool(fields.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
+    return AddedToken(fields["content"], special=True, **flags)
+
+
+def _check_added(folder: Path, tokenizer: Tokenizer) -> None:
+    """Refuse tokens with ids of their own that the other files do not have."""
+    for token, id in _json(folder / "added_tokens.json").items():
+        if tokenizer.token_to_id(token) != id:
+            raise ValueError(f"added_tokens.json has {token}, no piece with the id {id}")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """What a file says; nothing where there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is no object of JSON")
+    return content

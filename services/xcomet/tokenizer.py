@@ -1,0 +1,81 @@
+"""Reading the tokenizer of an encoder as it is stored.
+
+transformers 5 builds the tokenizers of XLM-R and DeBERTa anew from their vocabulary, with rules of
+its own; the rules that a checkpoint was trained with are those in `tokenizer.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scorekit.errors import UserError
+from scorekit.server.unigram import deberta_tokenizer, read_pieces, xlm_roberta_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_XLMR = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"} | {
+    name: f"<{name}>" for name in ("unk", "pad", "mask")
+}
+_DEBERTA = {"bos": "[CLS]", "eos": "[SEP]"} | {
+    name: f"[{name.upper()}]" for name in ("cls", "sep", "unk", "pad", "mask")
+}
+
+
+def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
+    """Return the tokenizer of a folder or of a hub id, as transformers' `PreTrainedTokenizerFast`.
+
+    Raises OSError where the hub has none, UserError where sentencepiece's own file cannot be read.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    file = _file(source, "tokenizer.json", local)
+    deberta = encoder_model == "DeBERTa"
+    if file is not None:
+        inner = Tokenizer.from_file(str(file))
+    else:
+        inner = _of_pieces(source, deberta, local)
+    marks = {f"{name}_token": mark for name, mark in (_DEBERTA if deberta else _XLMR).items()}
+    stored = _settings(_file(source, "tokenizer_config.json", local))
+    for name in marks:  # older folders on the hub name none
+        mark = stored.get(name)
+        mark = mark.get("content") if isinstance(mark, dict) else mark
+        marks[name] = mark or marks[name]
+    inner.no_padding()
+    inner.no_truncation()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        clean_up_tokenization_spaces=bool(stored.get("clean_up_tokenization_spaces")),
+        **marks,
+    )
+
+
+def _file(source: str, name: str, local: bool) -> Path | None:
+    """Return a file of a folder or of a hub id; None where there is none. Raises OSError where
+    the hub cannot be asked."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        source, name, local_files_only=local, _raise_exceptions_for_missing_entries=False
+    )
+    return None if found is None else Path(found)
+
+
+def _settings(file: Path | None) -> dict[str, Any]:
+    stored = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+    return dict(stored)
+
+
+def _of_pieces(source: str, deberta: bool, local: bool) -> Tokenizer:
+    """Return the tokenizer of sentencepiece's own file."""
+    file = _file(source, "spm.model" if deberta else "sentencepiece.bpe.model", local)
+    if file is None:
+        raise OSError(f"{source} has no tokenizer")
+    make = deberta_tokenizer if deberta else xlm_roberta_tokenizer
+    try:
+        return make(read_pieces(file))
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from None

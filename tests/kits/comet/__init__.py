@@ -1,0 +1,1 @@
+"""Checkpoints and texts whose scores by unbabel-comet are kept in files."""

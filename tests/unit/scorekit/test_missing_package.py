@@ -1,0 +1,46 @@
+"""A package that is not installed is named in one line, with the extra that brings it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from scorekit.command import missing_package
+
+RUN = (
+    "import runpy, sys; sys.modules[{package!r}] = None; sys.argv = {words!r}; "
+    "runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("services.metricx --port 0", "structlog", "metricx"),
+        ("services.judge --port 0", "fastapi", "judge"),
+        ("services.retriever ingest a --index b", "fastapi", "retriever"),
+        ("synth status --config x", "langcodes", "synth"),
+        ("trainer train --config configs/translation/demo.yaml", "torch", "trainer"),
+        ("scorekit fetch", "huggingface_hub", "embedder"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_misses(command, package, extra):
+    module, *words = command.split()
+    code = RUN.format(package=package, module=module, words=[module, *words])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    name = package.replace("_", "-")
+    line = f'error: {name} is not installed: `pip install -e ".[{extra}]"` in the checkout'
+    assert done.stderr.splitlines() == [line]
+
+
+def test_a_package_of_no_extra_is_installed_by_its_name():
+    error = ModuleNotFoundError("No module named 'nobody_has_it'", name="nobody_has_it.part")
+    assert missing_package(error) == "nobody-has-it is not installed: pip install nobody-has-it"
+
+
+def test_a_missing_module_of_ours_is_our_fault():
+    assert missing_package(ModuleNotFoundError("x", name="scorekit.gone")) is None
+    assert missing_package(ModuleNotFoundError("x")) is None

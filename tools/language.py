@@ -1,0 +1,142 @@
+"""Count names that say nothing, and docstrings that begin with no sentence.
+
+python -m tools.language            a table by package
+python -m tools.language --list trainer/search      every place below a path
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scorekit.command import run_command
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = (
+    "scorekit",
+    "services",
+    "trainer",
+    "synth",
+    "synth_parallel",
+    "deploy",
+    "demo",
+    "bench",
+    "tools",
+    "tests",
+)
+#: Identifiers that say nothing of a value.
+BANNED = frozenset(
+    """
+    found told one each thing things asked wanted known kept said held heard made drawn
+    became shown given whole of at place places room piece pieces fault faults figure
+    figures picture pictures ours theirs mine own most least few some others rest here there
+    where why how what who again twice alike apart together around neighbours beside
+    standing learned patient hurry leaving leaves look say tell mend meet born begun began
+    ended gone taken lacks lost earn earned wrote faces verb lane lanes pace those it
+    """.split()  # noqa: SIM905
+)
+#: First words of docstrings that are fragments.
+FRAGMENTS = frozenset(
+    {
+        "Of",
+        "What",
+        "Whether",
+        "Where",
+        "As",
+        "Those",
+        "That",
+        "How",
+        "Which",
+        "For",
+        "In",
+        "From",
+        "By",
+        "With",
+        "Behind",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A banned name or a fragment: its file relative to the root, its line, and the word."""
+
+    path: Path
+    line: int
+    word: str
+    is_docstring: bool
+
+
+def python_files(below: Path) -> list[Path]:
+    """Return the Python files of our packages below a path, sorted."""
+    roots = [ROOT / package for package in PACKAGES]
+    files = {file for root in roots for file in root.rglob("*.py")}
+    return sorted(file for file in files if file == below or below in file.parents)
+
+
+def places(file: Path) -> Iterator[Place]:
+    """Yield every banned name that a file binds, and every docstring that is a fragment."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    path = file.relative_to(ROOT)
+    for node in ast.walk(tree):
+        for name, line in _bound_names(node):
+            if name in BANNED:
+                yield Place(path, line, name, False)
+        text = _docstring(node)
+        if text and text.split()[0].strip("`,.:") in FRAGMENTS:
+            yield Place(path, node.body[0].lineno, text.split("\n")[0], True)  # type: ignore[attr-defined]
+
+
+def docstring_count(file: Path) -> int:
+    """Return how many docstrings a file has."""
+    return sum(bool(_docstring(n)) for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def _docstring(node: ast.AST) -> str | None:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return ast.get_docstring(node) if isinstance(node, documented) else None
+
+
+def _bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield (name, line) of the variables, parameters, attributes and functions a node binds."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name, node.lineno
+    elif isinstance(node, ast.arg):
+        yield node.arg, node.lineno
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id, node.lineno
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr.lstrip("_"), node.lineno
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name:
+        yield node.name, node.lineno
+
+
+def main() -> int:
+    """Print the table or the list."""
+    parser = argparse.ArgumentParser(description="Count names and docstrings that say nothing.")
+    parser.add_argument("--list", action="store_true", help="print every place")
+    parser.add_argument("path", nargs="?", type=Path, default=ROOT)
+    options = parser.parse_args()
+    names: Counter[str] = Counter()
+    fragments: Counter[str] = Counter()
+    docstrings: Counter[str] = Counter()
+    for file in python_files(options.path.resolve()):
+        package = file.relative_to(ROOT).parts[0]
+        docstrings[package] += docstring_count(file)
+        for place in places(file):
+            (fragments if place.is_docstring else names)[package] += 1
+            if options.list:
+                print(f"{place.path}:{place.line}: {place.word}")
+    print(f"{'package':16}{'banned names':>14}{'fragments':>12}{'docstrings':>12}")
+    for package in docstrings:
+        print(f"{package:16}{names[package]:14}{fragments[package]:12}{docstrings[package]:12}")
+    print(f"{'all':16}{names.total():14}{fragments.total():12}{docstrings.total():12}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
