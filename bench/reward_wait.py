@@ -121,15 +121,15 @@ class Afterwards:
     def __init__(self, rewarder: Rewarder, way: Callable[[Rewarder, Texts], Scores]) -> None:
         self.rewarder, self.way = rewarder, way
 
-    def batch(self, hurry: Callable[[], bool]) -> Any:
-        """A batch that only collects. hurry: never, in a measurement."""
+    def batch(self, should_stop: Callable[[], bool]) -> Any:
+        """A batch that only collects. should_stop: never, in a measurement."""
         return Collected(self)
 
 
 class Collected:
     """A batch whose groups wait for its end."""
 
-    hurried = False
+    was_stopped = False
 
     def __init__(self, after: Afterwards) -> None:
         self.after = after

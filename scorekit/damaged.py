@@ -1,4 +1,4 @@
-"""A SQLite file of scores that is damaged: scores can be computed anew, so it is put aside."""
+"""A SQLite file of scores. A damaged file is renamed and replaced: scores can be recomputed."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ T = TypeVar("T")
 
 
 class ScoreFile:
-    """One connection to a SQLite file of scores; one thread uses it at a time.
+    """A connection to a SQLite file of scores, for one thread at a time.
 
-    A file that turns out to be damaged is put aside, at once or in mid-run; one that somebody
-    deleted or replaced is let go. The next call begins a new one, or takes what is there.
+    A damaged file is renamed as soon as the damage shows, and the next call creates a new file.
+    If another process deleted or replaced the file, the next call opens the current one.
 
-    connect: opens the file and makes its table `scores`. told: gets the damaged file's new name.
+    connect: opens the file and creates its table `scores`. on_damage: gets the damaged file's new
+    name.
     """
 
     def __init__(
         self,
         path: Path,
         connect: Callable[[Path], sqlite3.Connection],
-        told: Callable[[Path], None],
+        on_damage: Callable[[Path], None],
     ) -> None:
         self._path = path
         self._connect = connect
-        self._told = told
+        self._on_damage = on_damage
         self._db: sqlite3.Connection | None = None
         self._id: tuple[int, int] | None = None
 
     def open(self) -> sqlite3.Connection:
-        """The connection. Raises sqlite3.Error, OSError."""
+        """Return the connection, opened if necessary. Raises sqlite3.Error, OSError."""
         if self._db is not None and self._id != _file_id(self._path):
             self.close()
         if self._db is None:
@@ -42,21 +43,22 @@ class ScoreFile:
             except sqlite3.DatabaseError as error:
                 if not (_is_damage(error) and _is_cache(self._path)):
                     raise
-                self._told(_move_aside(self._path))
+                self._on_damage(_move_aside(self._path))
                 self._db = self._connected()
             self._id = _file_id(self._path)
         return self._db
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` makes of the connection. Raises sqlite3.Error, OSError, also for the damage
-        that the next call no longer meets."""
+        """Return the result of `work` with the connection.
+
+        Raises sqlite3.Error, OSError. After damage, the next call works on a new file."""
         db = self.open()
         try:
             return work(db)
         except sqlite3.DatabaseError as error:
             if _is_damage(error) and self._id == _file_id(self._path):
                 # Moved first, then closed: SQLite deletes no log of a file that has moved.
-                self._told(_move_aside(self._path))
+                self._on_damage(_move_aside(self._path))
                 self.close()
             raise
 
@@ -77,7 +79,7 @@ class ScoreFile:
 
 
 def _read_ends(db: sqlite3.Connection) -> None:
-    """Read both ends of the table `scores`: a damaged file fails here, mostly, and not later."""
+    """Read both ends of the table `scores`, so that most damage fails now and not later."""
     for order in ("key ASC", "rowid ASC", "rowid DESC"):
         db.execute(f"SELECT key, value FROM scores ORDER BY {order} LIMIT 1").fetchall()
 
@@ -88,26 +90,27 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _is_cache(path: Path) -> bool:
-    """Whether a file that SQLite cannot read was one of its own, by its first bytes or its name:
-    somebody's notes are left where they are."""
+    """Return True if an unreadable file was a SQLite file, by its first bytes or its name.
+
+    Any other file of the user is left alone."""
     with path.open("rb") as file:
-        began_well = file.read(16) == b"SQLite format 3\0"
-    return began_well or path.suffix in (".sqlite", ".sqlite3", ".db")
+        has_sqlite_header = file.read(16) == b"SQLite format 3\0"
+    return has_sqlite_header or path.suffix in (".sqlite", ".sqlite3", ".db")
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Which file is there, whatever its name; None: none."""
+    """Return the device and inode of the file, or None if it does not exist."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _move_aside(path: Path) -> Path:
-    """Give the file another name, which is returned; what SQLite keeps beside it goes."""
+    """Rename the file, delete SQLite's logs for it, and return the new path."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     path.rename(aside)
-    for suffix in ("-wal", "-shm"):  # of the old file: they would damage the new one
+    for suffix in ("-wal", "-shm"):  # the old file's logs would damage the new file
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     return aside

@@ -216,7 +216,7 @@ def openapi(service: str) -> dict[str, Any]:
 
 
 def openapi_path(service: str) -> Path:
-    """Where the document of a service is committed."""
+    """Return the path of a service's committed OpenAPI document."""
     return ROOT / "services" / service / "openapi.json"
 
 

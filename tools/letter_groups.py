@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def is_seen(english: str) -> bool:
-    """Whether a text, and its translations, are in the half that is learned from."""
+    """Return True if a text, with its translations, is in the training half."""
     return hashlib.sha256(english.encode()).digest()[0] % 2 == 0
 
 

@@ -165,7 +165,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     if key not in fields:
         raise UserError(f"no field {key!r}; there are: {', '.join(sorted(fields)) or 'none'}")
     if not isinstance(fields[key], str):
-        raise UserError(f"field {key!r} is no text but {type(fields[key]).__name__}")
+        raise UserError(f"field {key!r} is not text but {type(fields[key]).__name__}")
     return str(fields[key])
 
 

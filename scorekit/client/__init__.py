@@ -1,4 +1,4 @@
-"""Clients of the services: async, and for code that is not. What users import is here."""
+"""Clients of the services, async and not async. Users import them from here."""
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.distinct import Sample

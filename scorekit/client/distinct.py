@@ -1,4 +1,4 @@
-"""The distinct samples of one call: each is sent once, and each caller's sample gets its answer."""
+"""The distinct samples of one call: each is sent once, and every equal sample gets its result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from scorekit.errors import SampleError, UserError
 from scorekit.schemas import Failed, Info, Result, score_result
 from scorekit.scorers import SampleForScoring
 
-#: Bytes of a request beside its samples, at most.
+#: Largest number of bytes of a request without its samples.
 _ENVELOPE = 1024
 
-#: A sample's place among the distinct ones of its call, and its JSON.
+#: The index of a sample among the distinct ones of its call, and its JSON.
 Placed = tuple[int, bytes]
 Sample = SampleForScoring | Mapping[str, Any]
 
 
 class Distinct:
-    """Samples without their repetitions.
+    """The samples of a call without duplicates.
 
     bodies: the JSON of each distinct sample, without an id.
     failed: (index, result) of the samples that could never be sent.
@@ -29,40 +29,42 @@ class Distinct:
     def __init__(
         self, samples: Sequence[Sample], max_bytes: int, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Encode samples; one of over `max_bytes` fails. Raises UserError for an id that is no
-        text. options: of the call; `empty_ref` tells whether "" is a reference."""
+        """Encode samples. One over `max_bytes` fails. Raises UserError for an id that is not text.
+
+        options: of the call; `empty_ref` says whether "" is a reference."""
         empty_is_text = (options or {}).get("empty_ref") == "text"
         self.bodies: list[bytes] = []
         self.failed: list[tuple[int, Failed]] = []
         self._ids: list[str | None] = []
         self._owners: list[list[int]] = []
-        places: dict[bytes, int] = {}
+        distinct_indices: dict[bytes, int] = {}
         for index, sample in enumerate(samples):
-            id, body, fault = _encode(index, sample, max_bytes, empty_is_text)
+            id, body, error = _encode(index, sample, max_bytes, empty_is_text)
             self._ids.append(id)
-            if fault is not None:
-                self.failed.append((index, failure("invalid_input", fault, id)))
-            elif body in places:
-                self._owners[places[body]].append(index)
+            if error is not None:
+                self.failed.append((index, failure("invalid_input", error, id)))
+            elif body in distinct_indices:
+                self._owners[distinct_indices[body]].append(index)
             else:
-                places[body] = len(self.bodies)
+                distinct_indices[body] = len(self.bodies)
                 self.bodies.append(body)
                 self._owners.append([index])
 
-    def index(self, place: int) -> int:
-        """The first of the caller's samples that `bodies[place]` stands for."""
-        return self._owners[place][0]
+    def index(self, distinct_index: int) -> int:
+        """Return the index of the first sample of the caller that is `bodies[distinct_index]`."""
+        return self._owners[distinct_index][0]
 
-    def spread(self, place: int, result: Result) -> Iterator[tuple[int, Result]]:
-        """(index, result with its own id) of every sample that `bodies[place]` stands for."""
-        for index in self._owners[place]:
+    def spread(self, distinct_index: int, result: Result) -> Iterator[tuple[int, Result]]:
+        """Yield (index, result with its own id) of every sample that is
+        `bodies[distinct_index]`."""
+        for index in self._owners[distinct_index]:
             yield index, result.model_copy(update={"id": self._ids[index]})
 
 
 def _encode(
     index: int, sample: Sample, max_bytes: int, empty_is_text: bool
 ) -> tuple[str | None, bytes, str | None]:
-    """(id, JSON without the id, what is wrong with it)."""
+    """Return (id, JSON without the id, error or None) of a sample."""
     fields = sample.wire() if isinstance(sample, SampleForScoring) else dict(sample)
     id = fields.pop("id", None)
     if id is not None and not isinstance(id, str):
@@ -76,30 +78,30 @@ def _encode(
     except (PydanticSerializationError, UnicodeEncodeError):
         return id, b"", "not Unicode text (a lone surrogate?)"
     if len(body) > max_bytes:
-        return id, b"", f"{len(body)} bytes, a request of the service holds {max_bytes}"
+        return id, b"", f"{len(body)} bytes, a request may have {max_bytes}"
     return id, body, None
 
 
 def failure(type: str, message: str, id: str | None = None) -> Failed:
-    """The result of a sample that failed on this side of the wire."""
+    """Return the result of a sample that failed in the client."""
     error = SampleError(type, message).wire()
     return cast(Failed, score_result.validate_python({"id": id, "ok": False, "error": error}))
 
 
 def room(limits: Info) -> int:
-    """Bytes of samples that a request may hold."""
+    """Return the largest number of bytes that the samples of a request may have."""
     return limits.max_body_bytes - _ENVELOPE
 
 
 def cut(samples: list[Placed], limits: Info, batch_size: int) -> list[list[Placed]]:
-    """Requests within the service's own limits on samples and bytes."""
-    most = min(batch_size, limits.max_samples)
-    parts: list[list[Placed]] = []
+    """Split samples into requests within the service's limits on samples and bytes."""
+    max_samples = min(batch_size, limits.max_samples)
+    batches: list[list[Placed]] = []
     size = 0
-    for place, body in samples:
+    for distinct_index, body in samples:
         size += len(body) + 1
-        if not parts or len(parts[-1]) >= most or size > room(limits):
-            parts.append([])
+        if not batches or len(batches[-1]) >= max_samples or size > room(limits):
+            batches.append([])
             size = len(body) + 1
-        parts[-1].append((place, body))
-    return parts
+        batches[-1].append((distinct_index, body))
+    return batches

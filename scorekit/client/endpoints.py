@@ -1,4 +1,4 @@
-"""The URLs of one service: which one is asked next, and which ones rest."""
+"""The URLs of one service: which one is used next, and which ones are avoided after a failure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scorekit.client.transport import checked_url, is_retryable
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.schemas import Info
 
-#: Seconds that a URL which failed is used only if every other one failed too.
+#: Seconds that a failed URL is used only if every other one failed too.
 _REST_S = 5.0
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One URL. Times are those of `time.monotonic`.
+    """The state of one URL. Times are those of `time.monotonic`.
 
-    resting_until: after a failure, others are asked first.
-    asked_until: until when its Retry-After asks us to stay away.
-    silent: whether it was not to be reached (or 502 to 504) when it was last asked.
+    resting_until: until then other URLs are preferred, after a failure.
+    asked_until: end of the pause that its Retry-After asks for.
+    silent: whether the last request could not reach it (or got 502 to 504).
     """
 
     url: str
@@ -32,7 +32,7 @@ class Endpoint:
 
 
 class Endpoints:
-    """One or more URLs behind which the same service runs."""
+    """The URLs of the replicas of one service."""
 
     def __init__(self, urls: str | Iterable[str]) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
@@ -42,8 +42,10 @@ class Endpoints:
 
     @asynccontextmanager
     async def pick(self) -> AsyncIterator[Endpoint]:
-        """The URL with the least outstanding requests; one that failed rests. Where all do, the one
-        that has rested longest: else the same dead one would be tried over and over."""
+        """Yield the URL with the fewest outstanding requests; failed ones are avoided.
+
+        If all failed, take the one that failed longest ago, so that a dead one is not used over and
+        over."""
         now = time.monotonic()
         endpoint = min(self.all, key=lambda e: (max(e.resting_until, now), e.outstanding))
         endpoint.outstanding += 1
@@ -53,9 +55,9 @@ class Endpoints:
             if is_retryable(error):
                 endpoint.silent = isinstance(error, ServiceUnreachable) or error.status != 429
                 now = time.monotonic()
-                asked = getattr(error, "retry_after", None) or 0.0
-                endpoint.resting_until = now + max(_REST_S, asked)
-                endpoint.asked_until = now + asked
+                retry_after_s = getattr(error, "retry_after", None) or 0.0
+                endpoint.resting_until = now + max(_REST_S, retry_after_s)
+                endpoint.asked_until = now + retry_after_s
             raise
         else:
             endpoint.silent = False
@@ -64,27 +66,29 @@ class Endpoints:
 
     @property
     def away(self) -> bool:
-        """Whether no URL answered when it was last asked."""
+        """Return True if the last request to every URL failed."""
         return all(endpoint.silent for endpoint in self.all)
 
     def pause(self) -> float:
-        """Seconds until the first URL may be asked again, by what each said in Retry-After."""
+        """Return the seconds until the first URL may be used again, by each one's Retry-After."""
         return max(0.0, min(e.asked_until for e in self.all) - time.monotonic())
 
 
-def check_service(key: str, url: str, info: Info, wanted: str) -> None:
-    """Raise UserError where another kind of service answers at a URL. key: of the config."""
-    if info.service != wanted:
-        raise UserError(f"{key}: {url} is a {info.service} service, not {wanted}: mend the URL")
+def check_service(key: str, url: str, info: Info, expected: str) -> None:
+    """Raise UserError if another kind of service answers at a URL. key: of the config."""
+    if info.service != expected:
+        raise UserError(
+            f"{key}: {url} is a {info.service} service, not {expected}: correct the URL"
+        )
 
 
 def check_agreement(key: str, infos: Mapping[str, Info]) -> None:
-    """Raise UserError where two URLs of one service would not give the same scores."""
-    (first, one), *others = infos.items()
-    for url, other in others:
+    """Raise UserError if two URLs of one service would give different scores."""
+    (first_url, first_info), *other_infos = infos.items()
+    for url, info in other_infos:
         for name in ("model", "revision", "dtype", "tokenizer"):
-            if getattr(one, name) != getattr(other, name):
+            if getattr(first_info, name) != getattr(info, name):
                 raise UserError(
-                    f"{key}: {first} has {name} {getattr(one, name)!r}, {url} has "
-                    f"{getattr(other, name)!r}: scores of one run must be of one model"
+                    f"{key}: {first_url} has {name} {getattr(first_info, name)!r}, {url} has "
+                    f"{getattr(info, name)!r}: scores of one run must be of one model"
                 )

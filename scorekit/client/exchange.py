@@ -1,12 +1,12 @@
-"""How a client's samples reach a service: over its URLs, with retries, in halves where they are
-too much, and alone where they may have ended a server.
+"""Send a client's samples to a service: over its URLs, with retries, split if a request is too
+large, and alone if they may have crashed a server.
 
-A request under which the connection broke is suspect: it may have ended the server, and must not
-walk through all replicas. It is asked again, while no other suspect is, and only of a server that
-answers; if it breaks again it is cut into `_PIECES`, asked one by one, and so on. A sample with
-which the connection broke `_BREAKS` times, the last time alone, has failed. What the death of
-others broke passes.
-What broke alone is remembered (suspects.py), and asked for alone at once when it comes again.
+A request under which the connection broke is suspect: it may have crashed the server, and must not
+crash one replica after the other. It is sent again while no other suspect is in flight, and only to
+a server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
+that are sent one by one, and so on. A sample fails after the connection broke `_BREAKS` times, the
+last time with it alone. Samples that only shared a request with it succeed.
+A sample that broke a connection alone is remembered (suspects.py), and sent alone the next time.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
 log = logging.getLogger(__name__)
 
-#: Seconds by which an answer may be later than the service was granted.
+#: Seconds by which an answer may be later than the time granted to the service.
 _GRACE_S = 10.0
 _JSON = {"Content-Type": "application/json"}
-#: A suspect request is cut into so many: two more breaks find one sample among 256.
-_PIECES = 16
-#: As often must a connection break before a sample is to blame: servers are also killed by hand.
+#: Number of parts of a suspect request: two more breaks find one sample among 256.
+_SPLIT_INTO = 16
+#: Breaks until a sample is to blame: servers are also killed by hand.
 _BREAKS = 4
-#: After so many such samples of one request, the rest of it is not asked.
-_POISON = 3
+#: After so many such samples of one request, the rest of it is not sent.
+_MAX_CRASHES = 3
 
 Answered = tuple[int, Result]
 
 
 @dataclass(slots=True)
 class Call:
-    """What all requests of one call share.
+    """State that all requests of one call share.
 
-    info: the service as it was when the call began.
+    info: the service when the call began.
     keys: of the client-side cache; empty: it is not used.
     """
 
     info: Info
     options: dict[str, Any]
     priority: Priority
-    asked: Distinct
+    distinct: Distinct
     keys: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request and all that it is cut into. poison: samples that ended a server."""
+    """One request and all that it is split into. crashes: samples that crashed a server."""
 
     call: Call
     once: Callable[[Endpoint, list[Placed], _Request], AsyncIterator[Answered]]
     deadline: Deadline
-    poison: int = 0
+    crashes: int = 0
 
 
 class Exchange:
@@ -106,17 +106,17 @@ class Exchange:
         self._retry_samples = retry_samples
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(None, connect=5.0),  # `_open` bounds the whole
-            # `slots` is the bound. The pool's own would count connections that a cancelled call
-            # left half open, until none is to be had.
+            timeout=httpx.Timeout(None, connect=5.0),  # `_open` limits the total time
+            # `slots` is the limit. The pool's own would count half-open connections of cancelled
+            # calls, until no connection is available.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self.slots = asyncio.Semaphore(max_in_flight)
         self.absence = Absence(" and ".join(endpoint.url for endpoint in endpoints.all))
-        self._suspicion = asyncio.Lock()  # one suspect in flight: a break is its own
+        self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
         self.model_changed = False
         self._suspects = Suspects()
-        self._told_of_retries = False
+        self._has_logged_retries = False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -124,98 +124,99 @@ class Exchange:
         await self._http.aclose()
 
     async def get(self, endpoint: Endpoint, path: str, deadline: Deadline) -> Any:
-        """The JSON of a GET, asked once. Raises ServiceUnreachable, RequestError."""
+        """Return the JSON of a GET, sent once. Raises ServiceUnreachable, RequestError."""
         try:
             return await self._json(endpoint, "GET", path, deadline)
-        except AnswerLost as error:  # nothing was sent that could end a server
+        except AnswerLost as error:  # a GET carries no sample that could crash a server
             raise ServiceUnreachable(error.url, error.reason) from None
 
     async def answers(
         self, samples: list[Placed], call: Call, *, stream: bool = False
     ) -> AsyncIterator[Answered]:
-        """(place, result) of each sample once. `stream`: as they come. The caller holds a slot.
+        """Yield (index, result) of each sample; stream: as they arrive. The caller holds a slot.
 
-        Raises RequestError where the request was refused for good, ServiceUnreachable where no URL
+        Raises RequestError if the request was refused for good, ServiceUnreachable if no URL
         answered within the deadline.
         """
         once = self._stream_once if stream else self._score_once
         request = _Request(call, once, Deadline(self._deadline_s))
-        known = {p: n for p, body in samples if (n := self._suspects.breaks(body, call.options))}
-        fresh = [sample for sample in samples if sample[0] not in known]
-        if fresh:
-            async for pair in self._cut_as_needed(fresh, request, 0):
+        suspects = {
+            i: count for i, body in samples if (count := self._suspects.breaks(body, call.options))
+        }
+        unsuspected = [sample for sample in samples if sample[0] not in suspects]
+        if unsuspected:
+            async for pair in self._cut_as_needed(unsuspected, request, 0):
                 yield pair
-        for place, body in samples:
-            breaks = known.get(place, 0)
+        for index, body in samples:
+            breaks = suspects.get(index, 0)
             if breaks >= _BREAKS:
-                yield place, failure("model_failure", f"not asked: {breaks} servers ended over it")
+                yield index, failure("model_failure", f"not sent: it broke {breaks} connections")
             elif breaks:
-                async for pair in self._cut_as_needed([(place, body)], request, breaks):
+                async for pair in self._cut_as_needed([(index, body)], request, breaks):
                     yield pair
 
     async def _cut_as_needed(
         self, samples: list[Placed], request: _Request, breaks: int
     ) -> AsyncIterator[Answered]:
-        """breaks: how often the connection broke under these samples."""
-        if breaks and request.poison >= _POISON:
-            for place, _ in samples:
-                yield place, failure("upstream", _NOT_ASKED)
+        """Yield the answers; split a request that is too large or has broken the connection."""
+        if breaks and request.crashes >= _MAX_CRASHES:
+            for index, _ in samples:
+                yield index, failure("upstream", _NOT_SENT)
             return
         missing = dict(samples)
         try:
-            tried = self._alone if breaks else self._tried
-            async for place, result in tried(samples, request):
+            send = self._try_alone if breaks else self._try
+            async for index, result in send(samples, request):
                 if breaks and len(samples) == 1:
-                    self._suspects.note(missing[place], request.call.options, 0)
-                del missing[place]
-                yield place, result
+                    self._suspects.note(missing[index], request.call.options, 0)
+                del missing[index]
+                yield index, result
             return
         except AnswerLost as error:
             breaks += 1
             for body in missing.values() if len(missing) == 1 else ():
                 self._suspects.note(body, request.call.options, breaks)
-            pieces, blame = _PIECES if breaks > 1 else 1, breaks >= _BREAKS
-            fate = failure("model_failure", f"{error}, {breaks} times; it is not asked again")
+            num_parts, is_to_blame = _SPLIT_INTO if breaks > 1 else 1, breaks >= _BREAKS
+            failed = failure("model_failure", f"{error}, {breaks} times; it is not sent again")
         except RequestError as error:
             if error.type != "too_large":
                 raise
-            pieces, blame = 2, True
-            fate = failure("invalid_input", error.message)
-        if len(missing) == 1 and blame:
-            request.poison += fate.error.type == "model_failure"
-            for place in missing:
-                yield place, fate
+            num_parts, is_to_blame = 2, True
+            failed = failure("invalid_input", error.message)
+        if len(missing) == 1 and is_to_blame:
+            request.crashes += failed.error.type == "model_failure"
+            for index in missing:
+                yield index, failed
             return
-        for piece in _split(list(missing.items()), pieces):
-            async for pair in self._cut_as_needed(piece, request, breaks):
+        for part in _split(list(missing.items()), num_parts):
+            async for pair in self._cut_as_needed(part, request, breaks):
                 yield pair
 
-    async def _alone(self, samples: list[Placed], request: _Request) -> AsyncIterator[Answered]:
-        """`_tried` while no other suspect of this client is in flight. The lock is not held while
-        the caller works on a result."""
-        got: list[Answered] = []
-        fault: Exception | None = None
-        asked = time.monotonic()
-        async with self._suspicion:
-            request.deadline.extend(time.monotonic() - asked)
+    async def _try_alone(self, samples: list[Placed], request: _Request) -> AsyncIterator[Answered]:
+        """Yield the answers of `_try`, sent while no other suspect of this client is in flight."""
+        answers: list[Answered] = []
+        failure: Exception | None = None
+        wait_start = time.monotonic()
+        async with self._suspect_lock:
+            request.deadline.extend(time.monotonic() - wait_start)
             try:
-                async for pair in self._tried(samples, request, ready=True):
-                    got.append(pair)
+                async for pair in self._try(samples, request, ready=True):
+                    answers.append(pair)
             except (ServiceUnreachable, RequestError) as error:
-                fault = error
-        for pair in got:
+                failure = error
+        for pair in answers:
             yield pair
-        if fault is not None:
-            raise fault
+        if failure is not None:
+            raise failure
 
-    async def _tried(
+    async def _try(
         self, samples: list[Placed], request: _Request, *, ready: bool = False
     ) -> AsyncIterator[Answered]:
-        """The answers, with retries; samples that failed for the moment are asked again until the
-        deadline, and have failed then.
+        """Yield the answers, with retries. Samples with transient errors are retried until the
+        deadline.
 
-        ready: ask only a server that answers, so that one which only starts is not taken for one
-        that has ended.
+        ready: use only a server that answers, so that one that is starting does not look like one
+        that has crashed.
         """
         missing = dict(samples)
         failed: dict[int, Result] = {}
@@ -225,48 +226,49 @@ class Exchange:
                     async with self._endpoints.pick() as endpoint:
                         if ready:
                             await self.get(endpoint, "/v1/info", request.deadline)
-                        rest = list(missing.items())
-                        async for place, result in self._numbered(endpoint, rest, request):
+                        remaining = list(missing.items())
+                        async for index, result in self._numbered(endpoint, remaining, request):
                             if self._retry_samples and _may_pass(result):
-                                failed[place] = result
+                                failed[index] = result
                             else:
-                                del missing[place]
-                                yield place, result
+                                del missing[index]
+                                yield index, result
                         if missing:
-                            raise self._some_left(endpoint, failed, request.deadline)
+                            raise self._transient_error(endpoint, failed, request.deadline)
                         self.absence.answered()
         except (ServiceUnreachable, RequestError) as error:
-            lost = isinstance(error, AnswerLost)
-            if lost or not is_retryable(error) or missing.keys() - failed.keys():
+            is_lost = isinstance(error, AnswerLost)
+            if is_lost or not is_retryable(error) or missing.keys() - failed.keys():
                 raise
-            for place in missing:
-                yield place, failed[place]
+            for index in missing:
+                yield index, failed[index]
 
-    def _some_left(
+    def _transient_error(
         self, endpoint: Endpoint, failed: dict[int, Result], deadline: Deadline
     ) -> RequestError:
-        """What makes the samples be asked for again. Told once: it may take long."""
-        if not self._told_of_retries:
-            self._told_of_retries = True
+        """Return the error that makes the samples be retried. It is logged once: it may take
+        long."""
+        if not self._has_logged_retries:
+            self._has_logged_retries = True
             types = {result.error.type for result in failed.values() if isinstance(result, Failed)}
             log.warning(
-                "%s: samples fail for the moment (%s); each is asked for again for up to %g s",
+                "%s: samples have transient errors (%s); each is retried for up to %g s",
                 endpoint.url,
                 ", ".join(sorted(types)),
                 deadline.seconds,
             )
-        return RequestError("unavailable", f"{endpoint.url}: samples failed for the moment")
+        return RequestError("unavailable", f"{endpoint.url}: samples had transient errors")
 
     async def _numbered(
         self, endpoint: Endpoint, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
-        """One try; a refusal names samples by their index in the caller's list."""
+        """Send a request once. A refusal names samples by their index in the caller's list."""
         try:
             async for pair in request.once(endpoint, samples, request):
                 yield pair
         except RequestError as error:
-            asked = request.call.asked
-            raise renumbered(error, [asked.index(place) for place, _ in samples]) from None
+            distinct = request.call.distinct
+            raise renumbered(error, [distinct.index(index) for index, _ in samples]) from None
 
     async def _score_once(
         self, endpoint: Endpoint, samples: list[Placed], request: _Request
@@ -275,7 +277,7 @@ class Exchange:
         answer = await self._json(endpoint, "POST", "/v1/score", request.deadline, body)
         with understood(endpoint.url):
             results = map(score_result.validate_python, answer["results"])
-            pairs = list(zip((place for place, _ in samples), results, strict=True))
+            pairs = list(zip((index for index, _ in samples), results, strict=True))
             self._check_model(endpoint, request.call, answer["model"])
         for pair in pairs:
             yield pair
@@ -284,7 +286,7 @@ class Exchange:
         self, endpoint: Endpoint, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
         await self._ask_model(endpoint, request)  # a stream does not name it
-        waiting = dict(enumerate(place for place, _ in samples))
+        index_by_position = dict(enumerate(index for index, _ in samples))
         body, deadline = self._body(samples, request), request.deadline
         response = None
         try:
@@ -292,7 +294,7 @@ class Exchange:
                 response = await self._open(endpoint, "POST", "/v1/score/stream", body)
             lines = lines_of(response, endpoint.url)
             while True:
-                # Only the wait is bounded: what the caller does with a result may take longer.
+                # Only the wait is limited: the caller's work on a result may take longer.
                 async with asyncio.timeout(deadline.left()):
                     line = await anext(lines, None)
                 if line is None:
@@ -301,10 +303,10 @@ class Exchange:
                     result = from_json(line)
                     if "done" in result:
                         break
-                    place = waiting.pop(result.pop("index"))
+                    index = index_by_position.pop(result.pop("index"))
                     scored = score_result.validate_python(result)
-                yield place, scored
-            if waiting:
+                yield index, scored
+            if index_by_position:
                 raise ServiceUnreachable(endpoint.url, "the stream did not answer everything")
         except TimeoutError:
             raise _too_late(endpoint, deadline.seconds) from None
@@ -327,15 +329,15 @@ class Exchange:
         deadline: Deadline,
         body: bytes | None = None,
     ) -> Any:
-        within = min(self._timeout_s + _GRACE_S, deadline.for_try())
+        timeout_s = min(self._timeout_s + _GRACE_S, deadline.for_try())
         started = time.monotonic()
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout_s):
                 async with aclosing(await self._open(endpoint, method, path, body)) as opened:
                     response = await read_whole(opened, endpoint.url)
         except TimeoutError:
             raise _too_late(endpoint, time.monotonic() - started) from None
-        except httpx.HTTPError as error:  # the answer had begun: the service had done its work
+        except httpx.HTTPError as error:  # the answer had begun: the service had finished the work
             raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
         with understood(endpoint.url):
             return from_json(response.content)
@@ -343,7 +345,7 @@ class Exchange:
     async def _open(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None
     ) -> httpx.Response:
-        """An answer of which the head has come. Raises AnswerLost where the connection broke
+        """Return an answer whose head has arrived. Raises AnswerLost if the connection broke
         before."""
         request = self._http.build_request(
             method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}
@@ -368,26 +370,24 @@ class Exchange:
             self._check_model(endpoint, request.call, model)
 
     def _check_model(self, endpoint: Endpoint, call: Call, model: Any) -> None:
-        """Raise where the model is not the one that the call began with; unless it may change."""
-        known = call.info
-        if model == {"service": known.service, "id": known.model, "revision": known.revision}:
+        """Raise if the model differs from that of the start of the call, unless it may change."""
+        info = call.info
+        if model == {"service": info.service, "id": info.model, "revision": info.revision}:
             return
         # Another service's scores mean something else, and may even point the other way.
-        if self._pin_model or model["service"] != known.service:
-            reason = (
-                f"it runs {model['id']} {model['revision']}, not {known.model} {known.revision}"
-            )
+        if self._pin_model or model["service"] != info.service:
+            reason = f"it runs {model['id']} {model['revision']}, not {info.model} {info.revision}"
             raise ServiceUnreachable(endpoint.url, reason, retryable=False)
-        call.keys.clear()  # which name the model that was
+        call.keys.clear()  # they belong to the old model
         self.model_changed = True
 
 
-_NOT_ASKED = f"not asked: {_POISON} samples of the same request ended a server each"
+_NOT_SENT = f"not sent: {_MAX_CRASHES} samples of the same request crashed a server each"
 
 
-def _split(samples: list[Placed], pieces: int) -> Iterator[list[Placed]]:
-    """At most so many pieces, of nearly one size."""
-    size = -(-len(samples) // pieces)
+def _split(samples: list[Placed], num_parts: int) -> Iterator[list[Placed]]:
+    """Yield at most so many parts of nearly equal size."""
+    size = -(-len(samples) // num_parts)
     for start in range(0, len(samples), size or 1):
         yield samples[start : start + size]
 

@@ -85,22 +85,24 @@ def meta_eval(
 
         sources = [parse_metric(text) for text in metric]
         _check_names([source.name for source in sources], lower_is_better or [])
-        services = [source.name for source in sources if source.is_service]
-        if wrong := [name for name in lower_is_better or () if name in services]:
+        service_names = [source.name for source in sources if source.is_service]
+        if wrong := [name for name in lower_is_better or () if name in service_names]:
             raise UserError(f"--lower-is-better {wrong[0]}: its service says itself what is better")
         judged = read_judgements(judgements, lower_is_better=human_lower)
         translations = _chosen(judged, exclude or [], ref_system, segments, seed)
-        check_people(translations)  # before a service is asked
+        check_people(translations)  # before any service is used
         out.mkdir(parents=True, exist_ok=True)
         files = [
             file_scores(source, translations, source.name not in (lower_is_better or ()))
             for source in sources
             if not source.is_service
         ]
-        asked = [source for source in sources if source.is_service]
-        found = service_scores(asked, translations, out, say, overlong, cache_db=cache_db)
-        by_name = {scores.name: scores for scores in (*files, *found)}
-        scores = [by_name[source.name] for source in sources]
+        services = [source for source in sources if source.is_service]
+        service_results = service_scores(
+            services, translations, out, say, overlong, cache_db=cache_db
+        )
+        scores_by_name = {scores.name: scores for scores in (*files, *service_results)}
+        scores = [scores_by_name[source.name] for source in sources]
         result = evaluate(translations, scores, draws=draws, seed=seed)
         result.notes[:0] = judged.notes
         _write_figures(out / "figures.json", result, judgements)
@@ -141,19 +143,25 @@ def _chosen(
         for name in names:
             if name not in systems:
                 raise UserError(f"{option} {name}: the systems are {', '.join(systems)}")
-    refs = {one.segment: one.mt for one in judged.translations if one.system == ref_system}
-    kept = [
-        one for one in judged.translations if one.system not in exclude and one.system != ref_system
+    refs = {
+        translation.segment: translation.mt
+        for translation in judged.translations
+        if translation.system == ref_system
+    }
+    selected = [
+        translation
+        for translation in judged.translations
+        if translation.system not in exclude and translation.system != ref_system
     ]
-    if not kept:
+    if not selected:
         raise UserError("no system is left: name fewer by --exclude")
-    for one in kept:
-        one.ref = refs.get(one.segment) if ref_system else one.ref
-    names = list(dict.fromkeys(one.segment for one in kept))
+    for translation in selected:
+        translation.ref = refs.get(translation.segment) if ref_system else translation.ref
+    names = list(dict.fromkeys(translation.segment for translation in selected))
     if segments is not None and segments < len(names):
-        some = set(random.Random(seed).sample(names, segments))
-        kept = [one for one in kept if one.segment in some]
-    return kept
+        sampled = set(random.Random(seed).sample(names, segments))
+        selected = [translation for translation in selected if translation.segment in sampled]
+    return selected
 
 
 def _write_figures(path: Path, result: MetaEvaluation, judgements: Path) -> None:
@@ -161,5 +169,5 @@ def _write_figures(path: Path, result: MetaEvaluation, judgements: Path) -> None
 
     from scorekit.files import write_atomic
 
-    figures = {"judgements": judgements.name} | asdict(result)
-    write_atomic(path, json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    content = {"judgements": judgements.name} | asdict(result)
+    write_atomic(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

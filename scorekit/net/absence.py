@@ -1,4 +1,4 @@
-"""Tells of a server that does not answer: who is waited for, and until when."""
+"""Log that a server does not answer, and until when a client waits for it."""
 
 from __future__ import annotations
 
@@ -12,60 +12,61 @@ from scorekit.net.retry import Deadline
 
 log = logging.getLogger(__name__)
 
-#: Seconds after the first failed try from which on it is told; and after which it is told of a
-#: request that has neither failed nor been answered: a large one may take long.
+#: Seconds from the first failed attempt to its warning; and from the start of a request without any
+#: outcome to its warning (a large one may take long).
 TELL_AFTER_S, SILENT_S = 5.0, 30.0
 
 
 def clock_time(seconds: float) -> str:
-    """Return the time of day so many seconds from now."""
+    """Return the time of day in so many seconds."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 class Absence:
-    """One server, as a client sees it; it tells once for each time that the server is away. Use it
-    in one event loop.
+    """Logs outages of one server, as a client sees it: one warning per outage.
 
-    who: the server, as messages name it.
+    Use it in one event loop.
+
+    server: the server's name in messages.
     """
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, server: str) -> None:
+        self._server = server
         self._timer: asyncio.TimerHandle | None = None
-        self._is_told = False
-        self._trying = 0  # requests that are being tried
+        self._has_warned = False
+        self._num_waiting = 0  # requests in progress
 
     def failed(self, deadline: Deadline) -> None:
-        """Note a failed try that is followed by another one, until the deadline."""
-        if self._timer is None and not self._is_told:
+        """Note a failed attempt that will be retried until the deadline."""
+        if self._timer is None and not self._has_warned:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TELL_AFTER_S, self._tell, deadline)
+            self._timer = loop.call_later(TELL_AFTER_S, self._warn, deadline)
 
     def answered(self) -> None:
-        """Note that it answers."""
+        """Note that the server has answered."""
         self.close()
-        if self._is_told:
-            self._is_told = False
-            log.warning("%s answers again", self._who)
+        if self._has_warned:
+            self._has_warned = False
+            log.warning("%s answers again", self._server)
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Count a request, with all its tries, as one that waits for the server.
+        """Count a request, with all its retries, as waiting for the server.
 
-        Once no request waits, a failed try is not told of any more.
+        When no request waits any more, earlier failures are no longer reported.
         """
-        self._trying += 1
+        self._num_waiting += 1
         try:
             yield
         finally:
-            self._trying -= 1
-            if not self._trying:
+            self._num_waiting -= 1
+            if not self._num_waiting:
                 self.close()
 
     @contextmanager
     def watched(self, deadline: Deadline) -> Iterator[None]:
-        """Tell of a request within, with all its tries, that stays without an answer for long."""
-        timer = asyncio.get_running_loop().call_later(SILENT_S, self._tell, deadline)
+        """Warn about the request in this block, retries included, if it has no answer for long."""
+        timer = asyncio.get_running_loop().call_later(SILENT_S, self._warn, deadline)
         try:
             with self.trying():
                 yield
@@ -73,14 +74,14 @@ class Absence:
             timer.cancel()
 
     def close(self) -> None:
-        """Tell nothing more of what has failed."""
+        """Drop the pending warning."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _tell(self, deadline: Deadline) -> None:
+    def _warn(self, deadline: Deadline) -> None:
         self._timer = None
-        if not self._is_told and deadline.left():
-            self._is_told = True
+        if not self._has_warned and deadline.left():
+            self._has_warned = True
             until = clock_time(deadline.left())
-            log.warning("%s does not answer: it is waited for until %s", self._who, until)
+            log.warning("%s does not answer: waiting until %s", self._server, until)

@@ -13,44 +13,47 @@ from scorekit.net.loop_thread import LoopThread
 C = TypeVar("C")
 T = TypeVar("T")
 
-#: What a forked child has of its parent: kept, since to collect it could close what is not its own.
+#: Objects that a forked child inherits. They are kept: collecting them could close the parent's.
 _INHERITED: list[Any] = []
 
 
 class OwnLoop(Generic[C]):
-    """A client and the thread of its event loop. A forked child makes both anew: threads do not
-    live on in it, and its parent's connections are not its to use, nor to close.
+    """A client and the thread of its event loop. A forked child creates both again.
 
-    name: of the thread, and what is said to be closed. make, close: of the client; both run in its
-    loop. Raises what `make` raises.
+    Threads do not survive a fork, and the child must neither use nor close its parent's
+    connections.
+
+    name: of the thread, and in the error after it was closed. make, close: create and close the
+    client; both run in its loop. Raises what `make` raises.
     """
 
     def __init__(
         self, name: str, make: Callable[[], C], close: Callable[[C], Awaitable[None]]
     ) -> None:
         self._name, self._make, self._close = name, make, close
-        self._forked = threading.Lock()
+        self._fork_lock = threading.Lock()
         self._start()
 
     def run(self, call: Callable[[C], Coroutine[Any, Any, T]]) -> T:
-        """What a call of the client gives, waited for."""
-        thread, client = self._of_this_process()
+        """Run a method of the client and return its result."""
+        thread, client = self._current()
         return thread.run(call(client))
 
     def submit(self, call: Callable[[C], Coroutine[Any, Any, T]]) -> Future[T]:
-        """The same, begun and not waited for; to cancel the future ends it."""
-        thread, client = self._of_this_process()
+        """Start a method of the client without waiting. Cancel the future to end it."""
+        thread, client = self._current()
         return thread.submit(call(client))
 
     def close(self) -> None:
-        """Close the client and end the thread; a second call does nothing. A call that another
-        thread waits in raises RuntimeError."""
-        if self._pid == os.getpid():  # a child leaves its parent's open
+        """Close the client and end the thread; a second call does nothing.
+
+        A call that another thread waits in raises RuntimeError."""
+        if self._pid == os.getpid():  # a child leaves its parent's client open
             self.thread.stop(lambda: self._close(self._client))
 
-    def _of_this_process(self) -> tuple[LoopThread, C]:
+    def _current(self) -> tuple[LoopThread, C]:
         if self._pid != os.getpid():
-            with self._forked:
+            with self._fork_lock:
                 if self._pid != os.getpid():
                     if self.thread.stopped:
                         raise RuntimeError(f"the {self._name} is closed")

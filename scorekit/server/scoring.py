@@ -1,4 +1,4 @@
-"""The verb of MetricX, xCOMET and the judge: samples in, a finite score for each out."""
+"""The endpoint of MetricX, xCOMET and the judge: samples in, a finite score for each out."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ from scorekit.text.windows import REVISION
 
 @dataclass(slots=True, kw_only=True)
 class ScoreDescription(Description):
-    """What a backend that scores says of itself. inputs: of a translation metric. tasks: of a
-    judge, where a score means something else than these."""
+    """The description of a backend that scores. inputs: of a translation metric.
+
+    tasks: of a judge whose tasks have other score ranges or directions."""
 
     score_range: ScoreRange
     higher_is_better: bool
@@ -47,8 +48,9 @@ class ScoreDescription(Description):
 
 
 class Scoring(Verb):
-    """`POST /v1/score` and its stream, for samples and options of these types. The backend's
-    description is a `ScoreDescription`."""
+    """`POST /v1/score` and its stream, for samples and options of these types.
+
+    The backend's description is a `ScoreDescription`."""
 
     path = "/v1/score"
     about = "Score samples; result k answers sample k. A bad sample fails beside its siblings."
@@ -66,14 +68,14 @@ class Scoring(Verb):
         self._texts_of = _texts_of(sample_type)
 
     def request_type(self, max_items: int) -> type[BaseModel]:
-        """Samples, options, priority and a time-out."""
+        """Return the request model: samples, options, priority and a timeout."""
         return score_request(self.sample_type, self.options_type, max_items)
 
     def read(self, request: Any, told: Description) -> Asked:
-        """Raises UserError where more tokens are asked for than the model reads.
+        """Parse a request. Raises UserError if its length limit exceeds the model's.
 
-        An empty reference is none from here on, unless an option takes it for a text: a backend
-        reads "" as one.
+        An empty reference becomes None, unless an option makes it a text: a backend reads "" as
+        one.
         """
         options = resolve_options(request.options, told)
         is_text = getattr(options, "empty_ref", "none") == "text"
@@ -93,26 +95,26 @@ class Scoring(Verb):
         )
 
     def plain_options(self, told: Description) -> Any:
-        """The defaults."""
+        """Return the default options."""
         return resolve_options(self.options_type(), told)
 
     def item_fault(self, item: Any, max_chars: int) -> SampleError | None:
-        """A text that is too long, or that no model should see."""
+        """Return the error of a text that is too long, or that no model should get."""
         return text_fault(item, max_chars)
 
     def content(self, item: Any) -> Any:
-        """Its texts."""
+        """Return the texts of the sample."""
         return self._texts_of(item)
 
     def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
-        """A score that is not finite."""
+        """Return the error of a score that is not finite."""
         score = fields["score"]
         if math.isfinite(score):
             return None
         return SampleError("non_finite", f"the model's score is {score}")
 
     def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
-        """Types, fields, the range of the score, and spans that lie in `mt`."""
+        """Check types, fields, the range of the score, and spans that lie in `mt`."""
         assert isinstance(told, ScoreDescription)
         task = (told.tasks or {}).get(getattr(item, "task", ""))
         return could_be_answer(value, item, options, task.score_range if task else told.score_range)
@@ -120,17 +122,17 @@ class Scoring(Verb):
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Failed samples stand beside good ones."""
+        """Yield the results; failed samples are beside good ones."""
         return body_parts([sample.id for sample in request.samples], answers, cached, model)
 
     def lines(self, request: Any) -> Line:
-        """A result with its index."""
-        # No sample is held: a stream may be read slowly.
+        """Return the function that serializes a result with its index."""
+        # The samples are not kept: a stream may be read slowly.
         ids = [sample.id for sample in request.samples]
         return lambda index, answer, cached: line_json(index, ids[index], answer, cached)
 
     def info(self, common: dict[str, Any], told: Description) -> Info:
-        """The range of the score, its direction and what it is made of, too."""
+        """Return the common fields with the range of the score, its direction and its inputs."""
         assert isinstance(told, ScoreDescription)
         return Info(
             **common,
@@ -144,10 +146,10 @@ class Scoring(Verb):
 def score_request(
     sample_type: type[Wire], options_type: type[Options], max_samples: int
 ) -> type[Wire]:
-    """The request type of a service whose samples and options are of these types."""
+    """Return the request type of a service with samples and options of these types."""
 
     class ScoreRequest(Wire):
-        # FailFast: a body full of faults must not cost a list of all of them.
+        # FailFast: an invalid body must not cost a list of all its errors.
         samples: Annotated[list[sample_type], FailFast()] = Field(  # type: ignore[valid-type]
             min_length=1, max_length=max_samples
         )
@@ -163,26 +165,26 @@ def score_request(
 
 
 def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
-    """The type of a service's answer to requests with samples of this type."""
+    """Return the type of a service's answer to requests with samples of this type."""
     return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse
 
 
 def resolve_options(options: Any, told: Description) -> Any:
-    """Options with the defaults that only the model knows. Raises UserError over its limit."""
-    if not isinstance(options, ScoreOptions):  # nothing is cut to a length
+    """Return options with the defaults of the model. Raises UserError over its limit."""
+    if not isinstance(options, ScoreOptions):  # only these have a length limit
         return options
-    own = told.max_input_length
-    asked = options.max_input_length
-    if asked is not None and asked > own:
-        raise UserError(f"options.max_input_length: {asked}, the model reads {own}")
-    if asked is None:  # in place: the options are this request's own, and a copy takes 3 us
-        options.max_input_length = own
+    model_limit = told.max_input_length
+    max_length = options.max_input_length
+    if max_length is not None and max_length > model_limit:
+        raise UserError(f"options.max_input_length: {max_length}, the model reads {model_limit}")
+    if max_length is None:  # in place: the options belong to this request, and a copy takes 3 us
+        options.max_input_length = model_limit
     return options
 
 
 def _texts_of(sample_type: type[Wire]) -> Callable[[Any], Any]:
-    """What gives everything of a sample that its score may depend on."""
-    # A fixed list of fields: its JSON is unambiguous. No metric of ours reads the languages.
+    """Return a function that extracts all of a sample that its score may depend on."""
+    # A fixed list of fields gives unambiguous JSON. No metric of scorekit reads the languages.
     unread = {"id", "src_lang", "tgt_lang"} if sample_type is TranslationSample else {"id"}
     fields = attrgetter(*(name for name in sample_type.model_fields if name not in unread))
     if sample_type.model_config.get("extra") != "allow":

@@ -1,12 +1,11 @@
-"""What a chat model says about its work, and no translation does: at its start, at its end, or in
-place of it.
+"""Meta text: what a chat model says about its work, before, after or instead of a translation.
 
-Each function is pure and gives the text that it found, or None. What the source says, too, in any
-of the languages known here, its translation may say: a talk may well begin with "I'm sorry, but I
-can't". So a pattern has an excuse, which is looked for in the source.
+Each function is pure and returns the matching text, or None. If the source says the same, in any
+language known here, its translation may, too: a talk may begin with "I'm sorry, but I can't". So
+each pattern has an excuse, which is searched in the source.
 
-Structure says more than phrases do: words of translating, a line, a sentence, a bracket or a label
-that the source does not have. `python -m bench.filters` measures what is found.
+Structure is stronger evidence than phrases: words about translating, a line, sentence, bracket or
+label that the source lacks. `python -m bench.filters` measures what is detected.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import re
 from scorekit.text.sentences import split_sentences
 
 _EDGE = r"[\s\"'“”‘’「『\[(（【<*_#>-]{0,9}+"
-#: Characters of a source that its translation's start or end may come from.
+#: Characters of a source that are searched for an excuse.
 _HEAD = 300
 
 # -- words of translating --------------------------------------------------------------------------
 
-#: What is said of a translation. To "translate into" or "übersetzen in" is an idiom, too.
+#: Words about a translation. "translate into" and "übersetzen in" can be idioms.
 _TRANSLATION = (
     r"\btranslat(?:(?:ed|es?|ing)\b(?! (?:as|roughly"
     r"|loosely)\b)(?![^.\n]{0,30}?\b(?:in)?to\b(?! (?:english|german|korean|chinese)))|ions?\b"
@@ -30,7 +29,7 @@ _TRANSLATION = (
     r"|\b(?<!in worte )(?<!in taten )(?<!in die praxis )übersetz|\btraducci[oó]n|\btraduction\b"
     r"|\btraduzion|\btradução|\bвот (?:ваш )?перевод"
 )
-#: A source that has one of these may be translated by such a word.
+#: A source with one of these may be translated with such a word.
 _TRANSLATING = (
     r"translat|번역|직역|의역|옮기|옮긴|옮겼|翻|译|譯|訳|übersetz|tradu|перев|แปล|अनुवाद|ترجم|dịch"
     r"|terjemah|çevir|tłumacz|vertaal|vertal|översätt|oversæt|overset|käänt|překl|preklad|fordít"
@@ -40,14 +39,14 @@ _TRANSLATING = (
     r"|转[换化]|轉[換化]|変換|transform|이어[지져진질]|병진|평행 ?이동|平移|平动|\bgear|\bratio\b"
     r"|기어비"
 )
-_SAID = re.compile(rf"(?:{_TRANSLATION})[^\n]{{0,40}}", re.I)
+_TRANSLATION_TALK = re.compile(rf"(?:{_TRANSLATION})[^\n]{{0,40}}", re.I)
 _SPEAKS_OF_TRANSLATING = re.compile(rf"{_TRANSLATING}|{_TRANSLATION}", re.I)
 _LANGUAGES = (
     r"한국어|우리말|영어|독일어|중국어|일본어|\b(?:korean|english|german|chinese|japanese"
     r"|(?:koreanisch|deutsch|englisch|chinesisch)(?:e[rs]?)?)\b|(?:简体|繁體)?中文|[汉漢]语|英文"
     r"|英[语語]|德[语語文]|[韩韓][语語文]"
 )
-#: What stands before what was made; a source with a label of this kind has one of them.
+#: Labels of a result; a source with a label of this kind has one of them.
 _MADE = (
     r"\b(?:output|answer|response|results?|target|final|text|version|ausgabe|antwort|ergebnis"
     r"|ziel(?:text)?|fassung)\b|(?-i:\b(?:KO|EN|DE|ZH)\b)|출력|답변?|정답|응답|결과|최종|输出|答案"
@@ -67,7 +66,7 @@ _LABELLED = re.compile(
     r"(?:[:：=→)）\]】>*–—-]|\n)",
     re.I,
 )
-#: A clause that ends in a colon, and what a source says where its translation may have such a one.
+#: A clause that ends in a colon, and the excuses in a source.
 _CLAUSE = re.compile(rf"{_EDGE}[^:：\n]{{1,120}}[:：](?=\s*\S)")
 _LEADS = tuple(
     re.compile(said, re.I)
@@ -98,7 +97,7 @@ _YES = (
     r"|明白了?|收到|はい|もちろん(?:です)?|承知しました|かしこまりました)"
 )
 _OPENER = rf"(?:{_YES}[!！,，.。、]+\s*+)?"
-#: Assent to who asked: a sentence of its own, with what may come behind it.
+#: Assent to the request: a sentence of its own, with what may follow it.
 _ASSENT = re.compile(
     rf"{_EDGE}{_YES}(?:[!！.。~]|[,，、 ][^.!?。！？\n]{{0,40}}[.!。！])(?=\s*\S)", re.I
 )
@@ -110,7 +109,7 @@ _ASSENTING = re.compile(
     r"|괜찮|확실|当然|當然|没问题|明白|はい|もちろん|承知",
     re.I,
 )
-#: What a chat model says of itself.
+#: Statements of a chat model about itself.
 _ASIDES = re.compile(
     rf"{_EDGE}(?:(?:as|i['’]m|i am)(?: just| only| merely)? an? (?:ai|(?:large )?language model)\b"
     r"|please provide (?:me with )?(?:the|a) (?:text|source)\b|(?:저는 )?(?:ai|(?:ai "
@@ -127,25 +126,25 @@ _OF_MODELS = re.compile(
 
 
 def meta_phrase(src: str, mt: str) -> str | None:
-    """What is said about the translation, or to who asked for it, at its start ("Here is the
-    translation:", "번역:", "네, 알겠습니다."), where the source says nothing like it."""
+    """Return what is said about the translation or to the client at its start, unless the source
+    does. Examples: "Here is the translation:", "번역:", "네, 알겠습니다."."""
     head = src[:_HEAD]
     clause = _CLAUSE.match(mt)
-    leads = [clause if clause and said.search(clause.group()) else None for said in _LEADS]
-    for found, excuse in (
+    leads = [clause if clause and phrase.search(clause.group()) else None for phrase in _LEADS]
+    for match, excuse in (
         (_LABEL.match(mt), _LABELLED),
         *zip(leads, _LEAD_EXCUSES, strict=True),
         (_ASIDES.match(mt), _OF_MODELS),
     ):
-        if found and not excuse.search(head):
-            return found.group().strip()
+        if match and not excuse.search(head):
+            return match.group().strip()
     line = mt.lstrip()[:_HEAD].partition("\n")[0]
-    if (found := _SAID.search(line)) and not _SPEAKS_OF_TRANSLATING.search(src):
-        return line[: found.end()]
-    found = _ASSENT.match(mt)
-    if not found or _ASSENTING.search(src[:80]) or _sentences(mt) <= _sentences(src):
+    if (match := _TRANSLATION_TALK.search(line)) and not _SPEAKS_OF_TRANSLATING.search(src):
+        return line[: match.end()]
+    match = _ASSENT.match(mt)
+    if not match or _ASSENTING.search(src[:80]) or _sentences(mt) <= _sentences(src):
         return None
-    return found.group().strip()
+    return match.group().strip()
 
 
 def _sentences(text: str) -> int:
@@ -154,7 +153,7 @@ def _sentences(text: str) -> int:
 
 # -- in place of it --------------------------------------------------------------------------------
 
-#: Regret, and within the sentence or the next that something cannot be done.
+#: Regret, and in this sentence or the next that something cannot be done.
 _SORRY = (
     r"(?:(?:i['’]?m|i am|we['’]re|we are) (?:so |very |really |truly )?(?:sorry|afraid)|sorry"
     r"|(?:my |our )?(?:sincere )?apologies"
@@ -191,7 +190,7 @@ _SORRY = (
     r"(?:przepraszam|przykro mi)[^\n]{0,60}?nie (?:mogę|jestem w stanie)",
     r"(?:het spijt me)[^\n]{0,60}?(?:\bniet\b|\bgeen\b)",
 )
-#: No regret, but that *this task* cannot be done.
+#: A statement, without regret, that this task cannot be done.
 _UNABLE = (
     r"(?:unfortunately,? )?i(?:['’]m| am)? (?:am |was |must )?(?:can['’]?t|cannot|can not|unable to"
     r"|not able to|not permitted to|not allowed to|won['’]t|will not|decline to"
@@ -223,7 +222,7 @@ _UNABLE = (
 _REGRETS, _DECLINES = (
     re.compile(rf"{_EDGE}{_OPENER}{_EDGE}(?:{'|'.join(some)})", re.I) for some in (_SORRY, _UNABLE)
 )
-#: What a source says where its translation may truly begin so: regret; or that something cannot be.
+#: Excuses in a source: regret; or that something cannot be.
 _REGRET = re.compile(
     r"\b(?:sorry|afraid|apolog|regret|pardon|excuse|forgive)|죄송|미안|송구|유감|사과|용서|실례"
     r"|사죄|抱歉|对不起|對不起|不好意思|遗憾|遺憾|歉|原谅|原諒|申し訳|すみません|すいません"
@@ -248,7 +247,7 @@ _NEGATED = re.compile(
 )
 
 
-#: What was asked for, pointed at: "this request can't be ...", "this content may violate ...".
+#: A reference to the request: "this request can't be ...", "this content may violate ...".
 _REQUEST = re.compile(
     rf"{_EDGE}[^\n]{{0,60}}?(?:"
     r"(?:this|that|your) request (?:can['’]?t|cannot|can not|is not|could not|violates"
@@ -269,21 +268,21 @@ _NOT_SO = re.compile(
 
 
 def refusal(src: str, mt: str) -> str | None:
-    """What a model begins with that will not translate ("I'm sorry, but I can't help with that",
-    "죄송합니다만, 이 요청은"), where the source says nothing like it."""
-    for found, excuse in (
+    """Return the start of a refusal to translate, unless the source has one.
+    Examples: "I'm sorry, but I can't help with that", "죄송합니다만, 이 요청은"."""
+    for match, excuse in (
         (_REGRETS.match(mt), _REGRET),
         (_DECLINES.match(mt), _NEGATED),
         (_REQUEST.match(mt), _NOT_SO),
     ):
-        if found:
-            return None if excuse.search(src[:_HEAD]) else found.group().strip()
+        if match:
+            return None if excuse.search(src[:_HEAD]) else match.group().strip()
     return None
 
 
 # -- after it --------------------------------------------------------------------------------------
 
-#: Where what is added begins: on a line of its own, in brackets, after a sentence.
+#: Start of an addition: on a line of its own, in brackets, after a sentence.
 _BEGIN = r"(?:\n[ \t]{0,4}|[(（\[【] ?|[.!?。！？…)”\"」』*][ \t]{0,2})[*_>#(（\[※–—-]{0,4} ?"
 _NOTE_LABELS = (
     r"notes?|explanations?|n\.b\.|alternative(?:ly| translations?)|참고(?: ?사항)?|주석|각주|비고"
@@ -294,7 +293,7 @@ _NOTE_LABELS = (
     r"|catatan|टिप्पणी|नोट"
 )
 _NOTE = re.compile(rf"{_BEGIN}(?:{_NOTE_LABELS})[*_)）\]】]{{0,3}} ?[:：]", re.I)
-#: Words of a source whose translation may well have such a label.
+#: Excuses in a source for such a label.
 _NOTE_WORDS = re.compile(
     r"다른 번역|대체 번역|anm\. d\. üb|\b(?:note|notes|noted|notice|nb|remark|hint|tip|explan"
     r"|explain|caution|warning|attention|footnote|descri|instruct|comment|alternativ|observ|nota)"
@@ -305,7 +304,7 @@ _NOTE_WORDS = re.compile(
     r"|poznámk|megjegyz|huom|обърнете|приміт",
     re.I,
 )
-#: In brackets: what the source says word for word, or another wording.
+#: In brackets: the literal wording of the source, or another wording.
 _GLOSS = re.compile(
     r"[(（\[【]\s{0,2}[*_\"'„“]{0,3}(?:literal(?:ly)?\b|lit\.|wörtlich|frei übersetzt|im original"
     r"|original\b|원문|직역|의역|문자 그대로|다른 표현|原文|字面|(?:or|oder|또는|혹은|或者?"
@@ -325,7 +324,7 @@ _EITHER = re.compile(
     r"|alternativ|대신|대안",
     re.I,
 )
-#: A tail speaks to the reader: of more help, of changes, of what he may want.
+#: A tail that addresses the reader: more help, changes, further wishes.
 _TAIL = re.compile(
     r"[.!?。！？…)”\"」』*\n]\s{0,4}[*_(（]{0,3}(?=[^.!?。！？\n]{0,40}?(?:\blet me know"
     r"|\bfeel free|hope (?:this|that|it) helps|happy to help|just ask|would you like (?:me|any"
@@ -357,20 +356,20 @@ _CLOSING_WORDS = re.compile(
 
 
 def added_note(src: str, mt: str) -> str | None:
-    """The start of what stands behind the translation and is none ("Note: ...", "(직역: ...)", a
-    second wording, "Let me know if ..."), where the source has nothing like it; or the last line,
-    where the source has fewer."""
-    for said, excuse, where, more in (
-        (_SAID, _SPEAKS_OF_TRANSLATING, src, None),
+    """Return the start of an addition after the translation ("Note: ...", "(직역: ...)", a second
+    wording, "Let me know if ..."), unless the source has one; or the last line, if the source has
+    fewer lines."""
+    for phrase, excuse, searched, count in (
+        (_TRANSLATION_TALK, _SPEAKS_OF_TRANSLATING, src, None),
         (_NOTE, _NOTE_WORDS, src, None),
         (_BETWEEN, _EITHER, src, None),
         (_GLOSS, _GLOSSED, src, _brackets),
         (_TAIL, _CLOSING_WORDS, src[-_HEAD // 2 :], _sentences),
     ):
-        start = max(0, len(mt) - _HEAD) if said is _TAIL else 0
-        found = next((m for m in said.finditer(mt, start) if _follows_text(mt, m.start())), None)
-        if found and not excuse.search(where) and (more is None or more(mt) > more(src)):
-            return found.group().strip()
+        start = max(0, len(mt) - _HEAD) if phrase is _TAIL else 0
+        match = next((m for m in phrase.finditer(mt, start) if _follows_text(mt, m.start())), None)
+        if match and not excuse.search(searched) and (count is None or count(mt) > count(src)):
+            return match.group().strip()
     return mt.strip().rpartition("\n")[2] if _has_more_lines(src, mt) else None
 
 
@@ -379,17 +378,18 @@ def _brackets(text: str) -> int:
 
 
 def _has_more_lines(src: str, mt: str) -> bool:
-    """Whether one line of the source has become more, or several have a paragraph more."""
+    """Return True if a source of one line became more, or one of several has a further
+    paragraph."""
     lines = [line.strip() for line in src.strip().split("\n")]
-    theirs = [line.strip() for line in mt.strip().split("\n")]
+    mt_lines = [line.strip() for line in mt.strip().split("\n")]
     if len(lines) == 1:
-        return bool(lines[0]) and len(theirs) > 1
-    return _paragraphs(theirs) > _paragraphs(lines)
+        return bool(lines[0]) and len(mt_lines) > 1
+    return _paragraphs(mt_lines) > _paragraphs(lines)
 
 
 def _paragraphs(lines: list[str]) -> int:
     return sum(bool(line) and not before for before, line in zip(["", *lines], lines, strict=False))
 
 
-def _follows_text(text: str, place: int) -> bool:
-    return any(char.isalnum() for char in text[:place])
+def _follows_text(text: str, position: int) -> bool:
+    return any(char.isalnum() for char in text[:position])

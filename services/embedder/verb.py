@@ -1,4 +1,4 @@
-"""The verb of the embedder: texts in, a vector for each out, in OpenAI's shape."""
+"""The embeddings endpoint: takes texts and returns one vector each, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from scorekit.server.http.answers import PART
 from scorekit.server.http.checks import fault_in
 from scorekit.server.verb import Answer, Asked, Verb
 
-#: Texts of one request, as OpenAI has it.
+#: Largest number of texts in a request, as in OpenAI's API.
 MAX_INPUTS = 2048
-#: Bytes of a stored vector before its numbers: how many tokens its text has.
+#: Header of a cached vector: the token count of its text.
 _TOKENS = struct.Struct("<I")
-#: Faults of texts that one refusal names.
-_MOST_FAULTS = 10
+#: Largest number of text errors that one error message names.
+_MAX_LISTED_ERRORS = 10
 _LATE = SampleError("timeout", "not embedded in time")
 
 
@@ -81,7 +81,7 @@ class EmbedderInfo(WireAnswer):
 
 @dataclass(slots=True, kw_only=True)
 class EmbedderDescription(Description):
-    """What a backend that embeds says of itself. prompts: what stands before a text, by name."""
+    """Describes an embedding model. prompts: text put before each input, by name."""
 
     pooling: str
     dimension: int
@@ -90,7 +90,7 @@ class EmbedderDescription(Description):
 
 
 class EmbedOptions(NamedTuple):
-    """How the texts of a request are read. prompt: stands before each."""
+    """Options of a request. prompt: text put before each input."""
 
     truncate: bool
     prompt: str
@@ -109,16 +109,16 @@ class Embedding(Verb):
     info_type = EmbedderInfo
 
     def request_type(self, max_items: int) -> type[BaseModel]:
-        """OpenAI's fields, and two of ours: `truncate`, `prompt_name`."""
+        """Return OpenAI's request fields, and two more: `truncate`, `prompt_name`."""
         text = Annotated[str, Field(min_length=1)]
-        most = min(max_items, MAX_INPUTS)
-        texts = Annotated[list[text], Field(min_length=1, max_length=most)]
+        limit = min(max_items, MAX_INPUTS)
+        texts = Annotated[list[text], Field(min_length=1, max_length=limit)]
 
         class EmbeddingsRequest(Wire):
             input: Annotated[
                 texts,
                 FailFast(),
-                BeforeValidator(_texts_in, json_schema_input_type=text | texts),
+                BeforeValidator(_as_texts, json_schema_input_type=text | texts),
             ] = Field(description="A text, or a list of texts.")
             model: str | None = Field(
                 None, description="Name of the model; another one than is served is refused."
@@ -139,118 +139,122 @@ class Embedding(Verb):
 
         return EmbeddingsRequest
 
-    def read(self, request: Any, told: Description) -> Asked:
-        """Raises UserError for another model, another dimension and a prompt that is not there."""
-        assert isinstance(told, EmbedderDescription)
-        if request.model and _last_part(request.model) != _last_part(told.model):
-            raise UserError(f"model: another one is asked for; here is {told.model}")
-        if request.dimensions not in (None, told.dimension):
+    def read(self, request: Any, description: Description) -> Asked:
+        """Parse a request. Raises UserError for a wrong model, dimension or prompt name."""
+        assert isinstance(description, EmbedderDescription)
+        if request.model and _last_part(request.model) != _last_part(description.model):
+            raise UserError(f"model: this service has {description.model}")
+        if request.dimensions not in (None, description.dimension):
             raise UserError(
-                f"dimensions: {request.dimensions}; vectors of this model have {told.dimension}, "
+                f"dimensions: {request.dimensions}; vectors here have {description.dimension}, "
                 "and are not cut"
             )
-        options = EmbedOptions(request.truncate, _prompt(request.prompt_name, told))
+        options = EmbedOptions(request.truncate, _prompt(request.prompt_name, description))
         return Asked(request.input, options, list(options))
 
-    def plain_options(self, told: Description) -> EmbedOptions:
-        """The default prompt; what is too long is cut."""
-        assert isinstance(told, EmbedderDescription)
-        return EmbedOptions(True, _prompt(None, told))
+    def plain_options(self, description: Description) -> EmbedOptions:
+        """Return options with the default prompt, where long texts are cut."""
+        assert isinstance(description, EmbedderDescription)
+        return EmbedOptions(True, _prompt(None, description))
 
     def item_fault(self, item: str, max_chars: int) -> SampleError | None:
-        """A text that is too long, or that no model should see."""
-        fault = fault_in(item, max_chars)
-        return SampleError("invalid_input", fault) if fault else None
+        """Return the error of a text that is too long or invalid; None if it is valid."""
+        reason = fault_in(item, max_chars)
+        return SampleError("invalid_input", reason) if reason else None
 
     def content(self, item: str) -> str:
-        """The text."""
+        """Return the text itself."""
         return item
 
     def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
-        """A number that is not finite, or zeros: what overflows in the model ends as either."""
+        """Return an error for a vector with non-finite numbers, or of zeros.
+
+        Both are signs of an overflow in the model."""
         vector = np.asarray(fields["embedding"])
         if not np.isfinite(vector).all():
             return SampleError("non_finite", "a number of the vector is not finite")
         if not _is_of_length_one(vector):
-            return SampleError("non_finite", "the vector cannot be brought to the length 1: zeros")
+            return SampleError("non_finite", "the vector has only zeros and cannot be normalized")
         return None
 
     def write(self, fields: dict[str, Any]) -> bytes:
-        """Tokens, then the numbers."""
+        """Return the cached form: the token count, then the numbers."""
         numbers = np.asarray(fields["embedding"], dtype="<f4")
         return _TOKENS.pack(fields["tokens"]) + numbers.tobytes()
 
-    def fits(self, value: bytes, item: Any, options: Any, told: Description) -> bool:
-        """As many numbers as the model gives, all finite, of a vector of length 1."""
-        assert isinstance(told, EmbedderDescription)
-        if len(value) != _TOKENS.size + 4 * told.dimension:
+    def fits(self, value: bytes, item: Any, options: Any, description: Description) -> bool:
+        """Return True if a cached value is a vector of the model's dimension and of length 1."""
+        assert isinstance(description, EmbedderDescription)
+        if len(value) != _TOKENS.size + 4 * description.dimension:
             return False
         return _is_of_length_one(_numbers(value))
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Raises RequestError where a text has no vector."""
+        """Return the response body. Raises RequestError if a text has no vector."""
         vectors: list[bytes] = []
-        faults: dict[int, SampleError] = {}
+        errors: dict[int, SampleError] = {}
         for index, answer in enumerate(answers):
             if isinstance(answer, bytes):
                 vectors.append(answer)
             else:
-                faults[index] = answer or _LATE
-        if faults:
-            raise _refusal(faults)
+                errors[index] = answer or _LATE
+        if errors:
+            raise _request_error(errors)
         return _body(vectors, model.id, request.encoding_format == "base64")
 
-    def info(self, common: dict[str, Any], told: Description) -> EmbedderInfo:
-        """The shape of the vectors and the names of the prompts, too."""
-        assert isinstance(told, EmbedderDescription)
+    def info(self, common: dict[str, Any], description: Description) -> EmbedderInfo:
+        """Return the model's info, with the vectors' dimension and the names of the prompts."""
+        assert isinstance(description, EmbedderDescription)
         return EmbedderInfo(
             **common,
-            pooling=told.pooling,
-            dimension=told.dimension,
-            prompts=sorted(told.prompts),
-            default_prompt=told.default_prompt,
+            pooling=description.pooling,
+            dimension=description.dimension,
+            prompts=sorted(description.prompts),
+            default_prompt=description.default_prompt,
         )
 
 
-def _texts_in(given: Any) -> Any:
-    """A text alone is a list of one. Raises ValueError for token ids, which OpenAI's API takes: of
-    whose vocabulary they are, nothing says."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        first = given[0][0] if isinstance(given[0], list) and given[0] else given[0]
-        if isinstance(first, int):
-            raise ValueError("token ids are not taken: send the texts themselves")
-    return given
+def _as_texts(value: Any) -> Any:
+    """Return a list of texts; a single text becomes a list.
+
+    Raises ValueError for token ids. OpenAI's API takes them, but they do not name their
+    vocabulary."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        first_item = value[0][0] if isinstance(value[0], list) and value[0] else value[0]
+        if isinstance(first_item, int):
+            raise ValueError("token ids are not supported. Send the texts")
+    return value
 
 
 def _last_part(name: str) -> str:
-    """Of a model's name: whoever serves a copy of `owner/name` has it in a folder of its name."""
+    """Return the last part of a model's name: `name` of `owner/name` or of a path."""
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def _prompt(name: str | None, told: EmbedderDescription) -> str:
-    name = told.default_prompt if name is None else name
+def _prompt(name: str | None, description: EmbedderDescription) -> str:
+    name = description.default_prompt if name is None else name
     if name is None:
         return ""
-    if name not in told.prompts:
-        known = ", ".join(sorted(told.prompts)) or "none"
-        raise UserError(f"prompt_name: the model has no prompt of that name; it has {known}")
-    return told.prompts[name]
+    if name not in description.prompts:
+        available = ", ".join(sorted(description.prompts)) or "none"
+        raise UserError(f"prompt_name: the model has no prompt of that name; it has {available}")
+    return description.prompts[name]
 
 
-def _refusal(faults: dict[int, SampleError]) -> RequestError:
-    """Why a request as a whole has failed: faults of texts first, for they stay."""
-    types = {fault.type for fault in faults.values()}
-    kind = "internal" if types - {"timeout"} else "timeout"
+def _request_error(errors: dict[int, SampleError]) -> RequestError:
+    """Return the error of a failed request. Invalid texts come first: a retry cannot help them."""
+    types = {error.type for error in errors.values()}
+    error_type = "internal" if types - {"timeout"} else "timeout"
     if types & TEXT_ERROR_TYPES:
-        kind = "invalid_request"
-        faults = {k: fault for k, fault in faults.items() if fault.type in TEXT_ERROR_TYPES}
-    named = [f"input.{k}: {fault}" for k, fault in list(faults.items())[:_MOST_FAULTS]]
-    more = "; and more" if len(faults) > _MOST_FAULTS else ""
-    return RequestError(kind, "; ".join(named) + more)
+        error_type = "invalid_request"
+        errors = {k: error for k, error in errors.items() if error.type in TEXT_ERROR_TYPES}
+    listed = [f"input.{k}: {error}" for k, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
+    more = "; and more" if len(errors) > _MAX_LISTED_ERRORS else ""
+    return RequestError(error_type, "; ".join(listed) + more)
 
 
 def _numbers(value: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -262,8 +266,8 @@ def _is_of_length_one(vector: np.ndarray[Any, Any]) -> bool:
 
 
 def _body(vectors: list[bytes], model: str, packed: bool) -> Iterator[bytes]:
-    """The answer in parts of some size: written out, a vector of 1,024 numbers has 20 kB."""
-    parts, size, tokens = [b'{"object":"list","data":['], 0, 0
+    """Yield the response body in chunks: a vector of 1,024 numbers takes 20 kB as text."""
+    chunks, size, tokens = [b'{"object":"list","data":['], 0, 0
     for index, value in enumerate(vectors):
         tokens += _TOKENS.unpack_from(value)[0]
         numbers = (
@@ -272,12 +276,12 @@ def _body(vectors: list[bytes], model: str, packed: bool) -> Iterator[bytes]:
             else to_json(_numbers(value).tolist())
         )
         comma = b"," if index else b""
-        parts.append(
+        chunks.append(
             b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, numbers)
         )
-        size += len(parts[-1])
+        size += len(chunks[-1])
         if size > PART:
-            yield b"".join(parts)
-            parts, size = [], 0
+            yield b"".join(chunks)
+            chunks, size = [], 0
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
-    yield b"".join([*parts, b'],"model":', to_json(model), b",", usage, b"}"])
+    yield b"".join([*chunks, b'],"model":', to_json(model), b",", usage, b"}"])

@@ -1,4 +1,4 @@
-"""One question to the upstream LLM: asked once more where the answer is not what was asked for."""
+"""Ask the upstream LLM, once more if its answer is not the required JSON."""
 
 from __future__ import annotations
 
@@ -17,72 +17,72 @@ from services.judge.spending import Spending
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Characters of an answer for each token that it may have. Tokens of white space are the longest;
-#: a server that sends more knows no limit, and to read all of it would hold up the others.
-_CHARS_A_TOKEN = 128
-#: Added for the second try after an answer that was not the JSON asked for.
-_AGAIN = (
+#: Largest number of characters per token of an answer; white-space tokens are the longest. A longer
+#: answer ignored max_tokens, and parsing it would delay other requests.
+_MAX_CHARS_PER_TOKEN = 128
+#: Appended for the retry after an answer that was not the required JSON.
+_RETRY_NOTE = (
     "\n\nAn earlier answer was not the JSON asked for. Answer with one JSON object, nothing "
     "before or after it."
 )
 
 
 class JudgeTask(Protocol):
-    """What the judge can be asked: a rubric, or the errors of a translation."""
+    """A task of the judge: a rubric, or the errors of a translation."""
 
     @property
     def digest(self) -> str:
-        """Of all that shapes an answer."""
+        """Return a digest over everything that shapes an answer."""
         ...
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of an answer."""
+        """Return the largest number of tokens of an answer."""
         ...
 
     @property
     def schema_(self) -> dict[str, Any]:
-        """JSON schema of the answer."""
+        """Return the JSON schema of the answer."""
         ...
 
     @property
     def info(self) -> TaskInfo:
-        """What its score means."""
+        """Return the score's range and direction."""
         ...
 
     def temperature_of(self, votes: int) -> float:
-        """What is sampled with where the request says nothing."""
+        """Return the temperature to use if the request names none."""
         ...
 
     def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """The sample's texts. Raises SampleError where they do not fit."""
+        """Return the sample's texts. Raises SampleError if they do not fit the task."""
         ...
 
     def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
-        """The sample's pictures as parts of a message. Raises SampleError."""
+        """Return the sample's images as parts of a message. Raises SampleError."""
         ...
 
     def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
-        """The outcome where nobody has to be asked."""
+        """Return the outcome if no LLM call is required, else None."""
         ...
 
     def messages(
-        self, texts: Mapping[str, str], pictures: Sequence[dict[str, Any]] = (), again: str = ""
+        self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""
     ) -> list[Message]:
-        """The chat. again: its last words, where it is asked a second time."""
+        """Return the chat. retry_note: text added at its end when the LLM is asked again."""
         ...
 
     def read(self, answer: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
-        """What an answer that fits the schema says. Raises LLMError where it contradicts itself."""
+        """Parse an answer that fits the schema. Raises LLMError if it contradicts itself."""
         ...
 
     def outcome(self, answers: Sequence[Any], texts: Mapping[str, str]) -> dict[str, Any]:
-        """What is told of what was read."""
+        """Return the outcome of the parsed answers."""
         ...
 
 
 class JudgeQuestion(NamedTuple):
-    """A sample of the judge, ready to be asked about `votes` times."""
+    """A prepared sample, for which the LLM is asked `votes` times."""
 
     task: JudgeTask
     texts: dict[str, str]
@@ -90,12 +90,12 @@ class JudgeQuestion(NamedTuple):
     model: str
     sampling: Sampling
     votes: int = 1
-    #: How long the caller waits.
+    #: Seconds that the caller waits.
     deadline_s: float | None = None
 
 
-class _Unfit(Exception):
-    """The LLM answered, but gave no verdict."""
+class _NoVerdict(Exception):
+    """Raised if the LLM's answer contains no verdict."""
 
     def __init__(self, error: LLMError) -> None:
         super().__init__(error)
@@ -110,23 +110,24 @@ async def ask(
     request_id: str,
     spending: Spending,
 ) -> Any:
-    """What was read from the LLM's answer. spending: counts each answer. Raises SampleError, which
-    callers see: neither the upstream's address nor a word of its answer is in it. Those are in the
-    log, under the id that the message names."""
-    task, texts, pictures = question.task, question.texts, question.pictures
+    """Return the parsed answer of the LLM. spending: counts each answer.
+
+    Raises SampleError, which callers see. It contains neither the upstream's address nor its
+    answer; both are in the log, under the id that the message names."""
+    task, texts, images = question.task, question.texts, question.pictures
     try:
         try:
-            messages = task.messages(texts, pictures)
+            messages = task.messages(texts, images)
             return await _once(client, question, sampling, messages, request_id, spending)
-        except _Unfit as unfit:
-            if unfit.is_cut:
+        except _NoVerdict as no_verdict:
+            if no_verdict.is_cut:
                 raise
-            messages = task.messages(texts, pictures, _AGAIN)
-            again = f"{request_id}-again"
-            return await _once(client, question, sampling, messages, again, spending)
-    except _Unfit as unfit:
-        log.warning("no_verdict", upstream_request=request_id, reason=unfit.why[:300])
-        raise _no_verdict(unfit, sampling.max_tokens, request_id) from None
+            messages = task.messages(texts, images, _RETRY_NOTE)
+            retry_id = f"{request_id}-again"
+            return await _once(client, question, sampling, messages, retry_id, spending)
+    except _NoVerdict as no_verdict:
+        log.warning("no_verdict", upstream_request=request_id, reason=no_verdict.why[:300])
+        raise _no_verdict(no_verdict, sampling.max_tokens, request_id) from None
     except (LLMError, UserError) as error:
         log.warning(
             "upstream_failed",
@@ -137,25 +138,27 @@ async def ask(
         raise _failed(error, client.model, request_id) from None
 
 
-def _no_verdict(unfit: _Unfit, max_tokens: int, request_id: str) -> SampleError:
-    if unfit.is_cut:
-        cut = f"the judge's JSON was cut at {max_tokens} tokens: raise options.max_tokens"
-        return SampleError("model_failure", cut)
-    said = "the judge's answer, asked for twice, is no verdict"
-    return SampleError("model_failure", f"{said} (the service's log: {request_id})")
+def _no_verdict(error: _NoVerdict, max_tokens: int, request_id: str) -> SampleError:
+    if error.is_cut:
+        message = f"the judge's JSON was cut at {max_tokens} tokens: increase options.max_tokens"
+        return SampleError("model_failure", message)
+    message = "the judge's answer contains no verdict, even after a retry"
+    return SampleError("model_failure", f"{message} (the service's log: {request_id})")
 
 
 def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleError:
-    """Return what a caller may know of a failure of the upstream server."""
-    where = f"(the service's log: {request_id})"
-    if isinstance(error, UserError):  # the operator's to mend
-        kind = error.kind if isinstance(error, OperatorMistake) else "setup"
-        said = MISTAKES[kind] + (f" {model!r}" if kind == "model" else "")
-        return SampleError("upstream", f"the upstream server: {said} {where}", retryable=False)
+    """Return the error that a caller may see for a failure of the upstream server."""
+    log_reference = f"(the service's log: {request_id})"
+    if isinstance(error, UserError):  # the operator must fix it
+        mistake_kind = error.kind if isinstance(error, OperatorMistake) else "setup"
+        mistake = MISTAKES[mistake_kind] + (f" {model!r}" if mistake_kind == "model" else "")
+        return SampleError(
+            "upstream", f"the upstream server: {mistake} {log_reference}", retryable=False
+        )
     if error.type == "overlong":
-        return SampleError("overlong", f"{LLM_ERROR_SENTENCES['overlong']} {where}")
+        return SampleError("overlong", f"{LLM_ERROR_SENTENCES['overlong']} {log_reference}")
     status = "" if error.status is None else f", HTTP {error.status}"
-    message = f"{LLM_ERROR_SENTENCES[error.type]}{status} {where}"
+    message = f"{LLM_ERROR_SENTENCES[error.type]}{status} {log_reference}"
     return SampleError("upstream", message, retryable=error.retryable)
 
 
@@ -177,17 +180,17 @@ async def _once(
     )
     spending.note(choice)
     try:
-        if len(choice.text) > (most := _CHARS_A_TOKEN * sampling.max_tokens):
-            said = f"{len(choice.text)} characters, {most} at most for {sampling.max_tokens} tokens"
-            raise LLMError("malformed", said)
+        if len(choice.text) > (max_chars := _MAX_CHARS_PER_TOKEN * sampling.max_tokens):
+            message = f"{len(choice.text)} characters, at most {max_chars} expected"
+            raise LLMError("malformed", message)
         return question.task.read(parse_json(choice, schema), question.texts)
     except LLMError as error:
-        raise _Unfit(error) from None
+        raise _NoVerdict(error) from None
 
 
-async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they give, in order; the first failure ends the others, and is raised."""
-    tasks = [asyncio.create_task(one) for one in asked]
+async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results in order. The first failure cancels the others and is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -1,12 +1,12 @@
-"""Where a quote stands in its text: by code, since a language model cannot count characters.
+"""Locate quotes in their text by code, because language models cannot count characters.
 
-First the quote as it is. Where it stands in several places, the longer quote that the model gave as
-its context decides, and nothing else. Where it stands nowhere, both are compared without case,
-white space, what nobody sees, composition of letters, forms of quotation marks and dashes, and
-width. A place must be the only one: a quote that fits several places, or another one than its
-context does, has none.
+First the quote is searched unchanged. If it occurs several times, only the longer quote that the
+model gave as its context decides. If it does not occur, both are compared without case, white space
+and invisible characters, and with one form of composed letters, quotation marks, dashes and width.
+The position must be unique: a quote with several possible positions, or with another one than its
+context, has none.
 
-Offsets are code points. A place neither begins nor ends within a letter and its marks.
+Offsets are code points. A position never begins or ends between a letter and its marks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scorekit.text.markup import normalised
 
 Reason = Literal["absent", "ambiguous"]
 
-#: What is written in several ways and means one. The fence makes ⟦ and ⟧ plain. Models leave out
-#: what nobody sees: soft hyphens, zero-width characters, marks of direction, variation selectors.
+#: Different spellings with one meaning. The fence replaces ⟦ and ⟧. Models leave out invisible
+#: characters: soft hyphens, zero-width characters, direction marks, variation selectors.
 _SAME = str.maketrans(
     {
         **dict.fromkeys(map(ord, "\u00ad\ufeff")),
@@ -37,13 +37,13 @@ _SAME = str.maketrans(
         "…": "...",
     }
 )
-#: Vowels and final consonants of Hangul, where a syllable is written in its parts.
+#: Vowels and final consonants of decomposed Hangul syllables.
 _JAMO = range(0x1160, 0x1200)
-#: So many marks on one letter say nothing: to sort them costs their number squared.
-_MOST_MARKS = 30
-#: Finds after which a quote is sought letter by letter: a search for a long one costs its length
-#: each time, and a text of one letter holds it everywhere.
-_MANY = 16
+#: Letters with more marks than this are not normalized: sorting marks takes quadratic time.
+_MAX_MARKS = 30
+#: Number of hits after which a quote is searched border by border. `find` costs the quote's length
+#: each time, and in a text of one repeated letter the quote matches everywhere.
+_MAX_FINDS = 16
 
 
 class Place(NamedTuple):
@@ -54,27 +54,27 @@ class Place(NamedTuple):
 
 
 class QuotedText:
-    """A text that is quoted from; what is needed to search it is made once."""
+    """A text in which quotes are searched. It caches what the search needs."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     @cached_property
     def _borders(self) -> list[int]:
-        """Where a letter with its marks begins, and the end of the text."""
+        """Return where letters with their marks begin, and the end of the text."""
         return _borders_of(self.text)
 
     @cached_property
     def _is_border(self) -> bytearray:
         flags = bytearray(len(self.text) + 1)
-        for at in self._borders:
-            flags[at] = 1
+        for index in self._borders:
+            flags[index] = 1
         return flags
 
     @cached_property
     def _folded(self) -> tuple[str, bytearray, list[int], list[int]]:
-        """The text as it is compared; which of its characters begin a letter of the text; of each
-        character where its letter starts and ends."""
+        """Return the folded text, flags of its characters that begin a letter of the original, and
+        where each character's letter starts and ends in the original."""
         parts: list[str] = []
         first = bytearray()
         starts: list[int] = []
@@ -89,84 +89,96 @@ class QuotedText:
         return "".join(parts), first, starts, ends
 
     def exact(self, quote: str) -> Iterator[Place]:
-        """Where it stands letter by letter."""
-        for at in _finds(self.text, quote, self._is_border):
-            yield Place(at, at + len(quote))
+        """Yield the exact positions of a quote."""
+        for start in _occurrences(self.text, quote, self._is_border):
+            yield Place(start, start + len(quote))
 
     def tolerant(self, quote: str) -> Iterator[Place]:
-        """Where it stands but for what `folded` takes away."""
+        """Yield the positions of a quote after `folded` on both sides."""
         text, first, starts, ends = self._folded
-        sought = folded(quote)
-        for at in _finds(text, sought, first):
-            yield Place(starts[at], ends[at + len(sought) - 1])
+        query = folded(quote)
+        for index in _occurrences(text, query, first):
+            yield Place(starts[index], ends[index + len(query) - 1])
 
 
 def place(text: QuotedText, quote: str, context: str) -> Place | Reason:
-    """The one place of a quote in its text; `absent` where it stands nowhere, `ambiguous` where
-    nothing says which of several is meant.
+    """Return the only position of a quote in its text.
 
-    context: a longer quote that holds the quote; one that is not in the text, or no longer than the
-    quote, says nothing.
+    Returns `absent` if it does not occur, and `ambiguous` if several positions are possible.
+
+    context: a longer quote around the quote. It is ignored if it is not in the text, or not longer
+    than the quote.
     """
-    found, is_exact = _two(text.exact(quote)), True
-    if not found:
-        found, is_exact = _two(text.tolerant(quote)), False
-    if not found:
+    positions, is_exact = _first_two(text.exact(quote)), True
+    if not positions:
+        positions, is_exact = _first_two(text.tolerant(quote)), False
+    if not positions:
         return "absent"
-    by_context = {p for p in _by_context(text, quote, context) if _fits(text, p, quote, is_exact)}
-    is_mute = len(context) <= len(quote)
-    if len(found) == 1 and (by_context == found or is_mute or not _two(text.tolerant(context))):
-        return found.pop()
-    # Several places, or a context that says another one.
-    return by_context.pop() if len(by_context) == 1 and len(found) > 1 else "ambiguous"
+    context_positions = {
+        p for p in _positions_in_context(text, quote, context) if _fits(text, p, quote, is_exact)
+    }
+    is_context_useless = len(context) <= len(quote)
+    if len(positions) == 1 and (
+        context_positions == positions
+        or is_context_useless
+        or not _first_two(text.tolerant(context))
+    ):
+        return positions.pop()
+    # Several positions, or a context that names another position.
+    return (
+        context_positions.pop()
+        if len(context_positions) == 1 and len(positions) > 1
+        else "ambiguous"
+    )
 
 
 def folded(quote: str) -> str:
-    """What of a quote is compared where it stands nowhere as it is: no white space, nothing that
-    nobody sees, no case, letters and marks decomposed, one form of quotation marks, dashes and
-    width."""
+    """Return the form of a quote for tolerant comparison.
+
+    It has no white space, invisible characters or case; letters are decomposed; quotation marks,
+    dashes and width have one form."""
     return "".join(_fold(quote[start:end]) for start, end in pairwise(_borders_of(quote)))
 
 
-def _fits(text: QuotedText, at: Place, quote: str, is_exact: bool) -> bool:
-    return not is_exact or text.text[at.start : at.end] == quote
+def _fits(text: QuotedText, position: Place, quote: str, is_exact: bool) -> bool:
+    return not is_exact or text.text[position.start : position.end] == quote
 
 
-def _by_context(text: QuotedText, quote: str, context: str) -> set[Place]:
-    """Up to two places of the quote within the places of its context."""
-    found: set[Place] = set()
-    for outer in _two(text.exact(context)) or _two(text.tolerant(context)):
+def _positions_in_context(text: QuotedText, quote: str, context: str) -> set[Place]:
+    """Return up to two positions of the quote within the positions of its context."""
+    positions: set[Place] = set()
+    for outer in _first_two(text.exact(context)) or _first_two(text.tolerant(context)):
         inner = QuotedText(text.text[outer.start : outer.end])
-        for at in _two(inner.exact(quote)) or _two(inner.tolerant(quote)):
-            found.add(Place(outer.start + at.start, outer.start + at.end))
-    return found
+        for position in _first_two(inner.exact(quote)) or _first_two(inner.tolerant(quote)):
+            positions.add(Place(outer.start + position.start, outer.start + position.end))
+    return positions
 
 
-def _two(places: Iterator[Place]) -> set[Place]:
-    """The first two: more say no more."""
-    found: set[Place] = set()
-    for at in places:
-        found.add(at)
-        if len(found) == 2:
+def _first_two(positions: Iterator[Place]) -> set[Place]:
+    """Return the first two positions: two are enough to be ambiguous."""
+    first: set[Place] = set()
+    for position in positions:
+        first.add(position)
+        if len(first) == 2:
             break
-    return found
+    return first
 
 
-def _finds(text: str, sought: str, borders: bytearray) -> Iterator[int]:
-    """Where it stands from a border to a border."""
-    at = text.find(sought) if sought else -1
-    found = 0
-    while at >= 0:
-        if borders[at] and borders[at + len(sought)]:
-            yield at
-        found += 1
-        # Never from the next character: one letter may have ever so many marks.
-        at = borders.find(1, at + 1)
-        if found < _MANY:
-            at = text.find(sought, at) if at >= 0 else -1
+def _occurrences(text: str, query: str, borders: bytearray) -> Iterator[int]:
+    """Yield where `query` occurs from one letter border to another."""
+    index = text.find(query) if query else -1
+    num_found = 0
+    while index >= 0:
+        if borders[index] and borders[index + len(query)]:
+            yield index
+        num_found += 1
+        # Continue at the next border, not the next character: a letter can have many marks.
+        index = borders.find(1, index + 1)
+        if num_found < _MAX_FINDS:
+            index = text.find(query, index) if index >= 0 else -1
             continue
-        while at >= 0 and not text.startswith(sought, at):
-            at = borders.find(1, at + 1)
+        while index >= 0 and not text.startswith(query, index):
+            index = borders.find(1, index + 1)
 
 
 def _borders_of(text: str) -> list[int]:
@@ -174,7 +186,7 @@ def _borders_of(text: str) -> list[int]:
 
 
 def _continues(char: str) -> bool:
-    """Whether it belongs to the letter before it."""
+    """Return True if a character belongs to the letter before it."""
     return char > "\u02ff" and (
         unicodedata.combining(char) > 0
         or unicodedata.category(char) in ("Mn", "Me", "Mc")
@@ -184,8 +196,10 @@ def _continues(char: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def _fold(letter: str) -> str:
-    """A letter with its marks, as it is compared (canonical caseless matching of Unicode 3.13)."""
-    if len(letter) > _MOST_MARKS:
+    """Return the folded form of a letter with its marks.
+
+    Source: canonical caseless matching, Unicode standard, section 3.13."""
+    if len(letter) > _MAX_MARKS:
         return letter
     plain = normalised("NFD", letter.translate(_SAME))
     return "".join(normalised("NFD", plain.casefold()).split())

@@ -1,5 +1,5 @@
-"""The search as other servers have it, for callers that are written for them: Search-R1's
-`POST /retrieve` (SkyRL and verl ask it, too) and VRAG's `GET /search`."""
+"""Endpoints in the formats of other servers, for their existing clients: Search-R1's `POST
+/retrieve` (also used by SkyRL and verl) and VRAG's `GET /search`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scorekit.server.description import Description
 from scorekit.server.verb import Answer, Asked
 from services.retriever.verb import MOST_HITS, PageSearch, Query, asked, hits_of
 
-#: Hits where a request does not say how many: as those servers have it.
+#: Default number of hits, as on those servers.
 _RETRIEVED, _SEARCHED = 3, 10
 _LATE = SampleError("timeout", "not searched in time")
 
@@ -42,7 +42,7 @@ class RetrieveResponse(WireAnswer):
 
 
 class Retrieve(PageSearch):
-    """`POST /retrieve`. text_of: a page's text, by its id."""
+    """The endpoint `POST /retrieve`. text_of: returns a page's text by its id."""
 
     path = "/retrieve"
     about = "Find pages, as Search-R1 asks for them. A query that fails fails the request."
@@ -53,7 +53,7 @@ class Retrieve(PageSearch):
         self._text_of = text_of
 
     def request_type(self, max_items: int) -> type[BaseModel]:
-        """`queries`, or one `query`."""
+        """Return the request's schema: `queries`, or one `query`."""
 
         class RetrieveRequest(Wire):
             queries: Annotated[list[str], FailFast()] = Field(
@@ -73,16 +73,16 @@ class Retrieve(PageSearch):
 
         return RetrieveRequest
 
-    def read(self, request: Any, told: Description) -> Asked:
-        """Both forms are one."""
+    def read(self, request: Any, description: Description) -> Asked:
+        """Parse both forms of a request."""
         return asked(_queries(request.queries or [request.query]), request.topk or _RETRIEVED)
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Raises RequestError where a query has failed."""
-        found = [[self._written(hit, request.return_scores) for hit in h] for h in _all(answers)]
-        return iter([to_json({"result": found})])
+        results = [[self._written(hit, request.return_scores) for hit in h] for h in _all(answers)]
+        return iter([to_json({"result": results})])
 
     def _written(self, hit: dict[str, Any], with_score: bool) -> dict[str, Any]:
         page_id = hit["page_id"]
@@ -103,7 +103,7 @@ class SeenPages(RootModel[list[list[SeenPage]]]):
 
 
 class SearchByQueryString(PageSearch):
-    """`GET /search?queries=...`."""
+    """The endpoint `GET /search?queries=...`."""
 
     path = "/search"
     about = "Find pages, as VRAG asks for them. A query that fails fails the request."
@@ -111,41 +111,42 @@ class SearchByQueryString(PageSearch):
     response_type = SeenPages
 
     def request_type(self, max_items: int) -> type[BaseModel]:
-        """`queries`, once for each."""
+        """Return the schema of the query string: `queries`, repeated for each query."""
 
         class SearchQueryString(Wire):
             queries: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=max_items)
 
         return SearchQueryString
 
-    def read(self, request: Any, told: Description) -> Asked:
-        """Ten hits of each."""
+    def read(self, request: Any, description: Description) -> Asked:
+        """Parse a request; each query gets ten hits."""
         return asked(_queries(request.queries), _SEARCHED)
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Raises RequestError where a query has failed."""
-        found = [
+        results = [
             [{"idx": k, "image_file": hit["image"]} for k, hit in enumerate(hits)]
             for hits in _all(answers)
         ]
-        return iter([to_json(found)])
+        return iter([to_json(results)])
 
 
 def _queries(texts: Sequence[str]) -> list[Query]:
-    """An empty one fails with its text, as a blank one does."""
+    """Return query objects without validation: an empty query fails later, like a blank one."""
     return [Query.model_construct(id=None, query=text, exclude=[]) for text in texts]
 
 
 def _all(answers: Sequence[Answer | None]) -> list[list[dict[str, Any]]]:
-    """The hits of each query. Raises RequestError where one has none: these answers have no place
-    for it."""
+    """Return the hits of each query.
+
+    Raises RequestError if one failed: the response format has no field for an error."""
     for index, answer in enumerate(answers):
         if not isinstance(answer, bytes):
-            fault = answer or _LATE
-            kind = "invalid_request" if fault.type in TEXT_ERROR_TYPES else "unavailable"
-            if fault.type == "timeout":
+            error = answer or _LATE
+            kind = "invalid_request" if error.type in TEXT_ERROR_TYPES else "unavailable"
+            if error.type == "timeout":
                 kind = "timeout"
-            raise RequestError(kind, f"queries.{index}: {fault}")
+            raise RequestError(kind, f"queries.{index}: {error}")
     return [hits_of(answer) for answer in answers if isinstance(answer, bytes)]

@@ -1,4 +1,4 @@
-"""The verb of the retriever: queries in, the pages that answer each best out."""
+"""The search endpoint: takes queries and returns the best pages for each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from scorekit.server.verb import Answer, Asked, Verb
 from services.retriever.backends.ranking import Ranking
 from services.retriever.index.records import PageRecord
 
-#: Most hits of a query, and most pages that a query can leave out.
+#: Largest number of hits, and of excluded pages, of a query.
 MOST_HITS, MOST_EXCLUDED = 1000, 10_000
-#: Of all queries of a request together.
+#: The same limits summed over all queries of a request.
 MOST_HITS_TOGETHER, MOST_EXCLUDED_TOGETHER = 100_000, 1_000_000
-#: Answers of more hits are not kept: the cache counts answers, whatever their size.
-_KEPT_HITS = 100
+#: Answers with more hits are not cached: the cache counts answers, not bytes.
+_MAX_CACHED_HITS = 100
 
 
 class FoundPages(WireAnswer):
@@ -79,15 +79,14 @@ class Query(Wire):
 
 
 class SearchOptions(NamedTuple):
-    """How the queries of a request are answered."""
+    """Options for all queries of a request."""
 
     top_k: int
 
 
 @dataclass(slots=True, kw_only=True)
 class RetrieverDescription(Description):
-    """What a loaded index says of itself. numbers: page id -> index. hit: of a page, by its index,
-    its rank and its score."""
+    """Describes a loaded index. numbers: page id -> index of the page."""
 
     index: IndexInfo
     textless: int
@@ -115,11 +114,11 @@ class PageSearch(Verb):
         faces: Sequence[Verb] = (),
     ) -> None:
         self._routes = routes
-        self.pages: list[bytes] = []  # as `hit_of` has them; set when the index is loaded
+        self.pages: list[bytes] = []  # from `hit_of`; set when the index is loaded
         self.faces = faces
 
     def request_type(self, max_items: int) -> type[BaseModel]:
-        """Queries, how many hits of each, and what is left out for all."""
+        """Return the request's schema: queries, hits per query, and pages to exclude."""
 
         class SearchRequest(Wire):
             queries: Annotated[list[Query], FailFast()] = Field(min_length=1, max_length=max_items)
@@ -141,13 +140,14 @@ class PageSearch(Verb):
 
         return SearchRequest
 
-    def read(self, request: Any, told: Description) -> Asked:
-        """What is left out for all is left out for each. Raises RequestError where it is too
-        much together."""
+    def read(self, request: Any, description: Description) -> Asked:
+        """Parse a request, and add its excluded pages to every query.
+
+        Raises RequestError for too many excluded pages."""
         queries = request.queries
         if len(queries) * len(request.exclude) > MOST_EXCLUDED_TOGETHER:
-            most = f"{MOST_EXCLUDED_TOGETHER:,}"
-            raise RequestError("too_large", f"exclude: times the queries more than {most}")
+            limit = f"{MOST_EXCLUDED_TOGETHER:,}"
+            raise RequestError("too_large", f"exclude: times the queries more than {limit}")
         if request.exclude:
             queries = [
                 query.model_copy(update={"exclude": [*query.exclude, *request.exclude]})
@@ -155,28 +155,30 @@ class PageSearch(Verb):
             ]
         return asked(queries, request.top_k, request.cache, request.priority, request.timeout_s)
 
-    def plain_options(self, told: Description) -> SearchOptions:
-        """Ten hits."""
+    def plain_options(self, description: Description) -> SearchOptions:
+        """Return options for ten hits."""
         return SearchOptions(10)
 
     def item_fault(self, item: Query, max_chars: int) -> SampleError | None:
-        """A query that is too long, or that nothing should read."""
-        fault = fault_in(item.query, max_chars)
-        if fault is None and not item.query.strip():
-            fault = "nothing but blanks"
-        return SampleError("invalid_input", f"query: {fault}") if fault else None
+        """Return the error of a query that is too long, blank or invalid; None if it is valid."""
+        reason = fault_in(item.query, max_chars)
+        if reason is None and not item.query.strip():
+            reason = "nothing but blanks"
+        return SampleError("invalid_input", f"query: {reason}") if reason else None
 
     def content(self, item: Query) -> Any:
-        """The query, and what is left out, in whatever order."""
+        """Return the query and the excluded pages in a fixed order."""
         return [item.query, sorted(set(item.exclude))]
 
     def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
-        """None: scores that are not finite are no hits."""
+        """Return None: pages without a finite score are no hits."""
         return None
 
     def write(self, fields: dict[str, Any]) -> bytes:
-        """Its hits. A page's own part of one is written once, when the index is loaded: written
-        for each query anew it costs as much as the search."""
+        """Return the hits as JSON.
+
+        The fields of a page are serialized once, when the index is loaded: doing it for each query
+        costs as much as the search."""
         ranking: Ranking = fields["ranking"]
         if not all(math.isfinite(score) for _, score in ranking):
             raise ValueError("a score that is not finite")
@@ -186,27 +188,32 @@ class PageSearch(Verb):
         ]
         return b'{"hits":[' + b",".join(hits) + b"]}"
 
-    def fits(self, value: bytes, item: Query, options: SearchOptions, told: Description) -> bool:
-        """Hits of pages of this index, no more than asked for, in their order, none left out."""
-        assert isinstance(told, RetrieverDescription)
+    def fits(
+        self, value: bytes, item: Query, options: SearchOptions, description: Description
+    ) -> bool:
+        """Return True if a cached value has valid hits: pages of this index, ordered, not excluded,
+        and at most `top_k`."""
+        assert isinstance(description, RetrieverDescription)
         try:
             stored = _Stored.model_validate_json(value)
         except ValidationError:
             return False
-        hits, out = stored.hits, set(item.exclude)
+        hits, excluded = stored.hits, set(item.exclude)
         scores = [hit.score for hit in hits]
         return (
             len(hits) <= options.top_k
             and [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
             and scores == sorted(scores, reverse=True)
-            and all(hit.page_id in told.numbers and hit.page_id not in out for hit in hits)
+            and all(
+                hit.page_id in description.numbers and hit.page_id not in excluded for hit in hits
+            )
             and all(hit.image == image_path(hit.page_id) for hit in hits)
         )
 
     def answer(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Failed queries stand beside good ones."""
+        """Yield the response body, with failed queries next to good ones."""
         parts = [b'{"index":' + to_json(self.index) + b',"results":[']
         size = 0
         for index, (query, answer) in enumerate(zip(request.queries, answers, strict=True)):
@@ -219,26 +226,26 @@ class PageSearch(Verb):
         yield b"".join([*parts, b"]}"])
 
     def add_routes(self, app: FastAPI) -> None:
-        """Pages and their pictures."""
+        """Add the routes of pages and their images."""
         self._routes(app)
 
-    def info(self, common: dict[str, Any], told: Description) -> RetrieverInfo:
-        """Which index, and how it is searched."""
-        assert isinstance(told, RetrieverDescription)
-        shown = {
+    def info(self, common: dict[str, Any], description: Description) -> RetrieverInfo:
+        """Return the index's info and the settings of its search."""
+        assert isinstance(description, RetrieverDescription)
+        common_fields = {
             name: value for name, value in common.items() if name in RetrieverInfo.model_fields
         }
         return RetrieverInfo(
-            **shown | told.index.model_dump(),
-            textless=told.textless,
-            skipped=told.skipped,
-            settings=told.settings,
-            max_query_chars=told.max_query_chars,
+            **common_fields | description.index.model_dump(),
+            textless=description.textless,
+            skipped=description.skipped,
+            settings=description.settings,
+            max_query_chars=description.max_query_chars,
         )
 
     @property
     def index(self) -> IndexRef:
-        """Of the answers; set when the index is loaded."""
+        """The index named in responses; set when the index is loaded."""
         return self._index
 
     @index.setter
@@ -257,23 +264,24 @@ def asked(
     priority: Priority = "interactive",
     timeout_s: float | None = None,
 ) -> Asked:
-    """What any face of the verb asks of the queue. Raises RequestError for too many hits."""
+    """Return the parsed request of any search endpoint. Raises RequestError for too many hits."""
     if len(queries) * top_k > MOST_HITS_TOGETHER:
-        most = f"{MOST_HITS_TOGETHER:,}"
-        raise RequestError("too_large", f"hits: times the queries more than {most}")
-    cache = cache and top_k <= _KEPT_HITS
+        limit = f"{MOST_HITS_TOGETHER:,}"
+        raise RequestError("too_large", f"hits: times the queries more than {limit}")
+    cache = cache and top_k <= _MAX_CACHED_HITS
     return Asked(queries, SearchOptions(top_k), [top_k], cache, priority, timeout_s)
 
 
 def hits_of(answer: bytes) -> list[dict[str, Any]]:
-    """The hits of a good outcome, as it was written."""
+    """Return the hits of a serialized outcome."""
     hits: list[dict[str, Any]] = from_json(answer)["hits"]
     return hits
 
 
 def hit_of(page: PageRecord) -> bytes:
-    """What a hit says of the page: the JSON object, open for rank and score."""
-    told = {
+    """Return the page's fields of a hit: a JSON object without its end, to append rank and
+    score."""
+    fields = {
         "page_id": page.page_id,
         "document": page.document,
         "page": page.page,
@@ -281,9 +289,9 @@ def hit_of(page: PageRecord) -> bytes:
         "height": page.height,
         "image": image_path(page.page_id),
     }
-    return to_json(told).removesuffix(b"}")
+    return to_json(fields).removesuffix(b"}")
 
 
 def image_path(page_id: str) -> str:
-    """Path of a page's picture on the service."""
+    """Return the path of a page's image on the service."""
     return f"/v1/pages/{quote(page_id, safe='')}/image"

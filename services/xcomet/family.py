@@ -1,4 +1,4 @@
-"""What all classes of the COMET family share: which texts they read, and rows of ids in a batch."""
+"""The base of all classes of the COMET family: which texts they read, and how ids are batched."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from services.xcomet.layers import layer_weights
 if TYPE_CHECKING:
     import torch
 
-#: `final_activation` -> the least and the most that the regression head can say.
+#: `final_activation` -> smallest and largest output of the regression head.
 _BOUNDS = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 
 
 @dataclass(slots=True)
 class Parts:
-    """The texts of a sample that its model reads, the translation first, as they were tokenised.
+    """The tokenized texts of a sample that its model reads, the translation first.
 
-    names: mt, src, ref, or those of them that are read. read: the ids of each.
+    names: a subset of mt, src, ref. read: the ids of each.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Parts:
 class Comet(ABC):
     """A loaded checkpoint of one class: `texts` -> `assemble` -> `forward`.
 
-    inputs: what is done with `src`, `mt` and `ref`.
+    inputs: required, optional or ignored, for each of `src`, `mt` and `ref`.
     """
 
     def __init__(self, metric: Any, device: torch.device, inputs: dict[str, Wanted]) -> None:
@@ -49,21 +49,23 @@ class Comet(ABC):
         self.estimator: Any = getattr(metric, "estimator", None)  # a ranking metric has none
         self.mix = layer_weights(metric).to(device)  # [N+1]
         self._device = device
-        last = str(metric.hparams.get("final_activation")).lower()
-        self._bounds = _BOUNDS.get(last, (None, None))
+        activation = str(metric.hparams.get("final_activation")).lower()
+        self._bounds = _BOUNDS.get(activation, (None, None))
 
     @property
     def score_range(self) -> ScoreRange:
-        """The values that a score can take."""
+        """Return the range of the score."""
         return ScoreRange(min=self._bounds[0], max=self._bounds[1])
 
     def texts(self, sample: TranslationSample) -> dict[str, str] | SampleError:
-        """What is read of a sample, by name, the translation first."""
+        """Return the texts that the model reads, by name, the translation first."""
         if sample.ref is None and self.inputs["ref"] == "required":
-            message = "ref: this model scores against a reference translation, and there is none"
+            message = "ref: required by this model, which scores against a reference"
             return SampleError("invalid_input", message)
-        found = {"mt": sample.mt, "src": sample.src, "ref": sample.ref}
-        return {n: t for n, t in found.items() if t is not None and self.inputs[n] != "ignored"}
+        candidates = {"mt": sample.mt, "src": sample.src, "ref": sample.ref}
+        return {
+            n: t for n, t in candidates.items() if t is not None and self.inputs[n] != "ignored"
+        }
 
     @abstractmethod
     def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
@@ -71,26 +73,26 @@ class Comet(ABC):
 
     @abstractmethod
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Outcomes of a batch, in order; called within `inference_mode`."""
+        """Return the outcomes of a batch in order; called within `inference_mode`."""
 
     def table(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of ids -> padded ids and their mask, both [R, L]."""
+        """Return padded ids and their mask, both [R, L]."""
         import torch
 
         lengths = np.array([len(row) for row in rows])
         table = np.full((len(rows), lengths.max()), self.tokenizer.pad_token_id)
         for k, row in enumerate(rows):
             table[k, : len(row)] = row
-        read = np.arange(table.shape[1]) < lengths[:, None]
+        is_token = np.arange(table.shape[1]) < lengths[:, None]
         ids = torch.from_numpy(table).to(self._device)
-        return ids, torch.from_numpy(read.astype(np.int64)).to(self._device)
+        return ids, torch.from_numpy(is_token.astype(np.int64)).to(self._device)
 
 
-def input_fields(parts: Parts, lost: Sequence[bool], tokens: int) -> dict[str, Any]:
-    """What a result says of its input; lost: of each of the parts, whether its end was not read."""
+def input_fields(parts: Parts, is_cut: Sequence[bool], tokens: int) -> dict[str, Any]:
+    """Return a result's input fields. is_cut: for each part, True if its end was not read."""
     truncated = dict.fromkeys(("mt", "src", "ref"), False)
     return {
         "tokens": tokens,
-        "truncated": truncated | dict(zip(parts.names, lost, strict=True)),
+        "truncated": truncated | dict(zip(parts.names, is_cut, strict=True)),
         "mt_covered": parts.read[0].covered,
     }

@@ -1,4 +1,4 @@
-"""What the heads of the COMET family read from the encoder, gathered while it runs."""
+"""Capture what the heads of the COMET family read from the encoder, while it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class _Taps:
-    """Runs an encoder and is shown every layer, [R, L, H], by `_keep`.
+    """Runs an encoder and passes every layer, [R, L, H], to `_keep`.
 
-    As in transformers, layer n stands for the input of block n, and the last one for the encoder's
-    output (with XLM-R-XL: after its final layer norm). Not thread-safe.
+    As in transformers, layer n is the input of block n, and the last layer is the encoder's output
+    (with XLM-R-XL: after its final layer norm). Not thread-safe.
 
-    layer_norm: normalise each layer over all positions and dimensions of a row first, as
+    layer_norm: first normalize each layer over all positions and dimensions of a row, as
     unbabel-comet's `LayerwiseAttention(layer_norm=True)` does.
     """
 
@@ -41,7 +41,7 @@ class _Taps:
         raise NotImplementedError
 
     def _normalise(self, part: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """`_layer_norm` of unbabel-comet's LayerwiseAttention, for a part [R, P, H] of `hidden`."""
+        """Return a normalized part [R, P, H] of `hidden`, as LayerwiseAttention's `_layer_norm`."""
         assert self._mask is not None
         mask = self._mask.float()[:, :, None]
         count = mask.sum((1, 2)) * hidden.shape[-1]  # [R]
@@ -52,7 +52,8 @@ class _Taps:
 
 
 class LayerTaps(_Taps):
-    """Keeps the first position of every layer, and one layer whole (word_layer; None: no layer)."""
+    """Keeps the first position of every layer, and all of one layer (word_layer; None: no
+    layer)."""
 
     def __init__(self, model: nn.Module, *, word_layer: int | None, layer_norm: bool) -> None:
         super().__init__(model, layer_norm=layer_norm)
@@ -63,7 +64,7 @@ class LayerTaps(_Taps):
     def run(
         self, ids: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """ids, mask [R, L] -> first positions [N+1, R, H] in float32, word layer [R, L, H]."""
+        """Return first positions [N+1, R, H] in float32 and the word layer [R, L, H]."""
         import torch
 
         self._states, self._words = [], None
@@ -75,7 +76,7 @@ class LayerTaps(_Taps):
     def _keep(self, index: int, hidden: torch.Tensor) -> None:
         if index == self._word_layer:
             self._words = hidden
-        # A copy: a view would keep the whole layer alive.
+        # Copy, because a view would keep the full layer in memory.
         first = hidden[:, 0].float().clone()
         if self._layer_norm:
             first = self._normalise(first[:, None], hidden.float())[:, 0]
@@ -83,10 +84,10 @@ class LayerTaps(_Taps):
 
 
 class PooledTaps(_Taps):
-    """Sums up the mix of all layers at every position, and pools it over a row.
+    """Sums the mix of all layers at every position, and pools it over a row.
 
-    mix: share of each layer, [N+1]. pool: of unbabel-comet's `compute_sentence_embedding`: avg, max
-    or cls, or default (the first position of the last layer).
+    mix: share of each layer, [N+1]. pool: as in unbabel-comet's `compute_sentence_embedding`: avg,
+    max, cls, or default (the first position of the last layer).
     """
 
     def __init__(self, model: nn.Module, mix: torch.Tensor, *, pool: str, layer_norm: bool) -> None:
@@ -98,13 +99,13 @@ class PooledTaps(_Taps):
         self._sum: torch.Tensor | None = None
 
     def run(self, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
-        """ids, mask [R, L], the padding's id -> embeddings [R, H] in float32."""
+        """Return embeddings [R, H] in float32 of ids, mask [R, L]; pad: the padding's id."""
         self._sum = None
         self._encode(ids, mask)
         mixed, self._sum = self._sum, None
         assert mixed is not None
-        # Upstream asks the ids, so that a padding mark that a text itself has counts as one here,
-        # and the mask below, of which it is a part.
+        # As upstream: padding is found by its id, so a padding token within a text is masked here,
+        # but the mask below counts it.
         padding = ids.eq(pad)[:, :, None]
         if self._pool == "max":
             return mixed.masked_fill(padding, float("-inf")).amax(1)
@@ -114,7 +115,7 @@ class PooledTaps(_Taps):
 
     def _keep(self, index: int, hidden: torch.Tensor) -> None:
         share = self._shares[index]
-        if not share:  # one layer alone, or a sparse mix
+        if not share:  # a single layer, or a sparse mix
             return
         layer = hidden.float()
         if self._layer_norm:
@@ -123,7 +124,7 @@ class PooledTaps(_Taps):
 
 
 def layer_weights(metric: Any) -> torch.Tensor:
-    """Share of each layer in the sentence head, [N+1]: the learnt mix, or one layer alone."""
+    """Return each layer's share in the sentence head, [N+1]: the learned mix, or a single layer."""
     import torch
 
     layers = metric.encoder.num_layers
@@ -135,11 +136,11 @@ def layer_weights(metric: Any) -> torch.Tensor:
 
 
 def sentence_layer(metric: Any) -> Any:
-    """The hyper-parameter that says which layer the sentence head reads: `mix`, or its number."""
+    """Return the layer that the sentence head reads: `mix`, or its number."""
     hparams = metric.hparams
     return hparams["sent_layer"] if "sent_layer" in hparams else hparams["layer"]
 
 
 def normalises(metric: Any) -> bool:
-    """Whether the mix of the layers normalises each of them first."""
+    """Return True if each layer is normalized before the mix."""
     return metric.layerwise_attention is not None and bool(metric.hparams["layer_norm"])

@@ -1,1 +1,1 @@
-"""How a stage is run: records in flight, the services that it asks, processes, a Ray cluster."""
+"""Run a stage: records in flight, service clients, processes, a Ray cluster."""

@@ -1,4 +1,4 @@
-"""What a stage asks: teacher, MetricX, judge. Nobody is asked for an answer that is kept."""
+"""The services of a stage: teacher, MetricX, judge. Cached answers are not requested again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from synth.record import NotYet, SourceFailed
 if TYPE_CHECKING:
     from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 
-#: Candidates in one request at most: what is lost when it is cut off, and asked again.
+#: Largest number of candidates in one request, all of which are lost if it is interrupted.
 PART = 32
-#: Requests in a row that a service fails after all pauses: where it fails an easy one, too, it is
-#: not the texts, and the run stops.
+#: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
-#: A text that whoever is there can translate, score and judge.
+#: A text that every working service can translate, score or judge.
 EASY = "Good morning."
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the teacher is asked, but for the seed; top_k, min_p, penalties are always neutral."""
+class _TeacherRequest:
+    """A request to the teacher without its seed; top_k, min_p and penalties are always neutral."""
 
     messages: list[dict[str, str]]
     max_tokens: int
@@ -44,7 +43,7 @@ class _Asked:
     top_p: float
 
     def sampling(self, seed: int) -> Sampling:
-        """As the client takes it."""
+        """Return the client's sampling parameters."""
         from scorekit.llm import Sampling
 
         return Sampling(
@@ -54,14 +53,14 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score of MetricX, or the type of the failure. Never both, never a number for a failure."""
+    """A score of MetricX, or the type of its failure; never both."""
 
     value: float | None
     error: str | None = None
 
 
 class Clients:
-    """The services of one stage, and the answers that they have given."""
+    """The services of one stage, with the cache of their answers."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Clients:
         self.stats = stats
         self._answers = answers
         self._teacher, self._metricx, self._judge = teacher, metricx, judge
-        self._together = metricx and Together(metricx, cfg.metricx.batch_size)
+        self._coalescing = metricx and Together(metricx, cfg.metricx.batch_size)
         self._identities = dict(identities or {})
         self._give_up = give_up
         self._failing: Counter[str] = Counter()
@@ -90,51 +89,57 @@ class Clients:
 
     @property
     def window(self) -> int:
-        """Records in work at once: enough to keep every request in flight, and little more."""
+        """Return how many records are processed at once: just enough to fill all requests."""
         return max(64, 2 * self.cfg.teacher.max_concurrency)
 
     @property
     def judge_understands(self) -> bool:
-        """Whether a judge is asked that reads meaning: the back end `rules` sees no more than the
-        rules of synthesis."""
+        """Return True if there is an LLM judge. The backend `rules` adds nothing to our rules."""
         judge = self._identities.get("judge") or {}
         return self._judge is not None and judge.get("model") != "rules"
 
     async def translate(
         self, record: Record, *, temperature: float, n: int, seed: int
     ) -> list[dict[str, Any]]:
-        """n translations of a source: {"index", "text", "finish_reason"}, candidate i with seed+i.
+        """Return n translations {"index", "text", "finish_reason"}; candidate i has seed + i.
 
-        Each candidate is kept under a key of its own: of 256 whose first 128 were asked for once,
-        128 are asked for. Raises SourceFailed where this source can have none, NotYet where the
-        teacher failed.
+        Each candidate has its own cache key: if 128 of 256 are cached, 128 are requested. Raises
+        SourceFailed if the source cannot be translated, NotYet if the teacher failed.
         """
         generation = self.cfg.teacher.generation
         blob = record["source_type"] == "blob"
         limit = generation.max_tokens_blob if blob else generation.max_tokens
-        asked = _Asked(self._messages(record["source_text"]), limit, temperature, generation.top_p)
+        request = _TeacherRequest(
+            self._messages(record["source_text"]), limit, temperature, generation.top_p
+        )
         teacher = self.cfg.teacher
         keys = _keys(
-            ["teacher", teacher.model, teacher.revision, asdict(asked)],
-            [seed + index if temperature else None for index in range(n)],  # greedy knows no seed
+            ["teacher", teacher.model, teacher.revision, asdict(request)],
+            [
+                seed + index if temperature else None for index in range(n)
+            ],  # greedy decoding ignores the seed
         )
-        found = dict(await self._answers.get(keys))
-        self.stats.answers_kept += len(found)
+        answer_by_key = dict(await self._answers.get(keys))
+        self.stats.answers_kept += len(answer_by_key)
         per_call = self.cfg.final_generation.strategy == "per_call"
         step = 1 if per_call else min(PART, self.cfg.teacher.max_sequences or PART)
-        missing = [index for index in range(n) if keys[index] not in found]
+        missing = [index for index in range(n) if keys[index] not in answer_by_key]
         for part in _runs(missing, step):
-            found |= await self._chat(asked, seed, part, keys)
+            answer_by_key |= await self._chat(request, seed, part, keys)
         src = record["source_text"]
         return [
-            {"index": index, **found[key], "text": restored(src, found[key]["text"])}
+            {
+                "index": index,
+                **answer_by_key[key],
+                "text": restored(src, answer_by_key[key]["text"]),
+            }
             for index, key in enumerate(keys)
         ]
 
     async def _chat(
-        self, asked: _Asked, seed: int, part: range, keys: Sequence[str]
+        self, request: _TeacherRequest, seed: int, part: range, keys: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """Candidates `part` by key, each kept when it has come, whatever becomes of the others."""
+        """Return the candidates `part` by key; each is cached as soon as it arrives."""
         from scorekit.llm import LLMError
 
         assert self._teacher is not None
@@ -142,119 +147,128 @@ class Clients:
 
         async def keep(choices: Sequence[Choice]) -> None:
             self._failing["the teacher"] = 0
-            came = [(keys[part.start + c.index], c.text, c.finish_reason) for c in choices]
-            told = {key: {"text": text, "finish_reason": reason} for key, text, reason in came}
-            await self._answers.put(told)
-            answers.update(told)
+            arrived = [(keys[part.start + c.index], c.text, c.finish_reason) for c in choices]
+            new_answers = {
+                key: {"text": text, "finish_reason": reason} for key, text, reason in arrived
+            }
+            await self._answers.put(new_answers)
+            answers.update(new_answers)
 
         try:
             await self._teacher.chat(
-                asked.messages,
-                asked.sampling(seed + part.start),
+                request.messages,
+                request.sampling(seed + part.start),
                 n=len(part),
                 request_id=keys[part.start],
                 keep=keep,
             )
         except LLMError as error:
-            raise await self._teacher_failed(error, asked, len(part)) from None
+            raise await self._teacher_failed(error, request, len(part)) from None
         return answers
 
-    async def _teacher_failed(self, error: LLMError, asked: _Asked, n: int) -> ScorekitError:
-        """What to raise: one source that a server cannot bear must not stop all others, and
-        servers that answer nobody must not use up the sources. It is not kept, for it may depend on
-        how the server was started: where the source is asked for again, so is the teacher."""
+    async def _teacher_failed(
+        self, error: LLMError, request: _TeacherRequest, n: int
+    ) -> ScorekitError:
+        """Return the exception for a failed request.
+
+        One source that breaks the server must not stop the others, and a broken server must not
+        reject all sources. The failure is not cached: it may depend on the server's settings."""
         assert self._teacher is not None
         if error.type == "overlong":
             return SourceFailed("teacher_overlong", str(error)[:300])
         in_a_row = self._failed_again("the teacher")
-        if (in_a_row or error.server_is_away) and not await self._teacher_answers(asked, n):
+        if (in_a_row or error.server_is_away) and not await self._teacher_answers(request, n):
             if error.server_is_away:
                 return ServiceUnreachable(self._teacher.base_url, f"the teacher: {error}")
             return ScorekitError(
                 f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
             )
-        code, told = f"teacher_{error.type}", str(error)[:300]
+        code, message = f"teacher_{error.type}", str(error)[:300]
         if self._give_up or error.type == "refused":
-            return SourceFailed(code, told)
-        return NotYet(code, told, error.status)
+            return SourceFailed(code, message)
+        return NotYet(code, message, error.status)
 
-    async def _teacher_answers(self, asked: _Asked, n: int) -> bool:
-        """Whether the teacher answers the same request with an easy text: then what failed lies
-        with the texts. What is left of a shard may be nothing but such sources."""
+    async def _teacher_answers(self, request: _TeacherRequest, n: int) -> bool:
+        """Return True if the teacher answers an easy text: then the failure lies with the texts."""
         from scorekit.llm import LLMError
 
         assert self._teacher is not None
         easy = self._messages(EASY)
         try:
             async with asyncio.timeout(self.cfg.teacher.request_timeout_s):
-                await self._teacher.chat(easy, asked.sampling(1), n=n, request_id=digest_of(easy))
+                await self._teacher.chat(easy, request.sampling(1), n=n, request_id=digest_of(easy))
         except (LLMError, TimeoutError):
             return False
         self._failing["the teacher"] = 0
         return True
 
     def _failed_again(self, service: str) -> bool:
-        """Count a request that came to nothing; whether there are too many in a row."""
+        """Count a failed request; return True if there are too many in a row."""
         self._failing[service] += 1
         return self._failing[service] >= FAILURES_IN_A_ROW
 
     async def score(self, src: str, mts: Sequence[str]) -> list[Score]:
-        """MetricX of each translation, by quality estimation (no reference). Raises NotYet."""
+        """Return the MetricX score of each translation without a reference. Raises NotYet."""
         assert self._metricx is not None
         identity = self._identities.get("metricx")
         keys = _keys(["metricx", identity, src], mts)
-        found = dict(await self._answers.get(keys))
-        self.stats.answers_kept += len(found)
-        missing = {key: mt for key, mt in zip(keys, mts, strict=True) if key not in found}
+        answer_by_key = dict(await self._answers.get(keys))
+        self.stats.answers_kept += len(answer_by_key)
+        missing = {key: mt for key, mt in zip(keys, mts, strict=True) if key not in answer_by_key}
         if missing:
             samples = [{"src": src, "mt": mt} for mt in missing.values()]
             results = await self._ask(self._metricx, samples, self.stats.metricx, None)
-            told = {
+            new_answers = {
                 key: {"score": r["score"]} if r["ok"] else {"error": r["error"]["type"]}
                 for key, r in zip(missing, results, strict=True)
             }
-            await self._keep(told, results, "the score of a translation")
-            found |= told
-        return [Score(found[key].get("score"), found[key].get("error")) for key in keys]
+            await self._keep(new_answers, results, "the score of a translation")
+            answer_by_key |= new_answers
+        return [
+            Score(answer_by_key[key].get("score"), answer_by_key[key].get("error")) for key in keys
+        ]
 
     async def judge(self, src: str, candidate: str, doubt: str = "") -> dict[str, Any]:
-        """The verdict of the judge {"pass", "reason_code", "notes"}, or {"error": type, ...}.
-        doubt: as `judge_request` takes it. Raises NotYet, unless a missing verdict lets pass."""
+        """Return the judge's verdict {"pass", "reason_code", "notes"}, or {"error": type, ...}.
+
+        doubt: see `judge_request`. Raises NotYet, unless the fail policy is permissive."""
         assert self._judge is not None
         sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])
-        found = dict(await self._answers.get([key]))
-        self.stats.answers_kept += len(found)
-        if not found:
+        answer_by_key = dict(await self._answers.get([key]))
+        self.stats.answers_kept += len(answer_by_key)
+        if not answer_by_key:
             results = await self._ask(self._judge, [sample], self.stats.judge, options)
             (result,) = results
-            found = {key: result["verdict"] if result["ok"] else {"error": result["error"]["type"]}}
+            answer_by_key = {
+                key: result["verdict"] if result["ok"] else {"error": result["error"]["type"]}
+            }
             lenient = self.cfg.filters.llm_judge.fail_policy == "permissive"
-            await self._keep(found, results, "a verdict", lenient=lenient)
-        verdict: dict[str, Any] = found[key]
+            await self._keep(answer_by_key, results, "a verdict", lenient=lenient)
+        verdict: dict[str, Any] = answer_by_key[key]
         return verdict
 
     async def _keep(
         self,
-        told: Mapping[str, Any],
+        answers: Mapping[str, Any],
         results: Sequence[Mapping[str, Any]],
-        what: str,
+        description: str,
         *,
         lenient: bool = False,
     ) -> None:
-        """Keep what is an answer; raise NotYet where one is missing that may still come."""
-        open_ = [r for r in results if _may_come(r)]
-        good = {
+        """Cache the answers. Raises NotYet if one failed with a transient error."""
+        open_ = [r for r in results if _is_transient(r)]
+        final_answers = {
             key: answer
-            for (key, answer), r in zip(told.items(), results, strict=True)
-            if not _may_come(r)
+            for (key, answer), r in zip(answers.items(), results, strict=True)
+            if not _is_transient(r)
         }
-        if good:
-            await self._answers.put(good)
+        if final_answers:
+            await self._answers.put(final_answers)
         if open_ and not (lenient or self._give_up):
             kind = open_[0]["error"]["type"]
-            service = "score" if "score" in what else "judge"
-            raise NotYet(f"{service}_{kind}", f"{what} did not come: {kind}")
+            service = "score" if "score" in description else "judge"
+            raise NotYet(f"{service}_{kind}", f"{description} did not come: {kind}")
 
     async def _ask(
         self,
@@ -263,42 +277,43 @@ class Clients:
         stats: CallStats,
         options: Mapping[str, Any] | None,
     ) -> list[dict[str, Any]]:
-        """Results in order. Samples that the service, not their text, failed are asked again after
-        the pauses of `teacher.retry.backoff_s`: a judge is there while its LLM is started anew.
+        """Return the results in order.
 
-        Raises ScorekitError where `FAILURES_IN_A_ROW` requests came to nothing."""
+        Samples with a transient failure are retried after the pauses of `teacher.retry.backoff_s`,
+        for example while the judge's LLM restarts.
+        Raises ScorekitError after `FAILURES_IN_A_ROW` failed requests."""
         results: list[dict[str, Any] | None] = [None] * len(samples)
         missing = list(range(len(samples)))
         for pause in (0.0, *self.cfg.teacher.retry.backoff_s):
             await asyncio.sleep(pause)
             started = time.monotonic()
-            asked = [samples[i] for i in missing]
-            if client is self._metricx and self._together:
-                answers = await self._together.score(asked)
+            pending = [samples[i] for i in missing]
+            if client is self._metricx and self._coalescing:
+                answers = await self._coalescing.score(pending)
             else:
-                answers = await client.score(asked, options, priority="bulk")
+                answers = await client.score(pending, options, priority="bulk")
             stats.requests += 1
-            stats.samples += len(asked)
+            stats.samples += len(pending)
             stats.seconds += time.monotonic() - started
             for index, answer in zip(missing, answers, strict=True):
                 results[index] = answer.model_dump()
-            missing = [i for i in missing if _may_come(results[i])]
+            missing = [i for i in missing if _is_transient(results[i])]
             if not missing:
                 break
-        found = [r for r in results if r is not None]
-        stats.failed += sum(not r["ok"] for r in found)
+        complete = [r for r in results if r is not None]
+        stats.failed += sum(not r["ok"] for r in complete)
         service = "MetricX" if client is self._metricx else "the judge"
-        if len(missing) < len(found):
+        if len(missing) < len(complete):
             self._failing[service] = 0
         elif self._failed_again(service) and not await self._scorer_answers(
             client, service, samples[0], options
         ):
-            error = found[missing[0]]["error"]
+            error = complete[missing[0]]["error"]
             raise ScorekitError(
                 f"{service} failed {FAILURES_IN_A_ROW} requests in a row; the last one: "
                 f"{error['type']}: {error['message']}"
             )
-        return found
+        return complete
 
     async def _scorer_answers(
         self,
@@ -307,20 +322,20 @@ class Clients:
         sample: Mapping[str, Any],
         options: Mapping[str, Any] | None,
     ) -> bool:
-        """Whether MetricX or the judge answers for easy texts, which no cache knows."""
+        """Return True if MetricX or the judge answers for easy texts that no cache has."""
         texts = {"src": EASY, "source_text": EASY}
         fresh = f"{EASY} {uuid4().hex}"
         texts |= {"mt": fresh, "candidate": fresh}
         easy = {key: texts.get(key, value) for key, value in sample.items()}
         (answer,) = await client.score([easy], options, priority="bulk")
-        answers = not _may_come(answer.model_dump())
+        answers = not _is_transient(answer.model_dump())
         if answers:
             self._failing[service] = 0
         return answers
 
 
 def asking(cfg: SynthConfig) -> Callable[[str], list[dict[str, str]]]:
-    """How the teacher is asked for the translation of a text: as the messages of a chat."""
+    """Return a function from a text to the teacher's chat messages."""
     template, (source, target) = load_template(cfg.teacher.prompt), languages(cfg)
     fields = {
         "source_lang": language_name(source),
@@ -330,7 +345,7 @@ def asking(cfg: SynthConfig) -> Callable[[str], list[dict[str, str]]]:
     }
 
     def messages(text: str) -> list[dict[str, str]]:
-        text = neutral(text)  # or a token of a chat template in it would end the turn
+        text = neutral(text)  # a chat template's token in the text would end the turn
         return [
             {"role": "system", "content": TEACHER_SYSTEM},
             {"role": "user", "content": fill(template, {**fields, "text": text})},
@@ -342,10 +357,9 @@ def asking(cfg: SynthConfig) -> Callable[[str], list[dict[str, str]]]:
 def judge_request(
     cfg: SynthConfig, pair: tuple[str, str], src: str, candidate: str, doubt: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A candidate as the judge is asked about it: the sample, and the options of the request.
+    """Return the judge's sample for a candidate, and the options of the request.
 
-    pair: `languages` of the config. doubt: what a rule saw; `doubt_task` is told, where there is
-    one."""
+    pair: `languages` of the config. doubt: what a rule saw, sent only to a `doubt_task`."""
     judge = cfg.filters.llm_judge
     sample = {
         "task": "translation_filter",
@@ -360,22 +374,27 @@ def judge_request(
     return sample, options if judge.model is None else {**options, "model": judge.model}
 
 
-def _keys(shared: Any, own: Sequence[Any]) -> list[str]:
-    """Keys of answers that are asked for together. Their first halves are equal, so that SQLite
-    keeps them side by side: keys without order cost six times the writing."""
+def _keys(shared: Any, values: Sequence[Any]) -> list[str]:
+    """Return the keys of answers that are requested together.
+
+    Their first halves are equal: unordered keys would cost SQLite six times as many writes."""
     first = digest_of(shared)
-    return [first[:16] + digest_of([first, each])[:16] for each in own]
+    return [first[:16] + digest_of([first, value])[:16] for value in values]
 
 
-def _runs(indexes: Sequence[int], most: int) -> Iterator[range]:
-    """The indexes, which rise, as ranges of neighbours, each of `most` at most."""
+def _runs(indexes: Sequence[int], max_length: int) -> Iterator[range]:
+    """Yield rising indexes as ranges of consecutive ones, each at most `max_length` long."""
     start = 0
-    for at in range(1, len(indexes) + 1):
-        ends = at == len(indexes) or indexes[at] != indexes[at - 1] + 1 or at - start == most
-        if ends:
-            yield range(indexes[start], indexes[at - 1] + 1)
-            start = at
+    for position in range(1, len(indexes) + 1):
+        is_end = (
+            position == len(indexes)
+            or indexes[position] != indexes[position - 1] + 1
+            or position - start == max_length
+        )
+        if is_end:
+            yield range(indexes[start], indexes[position - 1] + 1)
+            start = position
 
 
-def _may_come(result: Mapping[str, Any] | None) -> bool:
+def _is_transient(result: Mapping[str, Any] | None) -> bool:
     return result is not None and not result["ok"] and may_pass_later(result["error"])

@@ -1,6 +1,6 @@
-"""Shards of a map stage as tasks of an existing Ray cluster: the same files, byte for byte.
+"""Run the shards of a map stage as tasks of an existing Ray cluster, with identical files.
 
-The tasks of a node that dies are run again on the others.
+Tasks of a node that dies run again on other nodes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from synth.stages.table import map_stage
 
 T = TypeVar("T")
 
-#: Seconds in which a task that is ended has to be gone.
+#: Seconds to wait for cancelled tasks.
 _END_S = 30.0
 
 
 def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
-    """Run this process's shards as Ray tasks; the run folder must be one that all nodes see.
+    """Run this process's shards as Ray tasks; all nodes must see the run's folder.
 
-    The budgets of the config (concurrency, sequences, rate) are for the run: each task gets its
-    share. Raises UserError where there is no cluster, Unfinished where records are left open.
+    The config's budgets (concurrency, sequences, rate) are for the run: each task gets a share.
+    Raises UserError if there is no cluster, Unfinished if records are left open.
     """
     import ray
     import ray.exceptions
 
     connect(ctx.cfg)
-    ctx.stats.of_others = True  # each task writes its own
+    ctx.stats.of_others = True  # each task writes its own stats
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
@@ -45,21 +45,21 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
     at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
     cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
-    where = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
+    folders = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
     ctx.advance(0, len(todo))
-    told = (ctx.limit, ctx.give_up, shards)
+    options = (ctx.limit, ctx.give_up, shards)
     waiting: list[Any] = []
     try:
         while todo or waiting:
             while todo and len(waiting) < at_once:
-                waiting.append(work.remote(stage.name, cfg, where, told, todo.pop(0)))
+                waiting.append(work.remote(stage.name, cfg, folders, options, todo.pop(0)))
             finished, waiting = ray.wait(waiting)
             for records_in, records_out, open_ in ray.get(finished):
                 ctx.stats.records_in += records_in
                 ctx.stats.records_out += records_out
                 ctx.stats.open.update(open_)
                 ctx.advance(1, None)
-    except ray.exceptions.RayTaskError as error:  # it says a traceback; its cause one line
+    except ray.exceptions.RayTaskError as error:  # its cause has the one-line message
         raise error.cause from None
     finally:
         _end(waiting)
@@ -68,8 +68,9 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: Context
 
 
 def connect(cfg: SynthConfig) -> int:
-    """Join the cluster; its machines. Raises UserError where there is none, or its machines cannot
-    share the kept answers."""
+    """Join the cluster; return the number of its machines.
+
+    Raises UserError if there is no cluster, or if its machines cannot share the answer cache."""
     import ray
 
     if not ray.is_initialized():
@@ -77,7 +78,7 @@ def connect(cfg: SynthConfig) -> int:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
             raise UserError(
-                "--engine ray: no Ray cluster here; `ray start --head`, or set RAY_ADDRESS"
+                "--engine ray: no Ray cluster found. Run `ray start --head`, or set RAY_ADDRESS"
             ) from None
     machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if "://" not in answers_place(cfg) and len(machines) > 1:
@@ -89,15 +90,15 @@ def connect(cfg: SynthConfig) -> int:
 
 
 def on_a_node(work: Callable[..., T], *arguments: Any) -> T:
-    """What it gives on a machine of the cluster, which may reach what this one does not."""
+    """Return the result of `work` on a cluster machine, which may reach other services."""
     import ray
 
-    found: T = ray.get(ray.remote(num_cpus=1)(work).remote(*arguments))
-    return found
+    result: T = ray.get(ray.remote(num_cpus=1)(work).remote(*arguments))
+    return result
 
 
 def _end(tasks: list[Any]) -> None:
-    """End tasks that nobody waits for any more: they would go on asking, and hold their shards."""
+    """Cancel the remaining tasks: they would continue to send requests and hold their shards."""
     import ray
 
     for task in tasks:
@@ -109,14 +110,15 @@ def _end(tasks: list[Any]) -> None:
 def _run_shard(
     name: str,
     cfg: dict[str, Any],
-    where: tuple[str, str | None],
-    told: tuple[int | None, bool, int],
+    folders: tuple[str, str | None],
+    options: tuple[int | None, bool, int],
     index: int,
 ) -> tuple[int, int, dict[str, int]]:
-    """One shard, in a process of the cluster, which writes its own figures. Records in, out, and
-    left open by code."""
-    out_dir, inputs = where
-    limit, give_up, shards = told
+    """Run one shard in a process of the cluster, which writes its own stats.
+
+    Returns the number of records in and out, and the open ones by code."""
+    out_dir, inputs = folders
+    limit, give_up, shards = options
     ctx = Context(
         SynthConfig.model_validate(cfg),
         Path(out_dir),

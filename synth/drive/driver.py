@@ -1,9 +1,9 @@
-"""Runs a stage over its shards: skip what is done, do the rest, write it in order, mark it.
+"""Run a map stage over its shards: skip finished ones, process the others, write and mark them.
 
-A stage is a function of one record and of answers, which are kept under a key of all that they
-depend on. So a run that was killed asks nobody twice: it works through the shard's records again,
-finds their answers, and writes the same bytes. A record whose answer is missing through no fault
-of its own leaves its shard open: what is there is kept, and the shard is done again.
+A stage is a function of a record and of answers, which are cached under a key of everything that
+they depend on. So a run that was killed requests nothing twice: it processes the shard's records
+again, reads their cached answers, and writes the same bytes. A record without an answer because of
+a service failure leaves its shard open; the shard is processed again later.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from synth.record import Kept, NotYet, Open, Rejected
 
 log = structlog.get_logger()
 
-#: Shards in work at once: the next one begins when all records of the last one are in work,
-#: so that a few slow answers in each leave no place free.
+#: Number of concurrent shards. The next one starts when all records of the last one are in flight,
+#: so that a few slow answers do not leave requests unused.
 SHARDS_AT_ONCE = 32
-#: Results that wait in memory for an older record, for each record in work: one slow answer must
+#: Number of results, per record in flight, that can wait for an older record: one slow answer must
 #: not stop all others.
 AHEAD = 32
 
 
 async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context) -> None:
-    """All of this process's shards of a stage, and with `ctx.share` all that nobody is at.
+    """Run all of this process's shards of a stage, and with `ctx.share` all free shards.
 
-    Raises UserError where an input is not there, Unfinished where records are left open.
+    Raises UserError if an input is missing, Unfinished if records are left open.
     """
     source = ctx.input_of(stage)
     folder = ctx.folder(stage.name)
@@ -55,20 +55,20 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
         ctx.advance(sum(records for _, records, done in plan if done), total)
         todo = {index: records for index, records, done in plan if not done}
         if not todo:
-            return  # nobody is needed, and perhaps nobody is there any more
+            return  # no service is needed, and maybe none is running
         claims = Claims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
         async with open_clients(
             ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up, tell=ctx.tell
         ) as clients:
             window = asyncio.Semaphore(clients.window)
-            room = asyncio.Semaphore(SHARDS_AT_ONCE)
+            slots = asyncio.Semaphore(SHARDS_AT_ONCE)
             async with asyncio.TaskGroup() as group:
-                await room.acquire()
+                await slots.acquire()
                 async for index, lock in _mine(claims, ctx, stage.name):
                     shard = _Shard(stage, ctx, source, folder, index, todo[index], clients, window)
-                    group.create_task(_run(shard, lock, room))
+                    group.create_task(_run(shard, lock, slots))
                     await shard.in_work.wait()
-                    await room.acquire()
+                    await slots.acquire()
     if ctx.stats.open:
         raise Unfinished(stage.name, ctx.stats.open)
 
@@ -76,48 +76,50 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: Context)
 def _plan(
     source: StageFolder, folder: StageFolder, shards: int, ctx: Context
 ) -> Iterator[tuple[int, int, bool]]:
-    """(shard, records to take of it, whether it is done) of the shards that may be worked on.
+    """Yield (shard, number of records to take, is done) for the shards to process.
 
-    Raises UserError where one that is done, or its input, is not what it was."""
-    room = ctx.limit
-    wanted = range(shards) if ctx.share else own_shards(shards, ctx)
+    Raises UserError if a finished shard or its input has changed."""
+    remaining = ctx.limit
+    candidates = range(shards) if ctx.share else own_shards(shards, ctx)
     for index in range(shards):
-        if room is None and index not in wanted:
-            continue  # it may be another machine's, not yet done
+        if remaining is None and index not in candidates:
+            continue  # another machine may not have finished it
         mark = source.mark(index)
         if mark is None:
-            raise UserError(f"{source.path}: shard {index} is not done; resume that stage first")
-        records = mark["records"] if room is None else min(mark["records"], room)
-        room = None if room is None else room - records
-        if index not in wanted:
+            raise UserError(f"{source.path}: shard {index} is not done. Resume that stage first")
+        records = mark["records"] if remaining is None else min(mark["records"], remaining)
+        remaining = None if remaining is None else remaining - records
+        if index not in candidates:
             continue
-        own = folder.mark(index)
-        if own is not None:
-            if own["input"] != mark["digest"]:
+        finished_mark = folder.mark(index)
+        if finished_mark is not None:
+            if finished_mark["input"] != mark["digest"]:
                 raise UserError(
                     f"{folder.path}: shard {index} was made from another {source.name}; "
                     "give --overwrite"
                 )
             folder.verify(index)
-        elif mark.get("let_go"):  # said before a service is asked
+        elif mark.get("let_go"):  # report it before calling a service
             raise UserError(
-                f"{folder.path}: shard {index} is not done, and what it is made of was let go: "
+                f"{folder.path}: shard {index} is not done, and its input records were deleted: "
                 f"`run --stage {folder.name} --repair {index}` makes both again from the kept "
                 f"answers, `run --stage {source.name} --overwrite` all shards of both"
             )
-        yield index, records, own is not None
+        yield index, records, finished_mark is not None
 
 
 async def _mine(claims: Claims, ctx: Context, name: str) -> AsyncIterator[tuple[int, IO[str]]]:
-    """(shard, its lock) one after the other; ends when all of them are done or in work here."""
-    told = False
+    """Yield (shard, its lock) until all shards are done or running in this process."""
+    is_announced = False
     while claims.left:
         claimed = claims.next()
         if claimed is not None:
             yield claimed
         elif claims.left:
-            if not told and ctx.left_open is None:  # else for a process of the same call
-                told = True
+            if (
+                not is_announced and ctx.left_open is None
+            ):  # otherwise it waits for a process of the same call
+                is_announced = True
                 ctx.tell(f"{name}: waits for {claims.waits_for()}, which is at the last shards")
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -127,18 +129,18 @@ def _is_done(folder: StageFolder, index: int, ctx: Context) -> bool:
     return bool(left_open) or folder.mark(index) is not None
 
 
-async def _run(shard: _Shard, lock: IO[str], room: asyncio.Semaphore) -> None:
+async def _run(shard: _Shard, lock: IO[str], slots: asyncio.Semaphore) -> None:
     try:
         await shard.run()
         if shard.open and shard.ctx.left_open is not None:
             shard.ctx.left_open[shard.index] = 1
     finally:
         release(shard.folder.lock(shard.index), lock)
-        room.release()
+        slots.release()
 
 
 class _Shard:
-    """One shard of a map stage in work. in_work: set when all of its records are."""
+    """A shard of a map stage that is being processed. in_work: set when all records are started."""
 
     def __init__(
         self,
@@ -154,13 +156,12 @@ class _Shard:
         self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
         self.index, self.records, self.clients, self.window = index, records, clients, window
         self.codes: Counter[str] = Counter()
-        self.told: Counter[str] = Counter()
+        self.note_counts: Counter[str] = Counter()
         self.open: Counter[str] = Counter()
         self.in_work = asyncio.Event()
 
     async def run(self) -> None:
-        """Work through the records in order, many at once; write them in order; mark the shard,
-        unless records of it are left open."""
+        """Process many records at once, write them in order, and mark the shard if none is open."""
         self.source.verify_input(self.index)
         started = time.monotonic()
         with (
@@ -192,7 +193,7 @@ class _Shard:
             {
                 "records": kept.records,
                 "rejected": dict(sorted(self.codes.items())),
-                "told": dict(sorted(self.told.items())),
+                "told": dict(sorted(self.note_counts.items())),
                 "input": source_mark["digest"],
                 "digest": digest,
                 "rejected_digest": rejected_digest,
@@ -219,7 +220,7 @@ class _Shard:
             kept.write(result.record)
             stats.records_out += 1
             if result.told:
-                self.told[result.told] += 1
+                self.note_counts[result.told] += 1
         else:
             rejected.write(result.as_record(self.stage.name))
             self.codes[result.reason_code] += 1
@@ -231,20 +232,20 @@ class _Shard:
         try:
             return await self.stage.process(record, self.clients)
         except NotYet as error:
-            # Not its text, which may be a server's: it goes to the log.
+            # Without the message, which may contain a server's text: this goes to the log.
             return Open(record, error.code, error.status)
 
     @asynccontextmanager
     async def _tasks(self) -> AsyncIterator[AsyncIterator[Kept | Rejected | Open]]:
-        """The results in order. What one raises ends all at once: a full disk must not wait for
-        the answer to an older record while others are paid for and lost."""
+        """Provide the results in order. An exception ends all tasks at once: with a full disk,
+        waiting for an older record would waste more paid answers."""
         running: deque[asyncio.Task[Kept | Rejected | Open]] = deque()
 
         async def results() -> AsyncIterator[Kept | Rejected | Open]:
             for record in islice(read_records(self.source.shard(self.index)), self.records):
                 while running and (running[0].done() or len(running) > AHEAD * self.clients.window):
                     yield await running.popleft()
-                await self.window.acquire()  # of all shards: any record that is done makes room
+                await self.window.acquire()  # shared by all shards
                 running.append(group.create_task(self._process(record)))
                 running[-1].add_done_callback(lambda _: self.window.release())
             self.in_work.set()

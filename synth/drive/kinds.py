@@ -1,4 +1,4 @@
-"""The two kinds of stages, and how one that fails in a group tells."""
+"""The two types of stages, and running one with a clear error."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ class MapStage(Stage):
 
     @abstractmethod
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Whom it asks: of "teacher", "metricx", "judge"."""
+        """Return the services that it calls: of "teacher", "metricx", "judge"."""
 
     @abstractmethod
     async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
-        """What becomes of a record: a function of it and of what the services answer."""
+        """Process a record, as a function of it and of the services' answers."""
 
 
 class WholeStage(Stage):
-    """A stage that has to see all records. It writes its shards, marks and manifest.
+    """A stage that needs all records at once. It writes its shards, marks and manifest.
 
-    runs_alone: one process runs it, when the stage before it is done; else several share it, and it
-    sees to that itself.
+    runs_alone: one process runs it after the previous stage; else the stage itself shares the work
+    among several processes.
     """
 
     runs_alone: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
-        """Make all of it. manifest: what it was begun with, which it writes with its shards."""
+        """Run the full stage. manifest: its settings, which it writes with its shards."""
 
     def verify(self, folder: StageFolder) -> None:
-        """Raise UserError where something of a finished stage is not what was written."""
+        """Raise UserError if files of the finished stage have changed."""
         folder.verify_all()
 
 
 def run_async(work: Any) -> None:
-    """asyncio.run, with the one error that ended a group in place of the group."""
+    """Run a coroutine; raise the error that ended a task group instead of the group."""
     try:
         asyncio.run(work)
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
-            known = [e for e in error.exceptions if isinstance(e, ScorekitError)]
-            error = (known or error.exceptions)[0]
+            own_errors = [e for e in error.exceptions if isinstance(e, ScorekitError)]
+            error = (own_errors or error.exceptions)[0]
         raise error from None

@@ -1,7 +1,7 @@
-"""A map stage by several processes of this machine, which share its shards: a driver has one core.
+"""Run a map stage in several processes of this machine, because one driver uses one core.
 
-Each is a driver of its own (`driver.py`) on the same folder, with its part of the budgets. The
-shards of one that dies are taken over by the others.
+Each process is a driver (`driver.py`) on the same folder with a share of the budgets. The others
+take over the shards of a process that dies.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from synth.folder.begin import own_shards
 from synth.log import log_to
 from synth.stages.table import map_stage
 
-#: Seconds between two messages of a process with its figures.
-_TELL_S = 0.5
-#: Seconds in which a process that is ended has to be gone.
+#: Seconds between two stats messages of a process.
+_REPORT_S = 0.5
+#: Seconds to wait for terminated processes.
 _END_S = 10.0
 
 
 def run_map_stage_on_processes(
     stage: MapStage, manifest: dict[str, Any], ctx: Context, processes: int
 ) -> None:
-    """All of this call's shards, by so many processes; fewer where there is less to share.
+    """Run all of this call's shards with up to `processes` processes.
 
-    The budgets of the config are for the run: each process gets its share. Raises what one of them
-    raises, Unfinished where records are left open, ScorekitError where all of them died.
+    The config's budgets are for the run: each process gets a share. Raises the error of a process,
+    Unfinished if records are left open, ScorekitError if all processes died.
     """
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
-    mine = range(shards) if ctx.share else own_shards(shards, ctx)
-    todo = sum(folder.mark(index) is None for index in mine)
+    own = range(shards) if ctx.share else own_shards(shards, ctx)
+    todo = sum(folder.mark(index) is None for index in own)
     count = min(processes, todo, ctx.cfg.teacher.max_concurrency)
     if count < 2:
         run_async(run_map_stage(stage, manifest, ctx))
@@ -58,8 +58,7 @@ def run_map_stage_on_processes(
 
 
 def shared_budget(cfg: SynthConfig, workers: int) -> SynthConfig:
-    """The config of one of several that work at once: its share of requests and sequences in
-    flight, and of the rate."""
+    """Return the config of one of several workers, with its share of the teacher's budgets."""
     teacher = cfg.teacher
     share = {
         "max_concurrency": max(1, teacher.max_concurrency // workers),
@@ -71,19 +70,19 @@ def shared_budget(cfg: SynthConfig, workers: int) -> SynthConfig:
 
 
 class _Team:
-    """The processes of one stage, seen from the one that started them."""
+    """The processes of one stage, as seen by their parent."""
 
     def __init__(
         self, name: str, manifest: dict[str, Any], ctx: Context, count: int, shards: int
     ) -> None:
         self.name, self.ctx = name, ctx
-        self.figures: dict[int, dict[str, Any]] = {}
-        self.begun = False
+        self.stats_by_pipe: dict[int, dict[str, Any]] = {}
+        self.is_started = False
         self.line = ""
         spawn = multiprocessing.get_context("spawn")
         left_open = spawn.Array("b", shards, lock=False)
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
-        told = {
+        context_fields = {
             "out_dir": ctx.out_dir,
             "inputs": ctx.inputs,
             "resume": True,
@@ -95,23 +94,25 @@ class _Team:
         }
         self.processes: dict[Connection, Any] = {}
         for _ in range(count):
-            ours, theirs = spawn.Pipe()
+            parent_pipe, child_pipe = spawn.Pipe()
             process = spawn.Process(
-                target=_work, args=(name, manifest, cfg, told, left_open, theirs), daemon=True
+                target=_work,
+                args=(name, manifest, cfg, context_fields, left_open, child_pipe),
+                daemon=True,
             )
             process.start()
-            theirs.close()
-            self.processes[ours] = process
+            child_pipe.close()
+            self.processes[parent_pipe] = process
 
     def watch(self) -> None:
-        """Until all have ended. Raises what one of them raised."""
+        """Handle messages until all processes have ended. Raises the error of a process."""
         working = set(self.processes)
-        ended = 0
+        num_finished = 0
         while working:
             for pipe in wait(list(working)):
                 assert isinstance(pipe, Connection)
                 try:
-                    ended += self._heard(pipe, *pipe.recv())
+                    num_finished += self._handle_message(pipe, *pipe.recv())
                 except (EOFError, ConnectionError):
                     working.discard(pipe)
                     process = self.processes[pipe]
@@ -121,28 +122,29 @@ class _Team:
                             f"{self.name}: process {process.pid} died (exit code "
                             f"{process.exitcode}); the others do its shards"
                         )
-        if not ended:
+        if not num_finished:
             raise ScorekitError(f"{self.name}: all {len(self.processes)} processes died")
 
-    def _heard(self, pipe: Connection, kind: str, told: Any) -> bool:
-        """Take a message; whether it is the last one of a process that is through."""
+    def _handle_message(self, pipe: Connection, kind: str, content: Any) -> bool:
+        """Handle a message; return True if it is the last one of a finished process."""
         if kind == "error":
-            raise told
-        if kind == "begin" and not self.begun:  # of the others, too: they see the same shards
-            self.begun = True
-            self.ctx.advance(*told)
-        elif kind == "line" and told != self.line:  # of all that say the same, the first
-            self.line = told
-            self.ctx.tell(told)
+            raise content
+        if kind == "begin" and not self.is_started:  # all processes report the same shards
+            self.is_started = True
+            self.ctx.advance(*content)
+        elif kind == "line" and content != self.line:  # print a repeated line once
+            self.line = content
+            self.ctx.tell(content)
         elif kind in ("figures", "end"):
-            done, figures = told
+            done, process_stats = content
             self.ctx.advance(done, None)
-            self.figures[id(pipe)] = figures
-            self.ctx.stats.add_up(list(self.figures.values()))
+            self.stats_by_pipe[id(pipe)] = process_stats
+            self.ctx.stats.add_up(list(self.stats_by_pipe.values()))
         return kind == "end"
 
     def end(self) -> None:
-        """End those that still run: they would go on asking, and hold their shards."""
+        """End the remaining processes: they would continue to send requests and hold their
+        shards."""
         for pipe, process in self.processes.items():
             pipe.close()
             process.terminate()
@@ -157,18 +159,19 @@ def _work(
     name: str,
     manifest: dict[str, Any],
     cfg: dict[str, Any],
-    told: dict[str, Any],
+    context_fields: dict[str, Any],
     left_open: Any,
     pipe: Connection,
 ) -> None:
-    """One process: a driver of the stage that reports to who started it, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this one
+    """Run a driver of the stage in a child process, which reports to its parent and ends with
+    it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     reporter = _Reporter(pipe)
     ctx = Context(
         SynthConfig.model_validate(cfg),
-        **told,
+        **context_fields,
         left_open=left_open,
         advance=reporter.advance,
         tell=reporter.tell,
@@ -177,7 +180,7 @@ def _work(
     log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
-            with contextlib.suppress(Unfinished):  # it is told among the figures
+            with contextlib.suppress(Unfinished):  # the stats report it
                 run_async(run_map_stage(map_stage(name), manifest, ctx))
         except Exception as error:
             pipe.send(("error", _sendable(error)))
@@ -188,37 +191,37 @@ def _work(
 
 
 class _Reporter:
-    """Tells of progress, not of each record."""
+    """Reports progress to the parent, at most every `_REPORT_S` seconds."""
 
     stats: Any
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._done = 0
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def advance(self, done: int, total: int | None) -> None:
-        """As `Context.advance`."""
+        """Report progress, as `Context.advance`."""
         if total is not None:
             self._pipe.send(("begin", (done, total)))
             return
         self._done += done
-        if time.monotonic() - self._told_at > _TELL_S:
+        if time.monotonic() - self._reported_at > _REPORT_S:
             self.report("figures")
 
     def tell(self, line: str) -> None:
-        """As `Context.tell`."""
+        """Send a line for the user, as `Context.tell`."""
         self._pipe.send(("line", line))
 
     def report(self, kind: str) -> None:
-        """Records done since the last report, and all figures."""
-        figures = {**self.stats.figures(), "rejected": dict(self.stats.rejected)}
-        self._pipe.send((kind, (self._done, figures)))
-        self._done, self._told_at = 0, time.monotonic()
+        """Send the records done since the last report, and all stats."""
+        totals = {**self.stats.figures(), "rejected": dict(self.stats.rejected)}
+        self._pipe.send((kind, (self._done, totals)))
+        self._done, self._reported_at = 0, time.monotonic()
 
 
 def _sendable(error: Exception) -> Exception:
-    """What can be unpickled at the other end; else its words."""
+    """Return the error if it can be pickled; else a ScorekitError with its message."""
     with contextlib.suppress(Exception):
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error

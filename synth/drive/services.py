@@ -1,4 +1,5 @@
-"""The services of a run: reached, and compared with what the config and the run's past say."""
+"""Connect to the services of a run, and compare them with the config and the run's earlier
+state."""
 
 from __future__ import annotations
 
@@ -25,19 +26,20 @@ from synth.folder.store import StageFolder, read_json, to_line
 if TYPE_CHECKING:
     from scorekit.llm import LLMClient
 
-#: The keys of the config that name the services.
+#: Config keys with the services' URLs.
 METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
-#: Seconds that a scoring service which is loading is waited for.
+#: Seconds to wait for a scoring service that is loading.
 READY_S = 60.0
-#: Seconds without an answer from which on it is told that a service is away; between two looks.
+#: Seconds without an answer before an outage is reported; seconds between two checks.
 AWAY_S, _LOOK_S = 5.0, 0.5
-#: What makes a service another one, whose answers are not to be mixed.
+#: Fields that identify a service. Answers of different services must not be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
 
-def open_teacher(cfg: SynthConfig, *, patient: bool = True) -> LLMClient:
-    """The client of the teacher; its key comes from the environment. patient: it is asked again, as
-    the config says."""
+def open_teacher(cfg: SynthConfig, *, should_wait: bool = True) -> LLMClient:
+    """Return the teacher's client; its key comes from the environment.
+
+    should_wait: retry as configured."""
     from scorekit.llm import LLMClient
 
     teacher = cfg.teacher
@@ -50,35 +52,35 @@ def open_teacher(cfg: SynthConfig, *, patient: bool = True) -> LLMClient:
         connect_timeout_s=teacher.connect_timeout_s,
         max_concurrency=teacher.max_concurrency,
         max_sequences=teacher.max_sequences,
-        max_attempts=teacher.retry.max_attempts if patient else 1,
+        max_attempts=teacher.retry.max_attempts if should_wait else 1,
         backoff_s=tuple(teacher.retry.backoff_s),
         requests_per_minute=teacher.requests_per_minute,
         strategy=cfg.final_generation.strategy,
-        wait_for_server_s=teacher.wait_for_server_s if patient else 0.0,
+        wait_for_server_s=teacher.wait_for_server_s if should_wait else 0.0,
     )
 
 
 def check_metricx(cfg: SynthConfig, info: Info) -> None:
-    """The service must be what the config expects. Raises UserError."""
-    told = cfg.metricx
-    if Path(told.checkpoint).name != Path(info.model).name:
-        raise UserError(f"metricx.checkpoint is {told.checkpoint}, the service has {info.model}")
+    """Raise UserError unless the service is what the config expects."""
+    section = cfg.metricx
+    if Path(section.checkpoint).name != Path(info.model).name:
+        raise UserError(f"metricx.checkpoint is {section.checkpoint}, the service has {info.model}")
     if info.higher_is_better:
         raise UserError(
-            f"metricx.url: of {info.model} the higher score is better, and the lowest is taken: "
-            "name a MetricX service"
+            f"metricx.url: higher scores of {info.model} are better, but the lowest is selected. "
+            "Name a MetricX service"
         )
-    if told.device is not None and not info.device.startswith(told.device):
-        raise UserError(f"metricx.device is {told.device}, the service runs on {info.device}")
+    if section.device is not None and not info.device.startswith(section.device):
+        raise UserError(f"metricx.device is {section.device}, the service runs on {info.device}")
 
 
 def check_judge(cfg: SynthConfig, info: Info) -> None:
-    """Rules ask no model, and a rubric that the config names must be there. Raises UserError."""
+    """Raise UserError if the judge lacks the model or the rubric that the config names."""
     model = cfg.filters.llm_judge.model
     if info.model == "rules" and model not in (None, "rules"):
         raise UserError(
             f"filters.llm_judge.model is {model}, but the judge at {cfg.filters.llm_judge.url} is "
-            "the rules back end: start it with --backend openai, or leave the model out"
+            "the rules backend. Start it with --backend openai, or leave the model out"
         )
     task = cfg.filters.llm_judge.doubt_task
     if task is not None and task not in (info.tasks or {}):
@@ -88,48 +90,52 @@ def check_judge(cfg: SynthConfig, info: Info) -> None:
         )
 
 
-async def service_info(client: ScoringClient, key: str, *, patient: bool = True) -> Info:
-    """What a service says of itself, once it is ready. key: of its URL in the config. patient: one
-    that is away or loading is waited for. Raises UserError where it is not there."""
+async def service_info(client: ScoringClient, key: str, *, should_wait: bool = True) -> Info:
+    """Return a service's info once it is ready.
+
+    key: config key of its URL. should_wait: wait for a service that is down or loading. Raises
+    UserError if it cannot be reached."""
     try:
         try:
             info = await client.info()
         except (ServiceUnreachable, RequestError) as error:
-            if not (patient and error.retryable):
+            if not (should_wait and error.retryable):
                 raise
             info = None
-        if patient:
+        if should_wait:
             await client.wait_ready(READY_S)
         return info or await client.info()
     except (ServiceUnreachable, RequestError) as error:
-        raise UserError(f"{key}: {error}; start it, or mend the URL") from None
+        raise UserError(f"{key}: {error}. Start it, or correct the URL") from None
 
 
 def is_known(folder: StageFolder, name: str, info: Info) -> bool:
-    """Whether the stage was begun with this service. Raises UserError where it was with another:
-    half of its answers would be of that."""
+    """Return True if the stage was started with this service, False if with none yet.
+
+    Raises UserError if it was started with another one, to avoid mixed answers."""
     before = read_json(folder.service(name))
     if before is None:
         return False
-    told = info.model_dump()
+    fields = info.model_dump()
     for key in _IDENTITY:
-        if before.get(key) != told[key]:
+        if before.get(key) != fields[key]:
             raise UserError(
-                f"{folder.path}: the {name} service's {key} was {before.get(key)}, is {told[key]}; "
-                "start the same one again, or give --overwrite"
+                f"{folder.path}: the {name} service's {key} was {before.get(key)}, "
+                f"is {fields[key]}. Start the same one again, or give --overwrite"
             )
     return True
 
 
 def note_service(folder: StageFolder, name: str, info: Info) -> dict[str, Any]:
-    """Keep what the service says of itself, for the stage and for the run; what makes it another
-    one. Raises as `is_known`."""
-    told = info.model_dump()
+    """Store the service's info for the stage and the run; return its identity fields.
+
+    Raises as `is_known`."""
+    fields = info.model_dump()
     if not is_known(folder, name, info):
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder.service(name), to_line(told))
-    write_atomic(folder.out_dir / f"service-{name}.json", to_line(told))
-    return {key: told[key] for key in _IDENTITY}
+        write_atomic(folder.service(name), to_line(fields))
+    write_atomic(folder.out_dir / f"service-{name}.json", to_line(fields))
+    return {key: fields[key] for key in _IDENTITY}
 
 
 def _scoring_client(
@@ -145,8 +151,9 @@ def _scoring_client(
 
 
 class Absences:
-    """Tells of a service that has not answered for `AWAY_S`, and that it does again: it is waited
-    for, some minutes long, and the tries are in the log alone."""
+    """Reports a service that has not answered for `AWAY_S`, and its return.
+
+    The clients retry for some minutes, and log the retries only."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         """tell: called with each line."""
@@ -156,17 +163,17 @@ class Absences:
         self._told: set[str] = set()
 
     def mind(self, name: str, service: ScoringClient | LLMClient, patience_s: float) -> None:
-        """Look at this one, too. patience_s: how long it is asked again."""
+        """Watch a service, too. patience_s: how long its client retries."""
         self._services[name] = service, patience_s
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Check all services repeatedly."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Tell what is new."""
+        """Report services that went down or came back."""
         now = time.monotonic()
         for name, (service, patience_s) in self._services.items():
             if not service.away:
@@ -181,7 +188,7 @@ class Absences:
 
 @contextmanager
 def watching(tell: Callable[[str], None]) -> Iterator[Absences]:
-    """Absences that are looked for until the block ends."""
+    """Watch for outages until the block ends."""
     absences = Absences(tell)
     watch = asyncio.create_task(absences.watch())
     try:
@@ -199,9 +206,9 @@ async def open_clients(
     give_up: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Clients]:
-    """Connect and check what is there against the config, before anything is spent; and
-    against what the stage, if it is resumed, was begun with. give_up: what a service still
-    does not answer is a failure for good. tell: of a service that goes away, and is back. Raises
+    """Connect to the services, and check them against the config and a resumed stage.
+
+    give_up: a missing answer is a permanent failure. tell: called with lines about outages. Raises
     UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
@@ -210,12 +217,14 @@ async def open_clients(
         before: dict[str, float] = {}
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
-            stats.teacher = teacher.counts  # they go on counting
+            stats.teacher = teacher.counts  # the client keeps updating them
             absences.mind("the teacher", teacher, cfg.teacher.wait_for_server_s)
             await teacher.check()
         if "metricx" in uses:
-            of = cfg.metricx
-            client = _scoring_client(of.url, of.batch_size, cache_db=of.cache_db)
+            metricx_cfg = cfg.metricx
+            client = _scoring_client(
+                metricx_cfg.url, metricx_cfg.batch_size, cache_db=metricx_cfg.cache_db
+            )
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, METRICX_URL)
             check_metricx(cfg, info)

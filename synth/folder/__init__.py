@@ -1,1 +1,1 @@
-"""What stands in the folder of a run: shards with their marks, locks, answers, views, counts."""
+"""The folder of a run: shards with their marks, locks, answers, views, counts."""

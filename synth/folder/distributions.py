@@ -1,4 +1,4 @@
-"""How the records of a stage are spread: lengths, scores, improvements, as quantiles and bars."""
+"""Distributions over a stage's records (lengths, scores, ...) as quantiles and histograms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BARS = 40
 
 
 class Spread:
-    """Values by how often they came; `step` bounds how many different ones are kept apart."""
+    """Counts of values, rounded to multiples of `step` to bound the memory."""
 
     def __init__(self, step: float = 1.0) -> None:
         self._step = step
@@ -21,13 +21,14 @@ class Spread:
         self._total = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Count a value."""
         self._counts[round(value / self._step)] += 1
         self._total += value
 
     def as_dict(self) -> dict[str, Any] | None:
-        """n, mean, quantiles (to the step), and bars: `counts[i]` from `edges[i]` on; None without
-        a value."""
+        """Return n, mean, quantiles (rounded to step) and a histogram; None without values.
+
+        `counts[i]` values lie from `edges[i]` on."""
         if not self._counts:
             return None
         keys = sorted(self._counts)
@@ -42,10 +43,10 @@ class Spread:
         }
 
     def _quantile(self, keys: list[int], share: float) -> float:
-        left = max(1, math.ceil(share * self._counts.total()))
+        remaining = max(1, math.ceil(share * self._counts.total()))
         for key in keys:
-            left -= self._counts[key]
-            if left <= 0:
+            remaining -= self._counts[key]
+            if remaining <= 0:
                 break
         return self._value(key)
 
@@ -62,9 +63,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A spread in a picture of the report; those of one title are drawn over each other.
+    """A distribution in a chart of the report; those with one title share a chart.
 
-    of: which of them it is. axis: what its values are.
+    of: its label in the chart. axis: the label of its values.
     """
 
     title: str
@@ -73,18 +74,18 @@ class Drawn:
     axis: str
 
 
-#: What a stage finds out about its records, by name.
+#: Distributions and counts of a stage's records, by name.
 Found = dict[str, "Spread | Counter[str]"]
 
 
-def as_dicts(found: Found) -> dict[str, Any]:
-    """As they stand in stats.json."""
+def as_dicts(distributions: Found) -> dict[str, Any]:
+    """Return the distributions as they are stored in stats.json."""
     return {
         name: spread.as_dict() if isinstance(spread, Spread) else dict(sorted(spread.items()))
-        for name, spread in found.items()
+        for name, spread in distributions.items()
     }
 
 
 def stratum(record: Record) -> str:
-    """The type of a source and its length bucket: "sentence 3"."""
+    """Return a source's type and length bucket, for example "sentence 3"."""
     return f"{record['source_type']} {record['length_bucket_id']}"

@@ -1,7 +1,7 @@
-"""Who works at what: file locks that all drivers of a run folder heed, on one machine or several.
+"""File locks between all drivers of a run folder, on one machine or several.
 
-A lock goes with its process, however that ends: what a dead driver held is free at once (on a
-network file system, when its server has noticed). So no clock is compared and no heartbeat kept.
+A lock ends with its process: the locks of a dead driver are free at once (on a network file system,
+when its server notices). So there are no clocks and no heartbeats.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import IO
 
 from scorekit.errors import UserError
 
-#: Seconds between two looks at what other processes are at.
+#: Seconds between two checks of other processes' locks.
 LOOK_AGAIN_S = 0.5
 
 
 def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
-    """The locked file; None where another process holds it (or, for a shared lock, holds it
-    alone). Closing it lets go."""
+    """Return the locked file; None if another process has the lock. Closing it releases the
+    lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = path.open("a+", encoding="utf-8")
@@ -35,18 +35,18 @@ def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
         except OSError as error:
             file.close()
             raise UserError(
-                f"{path}: no lock is to be had on this file system ({error.strerror}): put "
+                f"{path}: this file system does not support locks ({error.strerror}). Put "
                 "run.out_dir on another one"
             ) from None
         if _is_still(path, file):
             if not shared:
                 _sign(file)
             return file
-        file.close()  # who held it before has removed it
+        file.close()  # its previous owner has removed it
 
 
 def holder(path: Path) -> str:
-    """Who said last that he holds it: "process 12 on host"."""
+    """Return the last owner of a lock: "process 12 on host"."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except FileNotFoundError:
@@ -54,8 +54,8 @@ def holder(path: Path) -> str:
 
 
 def release(path: Path, file: IO[str]) -> None:
-    """Let go of a lock that is not needed again, and take its file away."""
-    path.unlink(missing_ok=True)  # still held: nobody locks what has no name
+    """Release a lock that is not needed again, and remove its file."""
+    path.unlink(missing_ok=True)  # before the release: nobody can lock a file without a name
     file.close()
 
 
@@ -63,39 +63,40 @@ def release(path: Path, file: IO[str]) -> None:
 def held(
     paths: Iterable[tuple[Path, bool]], doing: str, wait: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Hold several locks, each (path, shared). wait: told who is waited for, where one is not
-    free; without it that raises UserError."""
+    """Hold several locks, each (path, shared).
+
+    wait: called with a line if a lock is not free; None: raise UserError instead."""
     with ExitStack() as stack:
         for path, shared in paths:
-            told = False
+            is_announced = False
             while (file := try_lock(path, shared=shared)) is None and wait is not None:
-                if not told:
+                if not is_announced:
                     wait(f"{path.stem}: waits for {holder(path)}")
-                told = True
+                is_announced = True
                 time.sleep(LOOK_AGAIN_S)
             if file is None:
                 raise UserError(
-                    f"{path.stem}: {holder(path)} is at work there, so that this one cannot "
-                    f"{doing}: let it end, or stop it"
+                    f"{path.stem}: {holder(path)} is working there, so this process cannot "
+                    f"{doing}. Wait for it, or stop it"
                 )
             stack.enter_context(file)
             if not shared:
-                stack.callback(file.truncate, 0)  # nobody is named who is no longer there
+                stack.callback(file.truncate, 0)  # remove the name of this process
         yield
 
 
 class Claims:
-    """Hands out what is not done and what no other process is at: shards, or files."""
+    """Hands out shards or files that are neither done nor locked by another process."""
 
     def __init__(
         self, todo: Iterable[int], done: Callable[[int], bool], path: Callable[[int], Path]
     ) -> None:
-        """done: whether a number is done; path: its lock."""
+        """Claim from `todo`. done: returns True if a number is done. path: returns its lock."""
         self.left = list(todo)  # neither done nor handed out
         self._done, self._path = done, path
 
     def next(self) -> tuple[int, IO[str]] | None:
-        """A number with its lock; None where others are at all that is left."""
+        """Return a number with its lock; None if other processes have all remaining ones."""
         for index in list(self.left):
             if not self._done(index):
                 lock = try_lock(self._path(index))
@@ -109,17 +110,17 @@ class Claims:
         return None
 
     def waits_for(self) -> str:
-        """Who is at the first of what is left."""
+        """Return the owner of the first remaining number."""
         return holder(self._path(self.left[0]))
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:
     try:
-        found = path.stat()
+        current = path.stat()
     except FileNotFoundError:
         return False
-    mine = os.fstat(file.fileno())
-    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+    locked = os.fstat(file.fileno())
+    return (current.st_dev, current.st_ino) == (locked.st_dev, locked.st_ino)
 
 
 def _sign(file: IO[str]) -> None:

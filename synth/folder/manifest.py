@@ -1,4 +1,4 @@
-"""export/manifest.json: what all rows of an export share, and the digests of its files."""
+"""export/manifest.json: provenance that all rows share, and the digests of the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synth.stages.sample_sources import SampleSources
 if TYPE_CHECKING:
     from synth.context import Context
 
-#: Keys that say where a run is, not what it makes.
+#: Config keys about where a run is, which do not change its output.
 PLACES: dict[str, Any] = {
     "run": {"out_dir", "log_level", "shard_records", "view_records", "answers", "prometheus_port"},
     "data": {"files", "pairs"},
@@ -44,23 +44,25 @@ def write_manifest(
     ctx: Context,
     files: list[dict[str, Any]],
     counts: list[StageCounts],
-    begun: dict[str, Any],
+    stage_manifest: dict[str, Any],
 ) -> None:
-    """Write the manifest. files: as `write_files` gives them; counts: of the stages before the
-    export; begun: the manifest of the stage."""
-    told = manifest(ctx, files, counts) | {"stage_digest": begun["digest"]}
-    write_atomic(path, (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode())
+    """Write the manifest.
+
+    files: from `write_files`. counts: of the stages before the export. stage_manifest: of the
+    export."""
+    content = manifest(ctx, files, counts) | {"stage_digest": stage_manifest["digest"]}
+    write_atomic(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def manifest(
     ctx: Context, files: list[dict[str, Any]], counts: list[StageCounts]
 ) -> dict[str, Any]:
-    """Provenance that the rows share, counts, and the files; the same for the same run."""
+    """Return the shared provenance, counts and files; equal for equal runs."""
     cfg = ctx.cfg
     blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
     for kind in blocks.values():
         for block in kind.values():
-            del block["seed"], block["candidate"]  # of each row its own
+            del block["seed"], block["candidate"]  # these differ between rows
     return {
         **pair_codes(cfg),
         "rows": row_counts(files),
@@ -93,41 +95,41 @@ def manifest(
 
 
 def row_counts(files: list[dict[str, Any]]) -> dict[str, int]:
-    """Rows of "train", and of "pairs" where there are preference pairs."""
+    """Return the number of rows of "train", and of "pairs" if there are preference pairs."""
     counts: dict[str, dict[str, int]] = {}
     for file in files:
-        kind = file["name"].partition(".")[2]  # each format holds all rows
-        of = counts.setdefault(file["of"], {})
-        of[kind] = of.get(kind, 0) + file["rows"]
-    return {of: max(kinds.values()) for of, kinds in counts.items()}
+        kind = file["name"].partition(".")[2]  # each format has all rows
+        by_kind = counts.setdefault(file["of"], {})
+        by_kind[kind] = by_kind.get(kind, 0) + file["rows"]
+    return {by_kind: max(kinds.values()) for by_kind, kinds in counts.items()}
 
 
 def settings(cfg: SynthConfig) -> dict[str, Any]:
-    """The config without what says only where things are."""
+    """Return the config without keys about locations."""
     return cfg.model_dump(mode="json", exclude=PLACES)
 
 
 def partial(ctx: Context, counts: list[StageCounts]) -> bool:
-    """Whether a stage took a part of its records only: --limit, or a dry run."""
-    manifests = (ctx.folder(each.stage).manifest() for each in counts)
+    """Return True if a stage took only a part of its records: --limit, or a dry run."""
+    manifests = (ctx.folder(stage_counts.stage).manifest() for stage_counts in counts)
     return ctx.limit is not None or any(m is not None and m.get("limit") for m in manifests)
 
 
 def corpus(ctx: Context) -> dict[str, Any]:
-    """What the first stage says of what it read."""
+    """Return the first stage's summary of the corpus."""
     for folder in (ctx.out_dir, ctx.inputs):
         path = StageFolder(folder, SampleSources.name).path / "counts.json" if folder else None
-        if path is not None and (told := read_json(path)) is not None:
-            files = told.pop("files", [])
-            return {**told, "files": len(files)}
+        if path is not None and (counts := read_json(path)) is not None:
+            files = counts.pop("files", [])
+            return {**counts, "files": len(files)}
     return {}
 
 
 def _service(ctx: Context, name: str) -> dict[str, Any] | None:
-    """What a service said of itself, without where and since when it runs."""
+    """Return a service's info without its address and start time."""
     for folder in (ctx.out_dir, ctx.inputs):
         path = folder / f"service-{name}.json" if folder else None
-        if path is not None and (told := read_json(path)) is not None:
+        if path is not None and (info := read_json(path)) is not None:
             keys = (
                 "service",
                 "model",
@@ -138,5 +140,5 @@ def _service(ctx: Context, name: str) -> dict[str, Any] | None:
                 "commit",
                 "versions",
             )
-            return {key: told.get(key) for key in keys}
+            return {key: info.get(key) for key in keys}
     return None

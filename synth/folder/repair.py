@@ -1,4 +1,4 @@
-"""What a damaged disk left of a run: which shards are to be made again, which answers are lost."""
+"""Find damaged shards of a run, and repair its answer cache."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from synth.stages.table import ORDER
 
 
 def repair(cfg: SynthConfig) -> Iterator[str]:
-    """Lines about each shard that is damaged, with the command that makes it again; then the file
-    of answers is copied without what cannot be read. Raises UserError while a driver is at work,
-    and where no stage was begun."""
+    """Yield a line for each damaged shard with its repair command, then repair the answers.
+
+    Raises UserError while a driver works, and if no stage was started."""
     need_run(cfg.run.out_dir)
     folders = {stage: StageFolder(cfg.run.out_dir, stage.name) for stage in ORDER}
-    with held([(folder.lock(), False) for folder in folders.values()], "mend it"):
+    with held([(folder.lock(), False) for folder in folders.values()], "repair it"):
         damaged = 0
         for stage, folder in folders.items():
-            for fault in _faults(stage, folder):
+            for error in _errors(stage, folder):
                 damaged += 1
-                yield fault
+                yield error
         yield f"{damaged} damaged shards"
-        place = answers_place(cfg)
-        if "://" not in place and Path(place).exists():
-            kept, lost = mend(Path(place))
-            told = f"{place}: {kept} answers kept"
-            if lost is not None:
-                told += (
-                    f"; {lost} rows cannot be read, nor what stood on pages that are none any "
-                    f"more: they are asked for again (the old file is {place}.damaged)"
+        answers_location = answers_place(cfg)
+        if "://" not in answers_location and Path(answers_location).exists():
+            num_answers, num_unreadable = mend(Path(answers_location))
+            message = f"{answers_location}: {num_answers} answers kept"
+            if num_unreadable is not None:
+                message += (
+                    f"; {num_unreadable} rows, and rows on destroyed pages, cannot be read and "
+                    f"will be requested again (the old file is {answers_location}.damaged)"
                 )
-            yield told
+            yield message
 
 
-def _faults(stage: Stage, folder: StageFolder) -> Iterator[str]:
-    """A line about each shard that is damaged, or about the stage as a whole."""
+def _errors(stage: Stage, folder: StageFolder) -> Iterator[str]:
+    """Yield a line for each damaged shard, or for the stage."""
     try:
         folder.shards()
     except UserError as error:

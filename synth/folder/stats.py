@@ -1,8 +1,8 @@
-"""What a stage did, in numbers: stats.json.
+"""Count what a stage did, for stats.json.
 
-Records are counted from the marks of finished shards, so that no kill falsifies them. What was
-called, and how long it took, each process writes to a file of its own in the stage's folder, every
-few seconds; a kill loses what was counted since. stats.json is made of both, and of nothing else.
+Records are counted from the marks of finished shards, so that a kill cannot falsify them. Each
+process writes its calls and times to its own file in the stage's folder every few seconds; a kill
+loses the last ones. stats.json is computed from both.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.folder.store import StageFolder, read_json, to_line
 
-#: Seconds between two writes of a process's figures.
+#: Seconds between two writes of a process's stats.
 FLUSH_S = 5.0
 
 
 @dataclass(slots=True)
 class CallStats:
-    """Calls of one service. requests: of a record each; several may have gone out as one."""
+    """Calls of one service. requests: one per record, before merging."""
 
     requests: int = 0
     samples: int = 0
@@ -42,11 +42,10 @@ class CallStats:
 class StageStats:
     """Counts of one process in one stage.
 
-    open: records that a service gave no answer for, by code. answers_kept: answers that were there
-    and nobody was asked for; damaged_answers: those that were found broken, and asked for again.
-    teacher: the client's own counts, which go on counting, or a copy of them.
-    scorer: what MetricX says of itself, see `scorer_figures`. of_others: they are sums of processes
-    which write their own.
+    open: records without a service's answer, by code. answers_kept: cached answers that were used.
+    damaged_answers: broken cached answers, requested again. teacher: the client's live counts, or a
+    copy. scorer: MetricX's own stats, see `scorer_figures`. of_others: True if these are sums over
+    processes that write their own stats.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -67,7 +66,7 @@ class StageStats:
     of_others: bool = False
 
     def figures(self) -> dict[str, Any]:
-        """As they are written."""
+        """Return the stats as they are written."""
         teacher = self.teacher
         counts = dataclasses.asdict(teacher) if dataclasses.is_dataclass(teacher) else teacher  # type: ignore[arg-type]
         return {
@@ -85,18 +84,18 @@ class StageStats:
             "driver_memory_peak_bytes": _peak_resident_bytes(),
         }
 
-    def add_up(self, told: list[dict[str, Any]]) -> None:
-        """Show the sums of other processes' `figures`, each with its `rejected`."""
-        self.records_in = sum(each["records_in"] for each in told)
-        self.records_out = sum(each["records_out"] for each in told)
-        self.rejected = Counter(_sum(each["rejected"] for each in told))
-        self.open = Counter(_sum(each["open"] for each in told))
-        self.teacher = _sum(each["teacher"] for each in told)
-        self.metricx = CallStats(**_sum(each["metricx"] for each in told))  # type: ignore[arg-type]
-        self.judge = CallStats(**_sum(each["judge"] for each in told))  # type: ignore[arg-type]
+    def add_up(self, stats_list: list[dict[str, Any]]) -> None:
+        """Set the sums of other processes' `figures`, each with its `rejected`."""
+        self.records_in = sum(process_stats["records_in"] for process_stats in stats_list)
+        self.records_out = sum(process_stats["records_out"] for process_stats in stats_list)
+        self.rejected = Counter(_sum(process_stats["rejected"] for process_stats in stats_list))
+        self.open = Counter(_sum(process_stats["open"] for process_stats in stats_list))
+        self.teacher = _sum(process_stats["teacher"] for process_stats in stats_list)
+        self.metricx = CallStats(**_sum(process_stats["metricx"] for process_stats in stats_list))  # type: ignore[arg-type]
+        self.judge = CallStats(**_sum(process_stats["judge"] for process_stats in stats_list))  # type: ignore[arg-type]
 
     def flush(self, folder: StageFolder, every_s: float = FLUSH_S) -> None:
-        """Write this process's figures, unless they were written less than `every_s` ago."""
+        """Write this process's stats, unless they were written less than `every_s` ago."""
         now = time.monotonic()
         if self.of_others or now - self.flushed < every_s:
             return
@@ -108,8 +107,8 @@ class StageStats:
 @dataclass(frozen=True, slots=True)
 class StageCounts:
     """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`.
-    told: of those that go on, what is to be known of them, by code. open: records that no service
-    answered for, of shards that are not done, by code."""
+    told: notes on accepted records, by code. open: records without a service's answer in unfinished
+    shards, by code."""
 
     stage: str
     shards: int
@@ -125,19 +124,19 @@ class StageCounts:
 
 
 def count_stage(folder: StageFolder) -> StageCounts | None:
-    """The counts of a stage's finished shards; None where it was not begun."""
+    """Return the counts of a stage's finished shards; None if it was not started."""
     shards = folder.shards()
     if shards is None:
         return None
     marks = [mark for i in range(shards) if (mark := folder.mark(i)) is not None]
     rejected: Counter[str] = Counter(_left_out(folder))
-    told: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
     open_: Counter[str] = Counter()
     for index in range(shards):
         open_.update(folder.left_open(index))
     for mark in marks:
         rejected.update(mark["rejected"])
-        told.update(mark.get("told", {}))
+        notes.update(mark.get("told", {}))
     records = sum(mark["records"] for mark in marks)
     return StageCounts(
         folder.name,
@@ -145,72 +144,80 @@ def count_stage(folder: StageFolder) -> StageCounts | None:
         len(marks),
         records,
         dict(sorted(rejected.items())),
-        dict(sorted(told.items())),
+        dict(sorted(notes.items())),
         dict(sorted(open_.items())),
     )
 
 
 def _left_out(folder: StageFolder) -> dict[str, int]:
-    """Of the corpus: its segments are too many to be written when they are not taken."""
-    mend = f"mend it with `run --stage {folder.name} --repair 0`"
-    counts = read_json(folder.path / "counts.json", "rejected", mend=mend)
+    """Return the corpus segments that were left out, by code; they are too many to be stored."""
+    repair_hint = f"repair it with `run --stage {folder.name} --repair 0`"
+    counts = read_json(folder.path / "counts.json", "rejected", hint=repair_hint)
     return {} if counts is None else dict(counts["rejected"])
 
 
 def unreadable(folder: StageFolder) -> dict[str, int]:
-    """Of the corpus: documents that could not be read, by code; empty for most stages."""
+    """Return the unreadable documents of the corpus, by code; empty for most stages."""
     counts = read_json(folder.path / "counts.json") or {}
     return dict(counts.get("unreadable", {}))
 
 
 def funnel(names: Iterable[str], out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
-    """The counts of those of these stages that were begun; of `inputs` where out_dir has none."""
-    found = []
+    """Return the counts of the started stages, from out_dir or else from `inputs`."""
+    started = []
     for name in names:
         counts = count_stage(StageFolder(out_dir, name))
         if counts is None and inputs is not None:
             counts = count_stage(StageFolder(inputs, name))
         if counts is not None:
-            found.append(counts)
-    return found
+            started.append(counts)
+    return started
 
 
 def process_figures(folder: StageFolder) -> dict[str, Any]:
-    """What the processes that worked on a stage say, added up.
+    """Return the sums over the processes that worked on a stage.
 
-    seconds: in which at least one was at work; records_per_s: done in them, over all processes;
-    driver_cpu_s: of these processes, which may have been several at once.
+    seconds: with at least one process working. records_per_s: over all processes. driver_cpu_s:
+    summed over processes.
     """
-    found = []
+    stats_list = []
     for path in sorted(folder.path.glob("stats-*.json")):
         try:
-            found.append(json.loads(path.read_bytes()))
-        except (ValueError, FileNotFoundError):  # cleared meanwhile, or the disk was full
+            stats_list.append(json.loads(path.read_bytes()))
+        except (ValueError, FileNotFoundError):  # cleared concurrently, or the disk was full
             continue
-    seconds = _union((each["began"], each["began"] + each["seconds"]) for each in found)
-    records = sum(each["records_in"] for each in found)
+    seconds = _union(
+        (process_stats["began"], process_stats["began"] + process_stats["seconds"])
+        for process_stats in stats_list
+    )
+    records = sum(process_stats["records_in"] for process_stats in stats_list)
     return {
-        "processes": len(found),
-        "began": min((each["began"] for each in found), default=0.0),
+        "processes": len(stats_list),
+        "began": min((process_stats["began"] for process_stats in stats_list), default=0.0),
         "seconds": round(seconds, 3),
         "records_per_s": round(records / seconds, 3) if seconds else None,
         "records_done": records,
-        "driver_cpu_s": round(sum(each.get("cpu_seconds", 0.0) for each in found), 3),
+        "driver_cpu_s": round(
+            sum(process_stats.get("cpu_seconds", 0.0) for process_stats in stats_list), 3
+        ),
         **{
-            key: _sum(each.get(key, {}) for each in found)
+            key: _sum(process_stats.get(key, {}) for process_stats in stats_list)
             for key in ("answers", "teacher", "metricx", "judge")
         },
-        "scorer": _merge_scorer([each["scorer"] for each in found if each["scorer"]]),
-        "driver_memory_peak_bytes": max((e["driver_memory_peak_bytes"] for e in found), default=0),
+        "scorer": _merge_scorer(
+            [process_stats["scorer"] for process_stats in stats_list if process_stats["scorer"]]
+        ),
+        "driver_memory_peak_bytes": max(
+            (e["driver_memory_peak_bytes"] for e in stats_list), default=0
+        ),
     }
 
 
 def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
-    """What the scoring services at these URLs counted since `before` (an earlier answer, or {}).
+    """Return what the scoring services counted since `before` (an earlier result, or {}).
 
-    batches, batch_seconds, batch_samples: of the model; since then, by whomever they were asked.
-    memory_peak_bytes: the most of one service, on its device or else its host. Empty where a
-    service does not tell.
+    batches, batch_seconds, batch_samples: of all callers. memory_peak_bytes: the largest of one
+    service, on its device or else its host. Empty if a service has no metrics.
     """
     import httpx
 
@@ -221,19 +228,19 @@ def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[s
         try:
             answer = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=10.0)
             answer.raise_for_status()
-            told = _parse_metrics(answer.text)
+            metrics = _parse_metrics(answer.text)
         except (httpx.HTTPError, ValueError):
             return {}
-        total["batches"] += told.get("scorekit_model_seconds_count", 0)
-        total["batch_seconds"] += told.get("scorekit_model_seconds_sum", 0)
-        total["batch_samples"] += told.get("scorekit_batch_samples_sum", 0)
-        memory = told.get(
-            "scorekit_device_memory_peak_bytes", told.get("scorekit_host_memory_peak_bytes", 0)
+        total["batches"] += metrics.get("scorekit_model_seconds_count", 0)
+        total["batch_seconds"] += metrics.get("scorekit_model_seconds_sum", 0)
+        total["batch_samples"] += metrics.get("scorekit_batch_samples_sum", 0)
+        memory = metrics.get(
+            "scorekit_device_memory_peak_bytes", metrics.get("scorekit_host_memory_peak_bytes", 0)
         )
         total["memory_peak_bytes"] = max(total["memory_peak_bytes"], memory)
     counted = ("batches", "batch_seconds", "batch_samples")
     since = {name: total[name] - before.get(name, 0) for name in counted}
-    if min(since.values()) < 0:  # it was started anew meanwhile, and counts from there
+    if min(since.values()) < 0:  # it was restarted, so its counts begin again
         since = {name: total[name] for name in counted}
     return total | since
 
@@ -243,31 +250,31 @@ def _parse_metrics(text: str) -> dict[str, float]:
     return {line[0]: float(line[1]) for line in lines if len(line) > 1 and "{" not in line[0]}
 
 
-def _merge_scorer(found: list[dict[str, float]]) -> dict[str, float]:
-    merged = _sum(found)
-    if found:
-        merged["memory_peak_bytes"] = max(each["memory_peak_bytes"] for each in found)
+def _merge_scorer(scorer_stats: list[dict[str, float]]) -> dict[str, float]:
+    merged = _sum(scorer_stats)
+    if scorer_stats:
+        merged["memory_peak_bytes"] = max(stats["memory_peak_bytes"] for stats in scorer_stats)
     return merged
 
 
 def _sum(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: dict[str, float] = {}
-    for each in counts:
-        for key, value in each.items():
+    for mapping in counts:
+        for key, value in mapping.items():
             total[key] = round(total.get(key, 0) + value, 6)
     return total
 
 
 def duration(seconds: float) -> str:
-    """In hours, minutes and seconds; of two days or more in days."""
-    hours, rest = divmod(int(seconds), 3600)
+    """Return a duration as h:mm:ss, or in days from two days on."""
+    hours, remainder = divmod(int(seconds), 3600)
     if hours >= 48:
         return f"{hours / 24:.1f} d"
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+    return f"{hours}:{remainder // 60:02d}:{remainder % 60:02d}"
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of what the spans cover."""
+    """Return the total length that the spans cover."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -281,10 +288,11 @@ def _peak_resident_bytes() -> int:
 
 
 class Exporter:
-    """Shows Prometheus the counts of the stage at work, on loopback."""
+    """Exports the current stage's counts to Prometheus on loopback."""
 
     def __init__(self, port: int) -> None:
-        """Raises UserError where the port is taken, or prometheus-client is not installed."""
+        """Start the exporter. Raises UserError if the port is in use or prometheus-client
+        missing."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
@@ -298,17 +306,17 @@ class Exporter:
             raise UserError(f"run.prometheus_port: {port}: {error.strerror}") from None
 
     def watch(self, stage: str, stats: StageStats) -> None:
-        """Show this stage from now on."""
+        """Export this stage from now on."""
         self._watched = (stage, stats)
 
     def collect(self) -> Iterable[Any]:
-        """For Prometheus: one sample for each count."""
+        """Yield one Prometheus sample for each count."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._watched is None:
             return
         stage, stats = self._watched
-        figures = stats.figures()
+        totals = stats.figures()
         records = CounterMetricFamily(
             "synth_records", "Records by what became of them.", labels=["stage", "outcome"]
         )
@@ -320,11 +328,11 @@ class Exporter:
             "synth_calls", "Calls of services, by what is counted.", labels=["stage", "of", "count"]
         )
         for service in ("teacher", "metricx", "judge"):
-            for name, value in figures[service].items():
+            for name, value in totals[service].items():
                 calls.add_metric([stage, service, name], value)
         yield calls
         yield GaugeMetricFamily(
-            "synth_stage_seconds", "Since the stage began in this process.", figures["seconds"]
+            "synth_stage_seconds", "Since the stage began in this process.", totals["seconds"]
         )
 
     def close(self) -> None:

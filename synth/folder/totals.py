@@ -1,4 +1,4 @@
-"""stats.json: what the stages of a run have done so far."""
+"""Write stats.json: the stats of all stages of a run so far."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from synth.stages.table import BY_NAME
 
 
 def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
-    """Write this process's figures of a stage; then stats.json, from what stands in the stages'
-    folders, and return it."""
+    """Write this process's stats of a stage, then stats.json from the stages' folders; return
+    it."""
     ctx.stats.flush(ctx.folder(stage), every_s=0.0)
     stages = {}
     for counts in funnel(BY_NAME, ctx.out_dir):
@@ -30,7 +30,7 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_figures(folder),
-            "distributions": _figures(ctx, BY_NAME[counts.stage]) if folder.done() else {},
+            "distributions": _distributions(ctx, BY_NAME[counts.stage]) if folder.done() else {},
         }
     stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
     text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
@@ -38,18 +38,18 @@ def write_stats(ctx: Context, stage: str) -> dict[str, Any]:
     return stats
 
 
-def _figures(ctx: Context, stage: Stage) -> dict[str, Any]:
-    """What a stage says of its records: read once, not after every later stage."""
+def _distributions(ctx: Context, stage: Stage) -> dict[str, Any]:
+    """Return a stage's distributions; its records are read once, not after every later stage."""
     folder = ctx.folder(stage.name)
     digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
     digest = digest_of(digests)
     path = folder.path / "distributions.json"
     try:
-        kept = json.loads(path.read_bytes())
-        if kept["of"] == digest:
-            return dict(kept["distributions"])
+        stored = json.loads(path.read_bytes())
+        if stored["of"] == digest:
+            return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    found = as_dicts(stage.figures(ctx.cfg, folder.records()))
-    write_atomic(path, to_line({"of": digest, "distributions": found}))
-    return found
+    distributions = as_dicts(stage.figures(ctx.cfg, folder.records()))
+    write_atomic(path, to_line({"of": digest, "distributions": distributions}))
+    return distributions

@@ -1,8 +1,8 @@
-"""Views: what stands in shards, as one file under the name that people look for.
+"""Views: the records of shards as one readable file.
 
-A view is written once, when its stage is done, and `rejected.jsonl` only grows by what each stage
-adds. Of more than `run.view_records` records none is made: it would cost the disk of the shards
-again, uncompressed. `shown_records` reads either.
+A view is written once, when its stage is done; each stage appends to `rejected.jsonl`. With more
+than `run.view_records` records no view is written, because it would need the disk space again,
+uncompressed. `shown_records` works in both cases.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _STATE = ".views.json"
 
 
 def write_views(ctx: Context, stage: str) -> list[Path]:
-    """Write the views that a stage which has just ended changes; the files that were written.
+    """Write the views of a stage that has just ended; return the written files.
 
-    Nothing for a stage of which shards are missing: another machine may be at them. Holds no more
-    than a record in memory; the same bytes for the same shards.
+    Nothing is written if shards are missing, because another machine may be working on them. It has
+    one record in memory at a time; equal shards give equal bytes.
     """
     if not ctx.folder(stage).done():
         return []
@@ -38,35 +38,36 @@ def write_views(ctx: Context, stage: str) -> list[Path]:
 
 
 def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
-    """The records of a view ("rejected", or that of a stage, without its ending), or those that a
-    stage lets go on. Raises UserError for a name that is neither, and where nothing is there."""
+    """Yield the records of a view ("rejected", or a stage's view), or a stage's accepted records.
+
+    Raises UserError for an unknown name, and if there is no output."""
     views = {stage.view.removesuffix(".jsonl"): stage.name for stage in ORDER if stage.view}
     stages = [stage.name for stage in ORDER if stage.has_shards]
-    wanted = name.removesuffix(".jsonl")
-    if wanted == "rejected":
+    view_name = name.removesuffix(".jsonl")
+    if view_name == "rejected":
         need_run(out_dir)
-        for each in ORDER:
-            yield from StageFolder(out_dir, each.name).all_rejected()
+        for rejecting_stage in ORDER:
+            yield from StageFolder(out_dir, rejecting_stage.name).all_rejected()
         return
-    stage = views.get(wanted, wanted)
+    stage = views.get(view_name, view_name)
     if stage not in stages:
-        known = ", ".join(["rejected", *views, *stages])
-        raise UserError(f"show {name}: give one of {known}")
+        available = ", ".join(["rejected", *views, *stages])
+        raise UserError(f"show {name}: give one of {available}")
     folder = StageFolder(out_dir, stage)
     if folder.shards() is None:
-        raise UserError(f"{folder.path}: nothing there; run --stage {stage} first")
+        raise UserError(f"{folder.path}: no output there. Run --stage {stage} first")
     for record in folder.records():
-        yield _without_candidates(record) if wanted in views else record
+        yield _without_candidates(record) if view_name in views else record
 
 
 def _write_kept(ctx: Context, stage: str) -> list[Path]:
-    """The view of what a stage let through, unless it stands there for these very shards."""
+    """Write the view of a stage's accepted records, unless it is up to date."""
     view = BY_NAME[stage].view
     if view is None:
         return []
     folder, path = ctx.folder(stage), ctx.out_dir / view
     marks = _marks(folder)
-    if not _wanted(ctx, path, sum(mark["records"] for mark in marks)):
+    if not _should_write(ctx, path, sum(mark["records"] for mark in marks)):
         return []
     state = _read_state(ctx.out_dir)
     digest = digest_of([mark["digest"] for mark in marks])
@@ -80,8 +81,10 @@ def _write_kept(ctx: Context, stage: str) -> list[Path]:
 
 
 def _write_rejected(ctx: Context) -> list[Path]:
-    """Append what the stages that are done have rejected since; a stage that was made anew, and
-    those after it, are cut off first: the file belongs to all of them."""
+    """Append the rejected records of finished stages.
+
+    Records of a repeated stage and the following ones are cut off first, because all stages share
+    the file."""
     path = ctx.out_dir / REJECTED
     stages: list[tuple[StageFolder, str]] = []
     records = 0
@@ -91,27 +94,27 @@ def _write_rejected(ctx: Context) -> list[Path]:
         if marks and folder.done():
             stages.append((folder, digest_of([mark.get("rejected_digest") for mark in marks])))
             records += sum(sum(mark["rejected"].values()) for mark in marks)
-    if not _wanted(ctx, path, records):
+    if not _should_write(ctx, path, records):
         return []
     state = _read_state(ctx.out_dir)
-    kept: list[list[Any]] = []  # [stage, digest, where it ends in the file]
+    written: list[list[Any]] = []  # [stage, digest, its end in the file]
     size = path.stat().st_size if path.exists() else 0
-    for (folder, digest), was in zip(stages, state.get(REJECTED, ()), strict=False):
-        if was[:2] != [folder.name, digest] or was[2] > size:
+    for (folder, digest), previous in zip(stages, state.get(REJECTED, ()), strict=False):
+        if previous[:2] != [folder.name, digest] or previous[2] > size:
             break
-        kept.append(was)
-    end = kept[-1][2] if kept else 0
-    if len(kept) == len(stages) and size == end and path.exists():
+        written.append(previous)
+    end = written[-1][2] if written else 0
+    if len(written) == len(stages) and size == end and path.exists():
         return []
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.truncate(end)
         file.seek(end)
-        for folder, digest in stages[len(kept) :]:
+        for folder, digest in stages[len(written) :]:
             _append_rejected(file, folder)
-            kept.append([folder.name, digest, file.tell()])
+            written.append([folder.name, digest, file.tell()])
         file.flush()
         os.fsync(file.fileno())
-    _set_state(ctx.out_dir, {**state, REJECTED: kept})
+    _set_state(ctx.out_dir, {**state, REJECTED: written})
     return [path]
 
 
@@ -123,8 +126,9 @@ def _append_rejected(file: IO[bytes], folder: StageFolder) -> None:
                     file.write(chunk)
 
 
-def _wanted(ctx: Context, path: Path, records: int) -> bool:
-    """Whether a view is to be made of so many records. One that is not is said, and goes."""
+def _should_write(ctx: Context, path: Path, records: int) -> bool:
+    """Return True if a view with this many records is written; else report it and delete the old
+    one."""
     if records <= ctx.cfg.run.view_records:
         return True
     path.unlink(missing_ok=True)
@@ -136,17 +140,17 @@ def _wanted(ctx: Context, path: Path, records: int) -> bool:
 
 
 def _without_candidates(record: Record) -> Record:
-    """The stored candidates have their own place."""
+    """Return the record without candidates, which are stored separately."""
     return {key: value for key, value in record.items() if key != "candidates"}
 
 
 def _marks(folder: StageFolder) -> list[dict[str, Any]]:
-    found = (folder.mark(index) for index in range(folder.shards() or 0))
-    return [mark for mark in found if mark is not None]
+    marks = (folder.mark(index) for index in range(folder.shards() or 0))
+    return [mark for mark in marks if mark is not None]
 
 
 def _read_state(out_dir: Path) -> dict[str, Any]:
-    """What the views were made of; nothing where that was lost, and they are made again."""
+    """Return the state of the views; empty if it was lost, so that they are written again."""
     try:
         state = json.loads((out_dir / _STATE).read_bytes())
     except (FileNotFoundError, ValueError):

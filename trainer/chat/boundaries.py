@@ -1,8 +1,8 @@
-"""Whether a chat template lets a model learn where its turns begin and end.
+"""Check that a chat template trains the model to begin and end its turns.
 
-A model that was never shown the end of its turn as something to learn goes on writing: the loss
-looks healthy, and every completion is cut by its limit. Each check is of the text and the ids
-themselves, not of what a template says that it does.
+If the end of a turn is never a training target, the model does not stop: the loss looks good, and
+every completion is truncated at its limit. Each check uses the text and the ids, not what a
+template claims to do.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from trainer.chat.stops import end_ids
 
 log = logging.getLogger(__name__)
 
-_FIX = "python -m trainer template-check --fix writes one with the markers in their place"
-#: Check -> what is right, and what mends it.
+_FIX = "python -m trainer template-check --fix writes one with correct markers"
+#: Check -> what is right, and how to repair it.
 CHECKS = {
     "template": (
         "every conversation is rendered",
-        "mend these rows, or name a template that takes them in chat.template",
+        "correct these rows, or set chat.template to a template that accepts them",
     ),
     "markers": (
         "every turn of the assistant is marked",
-        f"{_FIX}; where it cannot, the template writes a turn in another way once others follow: "
-        "learn one turn a row (turns: each)",
+        f"{_FIX}; where it cannot, the template writes a turn differently if others follow: "
+        "train on one turn a row (turns: each)",
     ),
     "labelled text": (
-        "what is labelled is the reply and the end of its turn",
-        f"{_FIX}; an empty block of thoughts becomes the prompt's by chat.enable_thinking: false",
+        "the reply and the end of its turn are labelled",
+        f"{_FIX}; chat.enable_thinking: false moves an empty block of thoughts into the prompt",
     ),
-    "stop token": ("the token that ends a turn is learned in every turn", _FIX),
+    "stop token": ("the token that ends a turn is labelled in every turn", _FIX),
     "other turns": ("nothing of the system or the user is labelled", _FIX),
     "messages": (
         "every message is in the text",
-        "mend the template, which leaves them out, or remove such turns from the data",
+        "correct the template, which leaves them out, or remove such turns from the data",
     ),
     "generation prompt": (
-        "replies are trained behind the text that they are sampled after",
-        "learn one turn a row (turns: each), and set chat.enable_thinking as it will be used",
+        "replies are trained after the text that they are sampled after",
+        "train on one turn a row (turns: each), and set chat.enable_thinking as in sampling",
     ),
     "same text": (
         "the template of training and the model's own render the same text",
@@ -59,15 +59,19 @@ CHECKS = {
     ),
     "lengths": ("every conversation fits", "raise max_length, or remove the longest rows"),
 }
-#: What a made-up conversation is called.
+#: Name of a made-up conversation.
 PROBE = "probe"
-#: What a template with markers can be wrong in by itself.
-_OF_MARKERS = {"template", "markers", "labelled text", "stop token", "other turns", "same text"}
+#: Checks that a template with markers can fail by itself.
+_MARKER_CHECKS = {"template", "markers", "labelled text", "stop token", "other turns", "same text"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. remedy: "" where all is right."""
+    """The result of a check.
+
+    found: what is right or wrong.
+    remedy: "" if nothing is wrong.
+    """
 
     name: str
     ok: bool
@@ -85,32 +89,40 @@ def check_template(
     learned: Learned = "all",
     names: Sequence[str] = (),
 ) -> list[Finding]:
-    """A finding for each of `CHECKS`, of the conversations and of hard ones in their shape.
+    """Return a finding for each of `CHECKS`, from the conversations and difficult ones of their
+    shape.
 
-    The template of training is `chat.template`, else the tokenizer's own, with markers put in where
-    it has none; it is held against the tokenizer's own. generation_config: the model's; None:
-    sampling ends at the tokenizer's eos_token. max_length: in tokens; None: any. learned: of a
-    conversation. names: where they stand. Raises UserError where there is no template at all.
+    The template of training is `chat.template`, else the tokenizer's own, with markers added if it
+    has none; it is compared with the tokenizer's own.
+    generation_config: the model's; None: sampling ends at the tokenizer's eos_token.
+    max_length: in tokens; None: any.
+    learned: the turns of a conversation to train on.
+    names: locations of the conversations.
+    Raises UserError if there is no template.
     """
     training = training_template(tokenizer, conversations, chat, learned=learned)
-    looked = [
+    labelled = [
         (
-            names[number] if number < len(names) else where,
+            names[number] if number < len(names) else name,
             label(tokenizer, turns, chat, training.template, learned),
         )
-        for number, (where, turns) in enumerate(looked_at(tokenizer, conversations, chat))
+        for number, (name, turns) in enumerate(looked_at(tokenizer, conversations, chat))
     ]
-    return findings_of(tokenizer, looked, training.how, generation_config, max_length)
+    return findings_of(tokenizer, labelled, training.origin, generation_config, max_length)
 
 
-def refuse_faults(findings: Iterable[Finding], fault: Literal["refuse", "warn"], hint: str) -> None:
-    """Warn of each fault, and raise UserError where a fault is to be refused. hint: what shows all
-    of them, and what goes on with them."""
-    faults = [finding for finding in findings if not finding.ok]
-    for one in faults:
-        log.warning("chat template: %s: %s; %s", one.name, one.found, one.remedy)
-    if faults and fault == "refuse":
-        first = faults[0]
+def refuse_errors(
+    findings: Iterable[Finding], action: Literal["refuse", "warn"], hint: str
+) -> None:
+    """Log a warning for each failed check, and raise UserError if `action` is refuse.
+
+    hint: a command that shows all of them, and how to continue with them.
+    """
+    failed = [finding for finding in findings if not finding.ok]
+    for failure in failed:
+        log.warning("chat template: %s: %s; %s", failure.name, failure.found, failure.remedy)
+    if failed and action == "refuse":
+        first = failed[0]
         raise UserError(
             f"the chat template fails its check: {first.name}: {first.found}; {first.remedy} "
             f"({hint})"
@@ -119,46 +131,52 @@ def refuse_faults(findings: Iterable[Finding], fault: Literal["refuse", "warn"],
 
 def findings_of(
     tokenizer: Any,
-    looked: Iterable[tuple[str, Labelled]],
-    how: str,
+    conversations: Iterable[tuple[str, Labelled]],
+    origin: str,
     generation_config: Any = None,
     max_length: int | None = None,
 ) -> list[Finding]:
-    """The same of conversations that are labelled: (where they stand, what they are). how: where
-    the markers come from."""
-    faults: dict[str, list[str]] = {name: [] for name in CHECKS}
+    """Return the findings for labeled conversations: (location, conversation).
+
+    origin: the source of the markers.
+    """
+    errors: dict[str, list[str]] = {name: [] for name in CHECKS}
     stops: set[int] = set()
     longest = count = 0
-    for where, labelled in looked:
-        for fault in labelled.faults:
-            faults[fault.check].append(f"{where}, {fault.what}")
-        stops |= set(labelled.stops)
-        length, count = len(labelled.tokens.ids), count + 1
+    for location, conversation in conversations:
+        for error in conversation.faults:
+            errors[error.check].append(f"{location}, {error.what}")
+        stops |= set(conversation.stops)
+        length, count = len(conversation.tokens.ids), count + 1
         longest = max(longest, length)
-        if max_length is not None and length > max_length and not where.startswith(PROBE):
-            faults["lengths"].append(f"{where}, {length} tokens are more than {max_length}")
-    faults["generation_config"] += _stop_faults(tokenizer, generation_config, stops)
-    told = {
-        "markers": how,
+        if max_length is not None and length > max_length and not location.startswith(PROBE):
+            errors["lengths"].append(f"{location}, {length} tokens are more than {max_length}")
+    errors["generation_config"] += _stop_errors(tokenizer, generation_config, stops)
+    descriptions = {
+        "markers": origin,
         "stop token": _names(tokenizer, sorted(stops)),
         "lengths": f"the longest of {count} has {longest} tokens",
     }
-    return [_finding(name, found, told.get(name)) for name, found in faults.items()]
+    return [
+        _finding(name, check_errors, descriptions.get(name))
+        for name, check_errors in errors.items()
+    ]
 
 
 def training_template(
     tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, *, learned: Learned = "all"
 ) -> MarkedTemplate:
-    """The template that a model is trained with: the config's or the tokenizer's own, and where
-    that has no markers, what `mended` makes of it. Raises UserError where there is none."""
+    """Return the template for training: the config's or the tokenizer's own, with markers.
+
+    If it has none, `mended` adds them. Raises UserError if there is no template.
+    """
     template = read_template(chat.template) if chat.template else own_template(tokenizer)
     if template is None:
         raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template: name one in "
-            "chat.template"
+            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template. Set chat.template"
         )
     if has_markers(template):
-        return MarkedTemplate(template, "the template's own")
+        return MarkedTemplate(template, "those of the template")
     return mended(tokenizer, conversations, chat, template, learned=learned)
 
 
@@ -170,15 +188,18 @@ def mended(
     *,
     learned: Learned = "all",
 ) -> MarkedTemplate:
-    """The first template with markers made of `template` that renders its text and labels the
-    replies in these conversations; where none does, the last one made."""
-    looked = looked_at(tokenizer, conversations, chat)
+    """Return the first template with markers that renders the text of `template` and labels the
+    replies.
+
+    If none does so for these conversations, return the last candidate.
+    """
+    samples = looked_at(tokenizer, conversations, chat)
     chosen = MarkedTemplate(template, "none")
     for chosen in candidates(tokenizer, template):
         if not any(
-            fault.check in _OF_MARKERS
-            for _, turns in looked
-            for fault in label(
+            error.check in _MARKER_CHECKS
+            for _, turns in samples
+            for error in label(
                 tokenizer, turns, chat, chosen.template, learned, like=template
             ).faults
         ):
@@ -189,17 +210,19 @@ def mended(
 def looked_at(
     tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig
 ) -> list[tuple[str, Turns]]:
-    """(where it stands, conversation): the rows, and the probes; where no row asks for it, none
-    with a system turn that the template refuses."""
-    found = [(f"row {number}", turns) for number, turns in enumerate(conversations, 1)]
+    """Return (name, conversation) of the rows and the probes.
+
+    Without rows, probes with a system turn that the template refuses are left out.
+    """
+    samples = [(f"row {number}", turns) for number, turns in enumerate(conversations, 1)]
     for number, turns in enumerate(probes(conversations), 1):
         if not conversations and turns[0]["role"] == "system":
             try:
                 render(tokenizer, turns, chat)
             except UserError:
                 continue
-        found.append((f"{PROBE} {number}", turns))
-    return found
+        samples.append((f"{PROBE} {number}", turns))
+    return samples
 
 
 def unknown_stops(
@@ -210,7 +233,7 @@ def unknown_stops(
     *,
     learned: Learned = "all",
 ) -> list[int]:
-    """The ids that end turns in training, and do not end sampling."""
+    """Return the ids that end turns in training, but do not end sampling."""
     template = training_template(tokenizer, conversations, chat, learned=learned).template
     stops = {
         stop
@@ -220,24 +243,26 @@ def unknown_stops(
     return sorted(stops - set(end_ids(tokenizer, generation_config)))
 
 
-def _stop_faults(tokenizer: Any, generation_config: Any, stops: set[int]) -> list[str]:
-    known = end_ids(tokenizer, generation_config)
-    unknown = sorted(stops - set(known))
+def _stop_errors(tokenizer: Any, generation_config: Any, stops: set[int]) -> list[str]:
+    sampling_stops = end_ids(tokenizer, generation_config)
+    unknown = sorted(stops - set(sampling_stops))
     if not unknown:
         return []
-    of = "generation_config" if generation_config is not None else "the tokenizer"
-    ends = _names(tokenizer, known)
-    return [f"turns end with {_names(tokenizer, unknown)}, sampling with {ends} ({of})"]
+    source = "generation_config" if generation_config is not None else "the tokenizer"
+    sampling_names = _names(tokenizer, sampling_stops)
+    return [
+        f"turns end with {_names(tokenizer, unknown)}, sampling with {sampling_names} ({source})"
+    ]
 
 
 def _names(tokenizer: Any, ids: Sequence[int]) -> str:
-    named = [f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids]
-    return ", ".join(named) or "none"
+    names = [f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids]
+    return ", ".join(names) or "none"
 
 
-def _finding(name: str, faults: Sequence[str], told: str | None) -> Finding:
+def _finding(name: str, errors: Sequence[str], description: str | None) -> Finding:
     right, remedy = CHECKS[name]
-    if not faults:
-        return Finding(name, True, f"{right}: {told}" if told else right, "")
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return Finding(name, False, f"{faults[0]}{more}", remedy)
+    if not errors:
+        return Finding(name, True, f"{right}: {description}" if description else right, "")
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return Finding(name, False, f"{errors[0]}{more}", remedy)

@@ -1,4 +1,4 @@
-"""`python -m trainer template-check`: what is labelled, and whether that is right."""
+"""`python -m trainer template-check`: show what is labeled, and check it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from trainer.chat.boundaries import Finding
 
-#: Names of the mended copies.
+#: Names of the repaired copies.
 TEMPLATE, GENERATION = "chat_template.fixed.jinja", "generation_config.fixed.json"
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """What is looked at, and by which settings."""
+    """The objects to check, and their settings."""
 
     tokenizer: Any
     generation_config: Any
@@ -63,10 +63,10 @@ def template_check(
         typer.Option(help="Conversations (messages, or prompt and reply); else made-up ones only."),
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="The template of training, where it is not the model's own.")
+        str | None, typer.Option(help="The template of training, if it is not the model's own.")
     ] = None,
     turns: Annotated[
-        Which, typer.Option(help="Which turns of the assistant are learned of a conversation.")
+        Which, typer.Option(help="The assistant's turns of a conversation to train on.")
     ] = "all",
     thinking: Annotated[
         bool | None,
@@ -75,22 +75,22 @@ def template_check(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a conversation at most.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows that are looked at, at most.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of rows to check.")] = 200,
     show: Annotated[int, typer.Option(min=0, help="Conversations that are printed.")] = 2,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Write a mended copy of the template, and show the diff.")
+        bool, typer.Option("--fix", help="Write a repaired template, and show the diff.")
     ] = False,
     to: Annotated[
         Path | None,
         typer.Option(
-            help=f"Where --fix writes it; default: {TEMPLATE} in the model's folder (of a hub "
-            "model: in this one)."
+            help=f"File for --fix; default: {TEMPLATE} in the model's folder (of a hub "
+            "model: in the current one)."
         ),
     ] = None,
 ) -> None:
-    """Check where a chat template lets the assistant's turns begin and end, and show it.
+    """Check that a chat template labels the assistant's turns correctly, and show the labels.
 
-    Exit code 2: something is wrong; training with it would teach the wrong thing.
+    Exit code 2: a check failed; training with the template would teach wrong turn ends.
     """
     rows = read_conversations(data, turns, limit=limit) if data else []
     from rich.console import Console
@@ -119,22 +119,22 @@ def template_check(
 
 
 def _show(console: Console, checked: _Checked, count: int) -> None:
-    """The first rows, or made-up conversations where there are none."""
+    """Print the first rows, or made-up conversations without rows."""
     from trainer.chat.boundaries import looked_at, training_template
     from trainer.chat.labelling import label
     from trainer.chat.show import print_conversation
 
     settings = (checked.tokenizer, checked.conversations, checked.chat)
     chosen = training_template(*settings, learned=checked.learned).template
-    named = [row.where for row in checked.rows]
-    for number, (where, turns) in enumerate(looked_at(*settings)[:count]):
+    names = [row.where for row in checked.rows]
+    for number, (location, turns) in enumerate(looked_at(*settings)[:count]):
         labelled = label(checked.tokenizer, turns, checked.chat, chosen, checked.learned)
-        name = named[number] if number < len(named) else where
+        name = names[number] if number < len(names) else location
         print_conversation(console, checked.tokenizer, name, labelled.tokens.ids, labelled.mask)
 
 
 def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Checked:
-    """Write the mended copies; what is to be checked is they."""
+    """Write the repaired copies, and return the settings that use them."""
     from rich.text import Text
 
     from trainer.chat.boundaries import unknown_stops
@@ -143,10 +143,12 @@ def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Chec
     from trainer.chat.stops import end_ids
 
     tokenizer, rows = checked.tokenizer, checked.conversations
-    made, diff = fixed_template(tokenizer, rows, checked.chat, learned=checked.learned)
-    write_beside(to, made.template)
+    repaired, diff = fixed_template(tokenizer, rows, checked.chat, learned=checked.learned)
+    write_beside(to, repaired.template)
     print_diff(console, diff)
-    console.print(Text(f"template: {to} ({made.how}); name it in chat.template"), soft_wrap=True)
+    console.print(
+        Text(f"template: {to} ({repaired.origin}). Set chat.template to it"), soft_wrap=True
+    )
     checked = replace(checked, chat=checked.chat.model_copy(update={"template": str(to)}))
     missing = unknown_stops(
         tokenizer, rows, checked.chat, checked.generation_config, learned=checked.learned
@@ -155,7 +157,7 @@ def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Chec
         ends = [*end_ids(tokenizer, checked.generation_config), *missing]
         path = to.with_name(GENERATION)
         write_beside(path, fixed_generation_config(folder, missing))
-        told = f"generation_config: {path}; put it in the place of the model's own"
-        console.print(Text(told), soft_wrap=True)
+        message = f"generation_config: {path}. Replace the model's own file by it"
+        console.print(Text(message), soft_wrap=True)
         checked = replace(checked, generation_config=SimpleNamespace(eos_token_id=ends))
     return checked

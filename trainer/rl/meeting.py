@@ -1,8 +1,8 @@
-"""Where the processes of a run wait for one another: with a limit, and knowing for whom.
+"""Barriers between the processes of a run, with a time limit and the name of a missing process.
 
-Collectives of torch wait without a word, and with NCCL or gloo for half an hour or for ever. So
-before an exchange each process counts itself in at the store that they were started with, and says
-where it is; who waits asks the store how many are there.
+Collectives of torch wait silently, and with NCCL or gloo for half an hour or forever. So before an
+exchange each process counts itself in the store that they were started with, and writes its phase
+there; a waiting process reads from the store how many have arrived.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from scorekit.errors import ScorekitError
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a process that waits says so for the first time.
-_TOLD_AFTER_S = 60.0
+#: Seconds after which a waiting process logs a warning for the first time.
+_FIRST_WARNING_S = 60.0
 _POLL_S = (0.0005, 0.05)
 _TIMED_OUT = re.compile(r"Timed out waiting (\d{1,12})ms")
 
 
 class Stalled(ScorekitError):
-    """A process of the run did not come to where the others wait for it."""
+    """A process of the run did not reach a barrier where the others wait for it."""
 
 
 class Meeting:
-    """place: where this process is, for whoever waits for it."""
+    """Barriers of one process.
 
-    _number = 0  # of the last meeting of this process
+    place: the phase of this process, for error messages of the others.
+    """
+
+    _number = 0  # of this process's last barrier
 
     def __init__(self, rank: int, size: int, patience_s: float) -> None:
-        """patience_s: how long to wait for the last one."""
+        """patience_s: longest wait for the last process."""
         from torch.distributed import PrefixStore
         from torch.distributed.distributed_c10d import _get_default_store
 
@@ -44,7 +47,7 @@ class Meeting:
 
     @property
     def place(self) -> str:
-        """Where this process is."""
+        """Return the phase of this process."""
         return self._place
 
     @place.setter
@@ -53,43 +56,45 @@ class Meeting:
         self._store.set(f"place {self.rank}", place)
 
     def leave(self) -> None:
-        """Say that this process ends, so that nobody waits for it."""
+        """Announce that this process ends, so that no process waits for it."""
         try:
             self._store.set(f"place {self.rank}", f"{self.place}, where it ended with an error")
             self._store.add("gone", 1)
-        except RuntimeError:  # the store has gone with the process that held it
-            log.debug("the store of the processes is gone")
+        except RuntimeError:  # the process that runs the store has ended
+            log.debug("cannot reach the store of the processes")
 
     def meet(self) -> None:
-        """Until every process has come as often as this one. Raises Stalled."""
+        """Wait until every process has reached this barrier. Raises Stalled."""
         Meeting._number += 1
-        here = f"meeting {self._number}"
-        started, told, pause = time.monotonic(), _TOLD_AFTER_S, _POLL_S[0]
+        counter_key = f"meeting {self._number}"
+        started, next_warning_s, pause = time.monotonic(), _FIRST_WARNING_S, _POLL_S[0]
         try:
             self._store.set(f"came {self.rank}", str(self._number))
-            there = self._store.add(here, 1)
-            while there < self.size:
+            num_arrived = self._store.add(counter_key, 1)
+            while num_arrived < self.size:
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_S[1])
                 waited = time.monotonic() - started
                 if self._store.add("gone", 0) or waited > self.patience_s:
                     raise Stalled(self._line(waited))
-                if waited > told:
+                if waited > next_warning_s:
                     log.warning("%s", self._line(waited))
-                    told *= 2
-                there = self._store.add(here, 0)
-            if self.rank == 0 and self._number > 2:  # which everybody has left
+                    next_warning_s *= 2
+                num_arrived = self._store.add(counter_key, 0)
+            if self.rank == 0 and self._number > 2:  # all processes have passed that barrier
                 self._store.delete_key(f"meeting {self._number - 2}")
-        except RuntimeError as error:  # of the store, which the first process holds
+        except RuntimeError as error:  # of the store, which runs in the first process
             raise Stalled(
-                f"process {self.rank} of {self.size} was at {self.place!r} when the others were "
-                f"gone ({str(error).splitlines()[0]})"
+                f"process {self.rank} of {self.size} was at {self.place!r} when the others had "
+                f"ended ({str(error).splitlines()[0]})"
             ) from None
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around what the processes do between meetings: where gloo waited in vain within an
-        exchange, which it says without a name, Stalled as from `meet`. NCCL ends the process."""
+        """Turn a timeout of gloo within an exchange into Stalled, which names the process.
+
+        NCCL ends the process.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -99,15 +104,17 @@ class Meeting:
             raise Stalled(self._line(int(waited[1]) / 1000)) from error
 
     def _line(self, waited: float) -> str:
-        others = [r for r in range(self.size) if r != self.rank]
-        # None within an exchange, to which all came: then it is one of the others
-        missing = [r for r in others if self._read(f"came {r}", "0") < self._number] or others
-        places = "; ".join(
+        other_ranks = [r for r in range(self.size) if r != self.rank]
+        # Within an exchange all have arrived: then any other process may be the one that is missing
+        missing = [
+            r for r in other_ranks if self._read(f"came {r}", "0") < self._number
+        ] or other_ranks
+        phases = "; ".join(
             f"process {r} is at {self._store.get(f'place {r}').decode()!r}" for r in missing
         )
         return (
             f"process {self.rank} of {self.size} has waited for {waited:.0f} s at {self.place!r} "
-            f"({places}; misc.patience_s is {self.patience_s:g})"
+            f"({phases}; misc.patience_s is {self.patience_s:g})"
         )
 
     def _read(self, key: str, default: str) -> int:

@@ -1,10 +1,11 @@
 """The processes of a run: one, or several that accelerate or torchrun has started.
 
-Rollouts and rewards are gathered whole (ids and a few numbers each), so that every process computes
-the advantages of the whole batch, exactly; what is spread is sampling and the passes of an update.
+Rollouts and rewards are gathered completely (ids and a few numbers each), so that every process
+computes the exact advantages of the full batch. Sampling and the passes of an update are
+distributed.
 
-Every exchange begins with a meeting (trainer/rl/meeting.py): a process that the others wait for in
-vain is named, and the run ends.
+Every exchange begins with a barrier (trainer/rl/meeting.py): if a process does not arrive, the
+error names it and the run ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ T = TypeVar("T")
 
 
 class World:
-    """rank, size: which of how many processes this is. accelerator: accelerate's."""
+    """Operations between the processes of a run.
+
+    rank, size: index of this process, and number of processes.
+    accelerator: accelerate's.
+    """
 
     def __init__(
         self,
@@ -36,18 +41,18 @@ class World:
         *,
         patience_s: float = 1800.0,
     ) -> None:
-        """patience_s: how long the processes wait for one of them."""
+        """patience_s: longest wait for another process."""
         from accelerate import Accelerator, InitProcessGroupKwargs
 
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # accelerate takes the current one where it is alone
-        # Within an exchange torch itself waits, longer, so that the meeting can tell first
-        waits = timedelta(seconds=patience_s + min(60.0, patience_s))
+            torch.cuda.set_device(device)  # a single process of accelerate uses the current device
+        # Torch's own timeout within an exchange is longer, so that the barrier reports first
+        exchange_timeout = timedelta(seconds=patience_s + min(60.0, patience_s))
         self.accelerator = Accelerator(
             cpu=device.type == "cpu",
             log_with=list(trackers) or None,
             project_dir=folder,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=waits)],
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=exchange_timeout)],
         )
         self.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -56,20 +61,22 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the files of the run."""
+        """Return whether this process writes the files of the run."""
         return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
-        """Whether no process holds all weights (FSDP): then all must make the same passes."""
+        """Return whether no process has all weights (FSDP): then all must make the same passes."""
         from accelerate import DistributedType
 
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     def on_main(self, check: Callable[[], Any]) -> None:
-        """Let the main process do this, the others wait. Where it raises a UserError, they leave
-        without a word, and with 0: torchrun ends all with the first that fails, and the main one
-        has to tell."""
+        """Run this on the main process while the others wait.
+
+        If it raises a UserError, the others exit silently, with 0: torchrun ends all processes with
+        the first that fails, and the main one has to print the error.
+        """
         failure: UserError | None = None
         if self.is_main:
             try:
@@ -81,7 +88,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around a run: where this process ends with an error, the others are told at once."""
+        """Run within it: if this process ends with an error, the others learn of it at once."""
         if self._meeting is None:
             yield
             return
@@ -92,70 +99,77 @@ class World:
             self._meeting.leave()
             raise
 
-    def at(self, place: str) -> None:
-        """Note where this process is ("update 3, sampling"), for whoever waits for it."""
+    def at(self, phase: str) -> None:
+        """Record the phase of this process ("update 3, sampling"), for errors of the others."""
         if self._meeting is not None:
-            self._meeting.place = place
+            self._meeting.place = phase
 
     def meet(self) -> None:
-        """Until every process is here. Raises Stalled where one does not come."""
+        """Wait until every process has reached this barrier. Raises Stalled."""
         if self._meeting is not None:
             self._meeting.meet()
 
     def wait(self) -> None:
-        """Until every process is here, and what each gave to its device is done."""
+        """Wait until every process has arrived and its device has finished its work."""
         self.meet()
         self.accelerator.wait_for_everyone()
 
     def prepare(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-        """The model and its optimiser as these processes share them."""
+        """Return the model and its optimizer, distributed over these processes."""
         if not self.is_sharded:
-            shared, its_optimizer = self.accelerator.prepare(model, optimizer)
-            return shared, its_optimizer
-        if whole := self._left_whole(model):
-            self.accelerator.state.fsdp_plugin.ignored_modules = whole
-        # In place, and what stands in peft's wrapper: FSDP2 takes what is called first for the
-        # outermost part, and that is what generates.
-        _, its_optimizer = self.accelerator.prepare(without_wrappers(model), optimizer)
-        return model, its_optimizer
+            shared, shared_optimizer = self.accelerator.prepare(model, optimizer)
+            return shared, shared_optimizer
+        if unsharded := self._unsharded_parts(model):
+            self.accelerator.state.fsdp_plugin.ignored_modules = unsharded
+        # In place, and the model within peft's wrapper: FSDP2 takes the first module that is called
+        # for the outermost one, and that is the one that generates.
+        _, shared_optimizer = self.accelerator.prepare(without_wrappers(model), optimizer)
+        return model, shared_optimizer
 
     def shard(self, model: nn.Module) -> None:
-        """Spread the weights of a model that does not learn over the processes, layer by layer:
-        each holds its part between two passes, and all have to make the same passes."""
+        """Distribute the weights of a frozen model over the processes, layer by layer.
+
+        Between two passes each process keeps its shard. All processes have to make the same passes.
+        """
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        whole = {p for part in self._left_whole(model) for p in part.parameters()}
+        unsharded = {p for part in self._unsharded_parts(model) for p in part.parameters()}
         layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
         for part in [*layers, model]:
-            fully_shard(part, reshard_after_forward=True, ignored_params=whole)
+            fully_shard(part, reshard_after_forward=True, ignored_params=unsharded)
 
-    def _left_whole(self, model: nn.Module) -> list[nn.Module]:
-        """What sees, on its device: only those pass through it whose micro-batch has an image, and
-        where it were shared they would wait for the others."""
-        whole = unread_parts(model)
-        for part in whole:
+    def _unsharded_parts(self, model: nn.Module) -> list[nn.Module]:
+        """Return the image parts, moved to this device, which are not sharded.
+
+        Only processes whose micro-batch has an image run them; if they were sharded, those would
+        wait for the others.
+        """
+        image_parts = unread_parts(model)
+        for part in image_parts:
             part.to(self.device)
-        return whole
+        return image_parts
 
     def most(self, passes: int) -> int:
-        """How many passes each process has to make: its own, but where the weights are shared as
-        many as the one that has most of them."""
+        """Return how many passes this process has to make: if weights are sharded, the maximum of
+        all."""
         return max(self.gather([passes])) if self.is_sharded else passes
 
     def reading(self, model: nn.Module) -> nn.Module:
-        """The model for passes without gradient, of which a process makes as many as it has to do
-        (where the weights are shared: `most`). DDP's own forward would wait for the others: it
-        sends around the model's buffers."""
+        """Return the model for passes without gradient.
+
+        A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
+        would wait for the others, because it broadcasts the model's buffers.
+        """
         reader: nn.Module = model if self.is_sharded else unwrapped(model)
         return reader
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
-        """(place, item) of the items that are this process's to do."""
-        return [(place, items[place]) for place in range(self.rank, len(items), self.size)]
+        """Return (index, item) of the items that this process has to do."""
+        return [(index, items[index]) for index in range(self.rank, len(items), self.size)]
 
     def gather(self, items: list[T]) -> list[T]:
-        """The items of all processes, on each of them, in the order of the ranks."""
+        """Return the items of all processes on each of them, in the order of the ranks."""
         if self.size == 1:
             return items
         from accelerate.utils import gather_object
@@ -163,22 +177,25 @@ class World:
         self.meet()
         return list(gather_object(items))
 
-    def sum(self, figures: dict[str, float]) -> dict[str, float]:
-        """Each figure added up over the processes; one that a process lacks counts 0 there."""
+    def sum(self, stats: dict[str, float]) -> dict[str, float]:
+        """Return each stat added up over the processes; a stat that a process does not have counts
+        as 0."""
         total: dict[str, float] = {}
-        for part in self.gather([figures]):
+        for part in self.gather([stats]):
             for name, value in part.items():
                 total[name] = total.get(name, 0.0) + value
         return total
 
     def no_sync(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients are added up over the processes
-        with the last one of an optimiser step."""
+        """Skip the sum of gradients over the processes, except in a step's last micro-batch."""
         return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
 
     def add_up(self, model: nn.Module) -> None:
-        """Make gradients that wrappers have averaged over the processes their sum. Afterwards and
-        in float32, since a loss that is scaled by 3 has other gradients under bfloat16."""
+        """Turn gradients that wrappers have averaged over the processes into their sum.
+
+        This is done afterwards and in float32: a loss that is scaled by 3 has other gradients under
+        bfloat16.
+        """
         for parameter in model.parameters() if self.size > 1 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(self.size)
@@ -186,8 +203,10 @@ class World:
     def whole_states(
         self, model: nn.Module, optimizer: Any
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """The weights (None: the model has them) and the optimiser's state, whole on the main
-        process. Every process has to call it."""
+        """Return the full weights and the full optimizer state, on the main process.
+
+        The weights are None if the model has them. Every process has to call it.
+        """
         if not self.is_sharded:
             return None, optimizer.state_dict()
         from torch.distributed.checkpoint.state_dict import (
@@ -195,23 +214,26 @@ class World:
             get_optimizer_state_dict,
         )
 
-        self._put_back(model)
+        self._reshard(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_optimizer_state_dict(model, optimizer.optimizer, options=options)
         return self.whole_weights(model), state
 
     def whole_weights(self, model: nn.Module) -> dict[str, Any]:
-        """The weights of a model that the processes share, whole on the main process. Every process
-        has to call it."""
+        """Return the full weights of a sharded model on the main process. Every process has to call
+        it."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        self._put_back(model)
+        self._reshard(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(model, options=options)
 
-    def _put_back(self, model: nn.Module) -> None:
-        """Leave each process with its part: after a pass without gradient FSDP2 keeps the outermost
-        weights whole, which the optimiser does not know."""
+    def _reshard(self, model: nn.Module) -> None:
+        """Leave each process with its shard.
+
+        After a pass without gradient FSDP2 keeps the outermost weights in full, which the optimizer
+        does not handle.
+        """
         from torch.distributed.fsdp import FSDPModule
 
         self.meet()
@@ -220,7 +242,7 @@ class World:
                 part.reshard()
 
     def load_optimizer(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
-        """Put back what `whole_states` gave."""
+        """Load an optimizer state that `whole_states` returned."""
         if not self.is_sharded:
             optimizer.load_state_dict(state)
             return
@@ -233,5 +255,5 @@ class World:
         set_optimizer_state_dict(model, optimizer.optimizer, state, options=options)
 
     def clip(self, model: nn.Module, max_norm: float) -> float:
-        """Clip the gradients to this norm; the norm before."""
+        """Clip the gradients to this norm, and return the norm before."""
         return float(self.accelerator.clip_grad_norm_(model.parameters(), max_norm))

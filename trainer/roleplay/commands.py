@@ -1,4 +1,4 @@
-"""The verbs of the command line for a role-play policy: what they say, and how they end."""
+"""Command-line functions of the role-play task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
 def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> int:
     """Answer the held-out turns with the policy and score the replies."""
     if cfg.data.eval is None:
-        raise UserError("data.eval is not set: give the turns to answer")
+        raise UserError("data.eval: required. Set the turns to answer")
     from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.run import run_evaluation
     from trainer.roleplay.rendering import open_tokenizer
@@ -40,7 +40,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     from trainer.runs.verbs.tables import paired_table, report_table
 
     tokenizer = open_tokenizer(cfg)
-    of = run_evaluation(
+    outcome = run_evaluation(
         cfg,
         held_out_turns(cfg, tokenizer),
         tokenizer,
@@ -48,17 +48,17 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
         against,
         overwrite=overwrite,
     )
-    Console().print(report_table(table(), of.evaluation.figures))
-    typer.echo(f"report: {of.page}")
-    if of.earlier is not None and of.paired is not None:
-        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-        Console().print(paired_table(of.paired))
-        typer.echo(f"comparison: {of.comparison}")
+    Console().print(report_table(table(), outcome.evaluation.figures))
+    typer.echo(f"report: {outcome.page}")
+    if outcome.earlier is not None and outcome.paired is not None:
+        typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
+        Console().print(paired_table(outcome.paired))
+        typer.echo(f"comparison: {outcome.comparison}")
     return 0
 
 
 def check(cfg: RoleplayConfig) -> int:
-    """Look at all that a training run needs, before any weights are loaded."""
+    """Check everything that a training run needs, before any weights are loaded."""
     from scorekit.report.findings import say_findings
     from trainer.roleplay.training.check import check_run
 

@@ -1,9 +1,9 @@
-"""What a system turn tells of those who speak: the player's name, the character's, its level.
+"""Extract facts from a system turn: the player's name, the character's name and speech level.
 
-Korean and English, as scenario books and character cards have it: labels (`플레이어 이름: 민수`,
-`말투: 반말`), a list under a heading (`3. 주인공 정의`, `- 이름: 사야`), the sentences that say who
-is who (`당신은 이제 「사야」이다`, `상대는 여행자 세아입니다`). What is not said so, or said in two
-ways, is not told.
+The formats are Korean and English, as in scenario books and character cards: labels (`플레이어
+이름: 민수`, `말투: 반말`), a list under a heading (`3. 주인공 정의`, `- 이름: 사야`), and sentences
+that name a person (`당신은 이제 「사야」이다`, `상대는 여행자 세아입니다`). A fact that is missing
+or contradictory is None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scorekit.text.markup import normalised
 from trainer.roleplay.turn import SpeechLevel
 
 T = TypeVar("T")
-#: As data may have them in a column -> ours.
+#: Level names in data -> ours.
 LEVELS: dict[str, SpeechLevel] = {
     "polite": "polite",
     "formal": "polite",
@@ -50,8 +50,14 @@ _OF = " ?(?:정의|설정|정보|소개|프로필|profile|sheet)?"
 
 
 class _Ways(NamedTuple):
-    """Of lines that say a name, what matches them: by the word for name, as the heading of a list,
-    by the bare word, in brackets behind it, as the subject of a sentence."""
+    """Patterns of lines with a name.
+
+    label: with the word for name.
+    heading: the heading of a list.
+    bare: without that word.
+    brackets: in brackets.
+    subject: the subject of a sentence.
+    """
 
     label: re.Pattern[str]
     heading: re.Pattern[str]
@@ -60,7 +66,7 @@ class _Ways(NamedTuple):
     subject: re.Pattern[str]
 
 
-#: A bare `User:` names nobody: it is a line of an example.
+#: A bare `User:` is no name: it is a line of an example.
 _OF_PLAYER = _Ways(
     re.compile(f"{_USER}의?{_WORD}{_NAME}", re.I),
     re.compile(f"{_USER}{_OF}", re.I),
@@ -83,11 +89,11 @@ _YOU_ARE = re.compile(
     r"|\bYou are (?P<english>[A-Z][\w'-]{0,19}(?: [A-Z][\w'-]{0,19})?)\b"
 )
 _SENTENCES = re.compile(r"[.!?\n]")
-#: The word that ends a sentence: what somebody is.
+#: The last word of a sentence, which says what a person is.
 _IS = re.compile("(?P<name>[가-힣]{1,8}?)(?:입니다|이에요|예요|이야|야|이다|다)")
-#: Names that are looked for elsewhere in the text.
+#: Number of names that are searched for elsewhere in the text.
 _SENTENCES_READ = 8
-#: What stands before a label or a heading, and around it.
+#: Numbers before a label or a heading, and marks around it.
 _NUMBER = re.compile(r"\d{1,2}[.)] ?")
 _MARKS = " \t-*#•◆■[]【】"
 _SPACES = re.compile(r"[ \t]+")
@@ -97,7 +103,7 @@ _STYLE = re.compile(
 )
 _POLITE = re.compile("존댓말|존대말|존대|높임말|경어|해요체|합쇼체|하십시오체")
 _PLAIN = re.compile(r"반말|해체(?!\w)|해라체")
-#: After the word and within its clause: it is said what is not done.
+#: After the word and within its clause: a negation.
 _NOT = re.compile(
     r"[^.!?\n,;]{0,12}(?:(?:쓰|하|사용하|섞)지 ?(?:않|마|말)|금지|안 ?(?:쓴|써|씁|쓰)|말 ?것|"
     r"없이|아닌|대신)"
@@ -105,92 +111,98 @@ _NOT = re.compile(
 
 
 class Told(TypedDict):
-    """None: the text does not tell, or tells it in two ways."""
+    """Facts of a system turn. None: the text does not state it, or states two."""
 
     player_name: str | None
     character_name: str | None
     speech_level: SpeechLevel | None
 
 
-def parse_level(where: str, text: str) -> SpeechLevel:
-    """Return the level that a text of a column names, such as polite or 존댓말. Raises UserError,
-    which begins with `where`."""
+def parse_level(location: str, text: str) -> SpeechLevel:
+    """Return the level of a text in a column, such as polite or 존댓말.
+
+    Raises UserError, whose message begins with `location`.
+    """
     level = LEVELS.get(normalised("NFC", text).strip().lower())
     if level is None:
-        raise UserError(f"{where}: {text!r:.40} is none of {', '.join(LEVELS)}")
+        raise UserError(f"{location}: {text!r:.40} is unknown. Choose from {', '.join(LEVELS)}")
     return level
 
 
 def told_in(system: str) -> Told:
-    """Names and speech level that a system turn states."""
+    """Return the names and the speech level that a system turn states."""
     text = normalised("NFC", system)
     character = _named(text, _OF_CHARACTER)
-    you = {match["name"] or match["english"] for match in _YOU_ARE.finditer(text)}
+    names_of_you = {match["name"] or match["english"] for match in _YOU_ARE.finditer(text)}
     return Told(
         player_name=_named(text, _OF_PLAYER),
-        character_name=character or _only(you) or _only(_in_sentences(text, _OF_CHARACTER)),
+        character_name=character
+        or _only(names_of_you)
+        or _only(_in_sentences(text, _OF_CHARACTER)),
         speech_level=_only(_stated(text)),
     )
 
 
 def _named(text: str, ways: _Ways) -> str | None:
-    """By the first way that finds any; None where it finds two."""
+    """Return the name of the first pattern that matches; None if it matches two names."""
     lines = [" ".join(line.split()) for line in text.splitlines()]
     bare = [_NUMBER.sub("", line.strip(_MARKS), count=1).strip(_MARKS) for line in lines]
-    found = {match["name"] for line in bare if (match := ways.label.match(line))}
-    found = found or _under_heading(lines, bare, ways.heading)
-    found = found or {match["name"] for line in bare if (match := ways.bare.match(line))}
-    found = found or {match["name"] for line in lines for match in ways.brackets.finditer(line)}
+    names = {match["name"] for line in bare if (match := ways.label.match(line))}
+    names = names or _under_heading(lines, bare, ways.heading)
+    names = names or {match["name"] for line in bare if (match := ways.bare.match(line))}
+    names = names or {match["name"] for line in lines for match in ways.brackets.finditer(line)}
     if ways is _OF_PLAYER:
-        found = found or _in_sentences(text, ways)
-    return _only(found)
+        names = names or _in_sentences(text, ways)
+    return _only(names)
 
 
 def _under_heading(lines: Sequence[str], bare: Sequence[str], heading: re.Pattern[str]) -> set[str]:
-    """`이름: ...` between that heading and the next one."""
-    inside, found = False, set()
+    """Return the names of `이름: ...` lines between that heading and the next one."""
+    is_inside, names = False, set()
     for line, text in zip(lines, bare, strict=True):
         item = _ITEM.match(text)
         if heading.fullmatch(text):
-            inside = True
-        elif item and inside:
-            found.add(item["name"])
+            is_inside = True
+        elif item and is_inside:
+            names.add(item["name"])
         elif not item and (_NUMBER.match(line) or line.startswith(("#", "[", "【"))):
-            inside = False
-    return found
+            is_inside = False
+    return names
 
 
 def _in_sentences(text: str, ways: _Ways) -> set[str]:
-    """What ends a sentence such as `당신은 상인 승은입니다`, where the text goes on to speak of it
-    by that word: a trade that is named once is no name."""
-    said: Counter[str] = Counter()
+    """Return names at the end of sentences such as `당신은 상인 승은입니다`.
+
+    The text has to use the name elsewhere, too: a trade that comes once is no name.
+    """
+    counts: Counter[str] = Counter()
     for sentence in _SENTENCES.split(text):
         words = sentence.split()
         if len(words) > 1 and ways.subject.match(" ".join(words[:2]) + " "):
             is_a = _IS.fullmatch(words[-1])
-            said.update([is_a["name"]] if is_a else [])
-    few = said.most_common(_SENTENCES_READ)
-    return {name for name, count in few if text.count(name) > count}
+            counts.update([is_a["name"]] if is_a else [])
+    candidates = counts.most_common(_SENTENCES_READ)
+    return {name for name, count in candidates if text.count(name) > count}
 
 
 def _stated(text: str) -> set[SpeechLevel]:
-    """A labelled style wins; else what is said anywhere, and not said to be left."""
+    """Return labeled styles, or else all levels in the text that are not negated."""
     text = _SPACES.sub(" ", text)
     labelled = {level for match in _STYLE.finditer(text) for level in _levels(match["style"])}
     return labelled or _levels(text)
 
 
 def _levels(text: str) -> set[SpeechLevel]:
-    found: set[SpeechLevel] = set()
+    stated: set[SpeechLevel] = set()
     levels: tuple[tuple[re.Pattern[str], SpeechLevel], ...] = (
         (_POLITE, "polite"),
         (_PLAIN, "plain"),
     )
     for pattern, level in levels:
         if any(not _NOT.match(text, match.end()) for match in pattern.finditer(text)):
-            found.add(level)
-    return found
+            stated.add(level)
+    return stated
 
 
-def _only(found: set[T]) -> T | None:
-    return found.pop() if len(found) == 1 else None
+def _only(values: set[T]) -> T | None:
+    return values.pop() if len(values) == 1 else None

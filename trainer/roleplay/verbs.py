@@ -1,4 +1,4 @@
-"""python -m trainer roleplay prepare|calibrate: what role-play has besides the general verbs."""
+"""python -m trainer roleplay prepare|calibrate: commands that only role-play has."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ Column = Annotated[
 ]
 Context = Annotated[
     int | None,
-    typer.Option(min=1, help="Messages before a turn that its prompt keeps, system turn apart."),
+    typer.Option(min=1, help="Messages before a turn in its prompt, without the system turn."),
 ]
-Model = Annotated[str | None, typer.Option(help="Whose tokenizer and template measure lengths.")]
+Model = Annotated[
+    str | None, typer.Option(help="Model whose tokenizer and template measure lengths.")
+]
 Tokens = Annotated[int | None, typer.Option(min=1, help="In tokens.")]
 Thinking = Annotated[
     bool | None, typer.Option("--enable-thinking/--no-thinking", help="For the template.")
 ]
-Ratio = Annotated[float, typer.Option(min=0, max=0.9, help="Share of the turns that is held out.")]
+Ratio = Annotated[float, typer.Option(min=0, max=0.9, help="Share of the turns to hold out.")]
 HeldOutBy = Annotated[
-    Literal["scenario", "dialogue"], typer.Option(help="What is never on both sides.")
+    Literal["scenario", "dialogue"], typer.Option(help="Groups that are never split.")
 ]
 FromPrompt = Annotated[
-    bool, typer.Option(help="Read names and level in the system turn where no column tells.")
+    bool, typer.Option(help="Read names and level from the system turn if no column has them.")
 ]
 
 
@@ -64,20 +66,20 @@ def prepare(
     enable_thinking: Thinking = None,
     eval_ratio: Ratio = 0.05,
     held_out_by: HeldOutBy = "scenario",
-    seed: Annotated[int, typer.Option(help="Which ones are held out.")] = 0,
+    seed: Annotated[int, typer.Option(help="Selects the held-out turns.")] = 0,
     from_prompt: FromPrompt = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
-    """Make rows of dialogues: one for each turn of the character that answers the player's.
+    """Convert dialogues to rows: one for each turn of the character that answers the player's.
 
-    What is dropped stands in dropped.jsonl with its reason. Whole scenarios are held out.
+    Dropped turns are in dropped.jsonl with their reason. Full scenarios are held out.
     """
     with clean_exit():
         from trainer.roleplay.config_data import RoleplayData
         from trainer.roleplay.prepare import Limits, split, write_prepared
 
         if out.exists() and not overwrite:
-            raise UserError(f"{out} is there: name another folder, or --overwrite")
+            raise UserError(f"{out} exists. Name another folder, or use --overwrite")
         columns = _columns(column or [])
         messages = columns.pop("messages", "messages")
         data = RoleplayData(columns=columns, from_prompt=from_prompt)
@@ -89,7 +91,7 @@ def prepare(
         )
         turns, dropped = _prepared(inputs, messages, data, limits)
         if not turns:
-            raise UserError(f"no turn is left of {len(dropped)}: {_reasons(dropped)}")
+            raise UserError(f"all {len(dropped)} turns were dropped: {_reasons(dropped)}")
         train, held_out = split(turns, eval_ratio, held_out_by, seed)
         settings = {
             "inputs": {str(path): _digest(path) for path in inputs},
@@ -114,18 +116,18 @@ def calibrate(
     embedding_model: Annotated[
         str, typer.Option(help="URL of an embedding server, or a folder of weights.")
     ],
-    out: Annotated[Path, typer.Option(help="File to write; the page stands beside it.")] = Path(
+    out: Annotated[Path, typer.Option(help="File to write; the page is next to it.")] = Path(
         "calibration.json"
     ),
     column: Column = None,
-    rows: Annotated[int, typer.Option(min=1, help="Turns that are drawn.")] = 512,
+    rows: Annotated[int, typer.Option(min=1, help="Turns to sample.")] = 512,
     embedding_batch_size: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 16,
-    seed: Annotated[int, typer.Option(help="Which turns are drawn, and how shuffled.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    seed: Annotated[int, typer.Option(help="Selects and shuffles the turns.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
-    """Fit the anchors between which cosines are scored, and draw what they were fitted on.
+    """Fit the anchors for scoring cosines, and draw the fitted distributions.
 
-    A run does the same on its training data where reward.calibration names no file.
+    A run does the same on its training data if reward.calibration names no file.
     """
     with clean_exit():
         from trainer.roleplay.calibration.command import calibrate as fit_and_draw
@@ -133,7 +135,7 @@ def calibrate(
         from trainer.roleplay.reward_config import RewardConfig
 
         if out.exists() and not overwrite:
-            raise UserError(f"{out} is there: name another file, or --overwrite")
+            raise UserError(f"{out} exists. Name another file, or use --overwrite")
         columns = _columns(column or [])
         columns.pop("messages", None)
         cfg = RewardConfig(
@@ -144,25 +146,28 @@ def calibrate(
         fit_and_draw(cfg, data, RoleplayData(columns=columns), out, seed)
 
 
-def _columns(given: Sequence[str]) -> dict[str, str]:
+def _columns(options: Sequence[str]) -> dict[str, str]:
     from trainer.roleplay.config_data import FIELDS
 
-    known = ("messages", *(name for name in FIELDS if not name.startswith("prompt")))
+    valid_fields = ("messages", *(name for name in FIELDS if not name.startswith("prompt")))
     columns = {}
-    for one in given:
-        field, equals, name = one.partition("=")
-        if not equals or not name or field not in known:
-            raise UserError(f"--column {one}: write it as FIELD=COLUMN; FIELD: {', '.join(known)}")
+    for option in options:
+        field, equals, name = option.partition("=")
+        if not equals or not name or field not in valid_fields:
+            raise UserError(
+                f"--column {option}: expected FIELD=COLUMN. FIELD is one of "
+                f"{', '.join(valid_fields)}"
+            )
         columns[field] = name
     return columns
 
 
 def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool | None) -> Any:
-    """What counts tokens of a prompt, and of a text; None where no length is limited."""
+    """Return functions that count tokens of a prompt and of a text; None without a length limit."""
     if all(length is None for length in lengths):
         return None, None
     if model is None:
-        raise UserError("lengths are measured by a tokenizer: name its model (--model)")
+        raise UserError("length limits require a tokenizer. Name its model (--model)")
     from trainer.chat.config import ChatConfig
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy import load_tokenizer
@@ -177,37 +182,37 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
 
 
 def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> Any:
-    """All turns that are kept, with what their rows tell, and all that are dropped."""
+    """Return all accepted turns with the fields of their rows, and all dropped ones."""
     from trainer.roleplay.data import told_of
     from trainer.roleplay.messages import WrongMessages
     from trainer.roleplay.prepare import prepare, read_dialogue
     from trainer.runs.readers import read_rows, shortened
 
-    places: dict[str, str] = {}
-    dialogues, faults = [], []
+    location_by_id: dict[str, str] = {}
+    dialogues, errors = [], []
     for path in inputs:
-        for where, row in read_rows(str(path)):
+        for location, row in read_rows(str(path)):
             try:
-                dialogue = read_dialogue(row, where, column)
-            except WrongMessages as fault:
-                faults.append(f"{where}: {fault}")
+                dialogue = read_dialogue(row, location, column)
+            except WrongMessages as error:
+                errors.append(f"{location}: {error}")
                 continue
-            if dialogue.id in places:
-                first = places[dialogue.id]
-                faults.append(f"{where}: id {dialogue.id!r:.60} stands in {first}, too")
+            if dialogue.id in location_by_id:
+                first = location_by_id[dialogue.id]
+                errors.append(f"{location}: id {dialogue.id!r:.60} is also in {first}")
                 continue
-            places[dialogue.id] = where
+            location_by_id[dialogue.id] = location
             dialogues.append(dialogue)
-    if faults:
-        raise UserError(f"{len(faults)} rows cannot be used:", shortened(faults))
+    if errors:
+        raise UserError(f"{len(errors)} rows cannot be used:", shortened(errors))
     if not dialogues:
         raise UserError(f"{', '.join(map(str, inputs))}: no rows")
-    kept, dropped = prepare(dialogues, limits)
+    accepted, dropped = prepare(dialogues, limits)
     turns = []
-    for turn, dialogue in kept:
-        told = told_of(dialogue.row, places[dialogue.id], data, turn.prompt)
-        told |= {"dialogue": turn.dialogue, "place": turn.place}
-        turns.append(dataclasses.replace(turn, **told))
+    for turn, dialogue in accepted:
+        fields = told_of(dialogue.row, location_by_id[dialogue.id], data, turn.prompt)
+        fields |= {"dialogue": turn.dialogue, "place": turn.place}
+        turns.append(dataclasses.replace(turn, **fields))
     return turns, dropped
 
 
@@ -219,7 +224,7 @@ def _digest(path: Path) -> str:
 
 
 def _reasons(dropped: Sequence[Any]) -> str:
-    counts = Counter(one.reason for one in dropped)
+    counts = Counter(dropped_turn.reason for dropped_turn in dropped)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or "none"
 
 
@@ -227,11 +232,11 @@ def _show(train: Sequence[Any], held_out: Sequence[Any], dropped: Sequence[Any])
     from trainer.roleplay.data import untold
     from trainer.roleplay.prepare import REASONS
 
-    table = Table("", "rows", "scenarios", "not told by the row")
+    table = Table("", "rows", "scenarios", "without a value")
     for name, turns in (("train", train), ("eval", held_out)):
         missing = ", ".join(f"{field} {count}" for field, count in untold(turns).items())
         scenarios = len({turn.scenario for turn in turns})
         table.add_row(name, f"{len(turns):,}", f"{scenarios:,}", missing or "-")
-    for reason, count in Counter(one.reason for one in dropped).most_common():
+    for reason, count in Counter(dropped_turn.reason for dropped_turn in dropped).most_common():
         table.add_row("dropped", f"{count:,}", "", f"{reason}: {REASONS[reason]}")
     Console().print(table)

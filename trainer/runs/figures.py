@@ -1,5 +1,7 @@
-"""The figures of a run: each is described once, for the log's readers: console, tables, pages,
-comparisons. A mean without values is None, never 0."""
+"""Describe each stat of a run once, for console, tables, pages and comparisons.
+
+A mean without values is None, never 0.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: Key -> figure, of a line of log.jsonl or eval.jsonl.
+#: Key -> stat, of a line of log.jsonl or eval.jsonl.
 Figures = dict[str, float | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number of a run.
+    """Describes one stat: key, title, format and direction.
 
-    key: in the lines of log.jsonl and eval.jsonl. title: in tables and pages, "" where it stands in
-    none. digits: behind the point. better: "higher" or "lower"; None: neither is.
-    hidden_at: values that leave it out of a table where all of a row are among them.
-    column, form: its title and format among the columns of the console; "" where it has none.
-    narrow: whether it stays where the terminal has no room for all.
-    said: whether it is said of an evaluation in the console, with its `coverage` (a key) where that
-    is less than 1. by_group: whether it stands in the table by groups of sources (language pairs).
-    of_line: its value for one line of a dump of completions, of which an evaluation gives the mean:
-    such a figure is compared between two policies, source by source.
-    ranks: who says so, where examples are ranked by it; "" where none are.
+    key: in the lines of log.jsonl and eval.jsonl.
+    title: in tables and pages; "" if it is in none.
+    digits: after the decimal point.
+    better: "higher" or "lower"; None: neither.
+    hidden_at: values that leave it out of a table if all of a row are among them.
+    column, form: its title and format among the columns of the console; "" if it has none.
+    narrow: whether it is printed if the terminal is too narrow for all.
+    said: whether it is printed for an evaluation in the console, with its `coverage` (a key) if
+    that is less than 1.
+    by_group: whether it is in the table by groups of sources (language pairs).
+    of_line: its value for one line of a dump of completions; an evaluation reports the mean. Such a
+    stat is compared between two policies, source by source.
+    ranks: the name of the judge, if examples are ranked by it; "" if none are.
     """
 
     key: str
@@ -43,7 +48,7 @@ class Figure:
     ranks: str = ""
 
 
-#: Of any task whose dump says the tokens of a completion.
+#: For any task whose dump has the number of tokens of a completion.
 COMPLETION_LENGTH = Figure(
     key="completion_length_mean",
     title="completion length (tokens)",
@@ -57,8 +62,12 @@ COMPLETION_LENGTH = Figure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A picture of a run's page. keys: figures of log.jsonl that are drawn. held_out: the one of
-    eval.jsonl beside them. sums: they only grow, and their mean would lag behind: none is drawn."""
+    """A chart of a run's page.
+
+    keys: stats of log.jsonl that are drawn.
+    held_out: the stat of eval.jsonl that is drawn with them.
+    sums: they only grow, so that a moving mean would lag behind: none is drawn.
+    """
 
     title: str
     keys: tuple[str, ...] = ()
@@ -68,7 +77,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One row, ready to be shown; `verdict` is "better", "worse" or ""."""
+    """One row as text; `verdict` is "better", "worse" or ""."""
 
     title: str
     before: str
@@ -80,21 +89,22 @@ class Comparison:
 def compare(
     table: Sequence[Figure], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[Comparison]:
-    """The figures of two evaluations side by side; those of the table that have a title."""
+    """Return the stats of two evaluations side by side, for those of the table that have a
+    title."""
     rows = []
-    for figure in table:
-        old, new = before.get(figure.key), after.get(figure.key)
-        if not figure.title or (figure.hidden_at and {old, new} <= {*figure.hidden_at}):
+    for stat in table:
+        old, new = before.get(stat.key), after.get(stat.key)
+        if not stat.title or (stat.hidden_at and {old, new} <= {*stat.hidden_at}):
             continue
         if old is None or new is None:
             change, verdict = "–", ""
         else:
-            change = f"{new - old:+.{figure.digits}f}"
-            judged = figure.better is not None and round(new - old, figure.digits) != 0
-            is_better = (new > old) == (figure.better == "higher")
-            verdict = ("better" if is_better else "worse") if judged else ""
-        before_, after_ = (_show(value, figure.digits) for value in (old, new))
-        rows.append(Comparison(figure.title, before_, after_, change, verdict))
+            change = f"{new - old:+.{stat.digits}f}"
+            has_verdict = stat.better is not None and round(new - old, stat.digits) != 0
+            is_better = (new > old) == (stat.better == "higher")
+            verdict = ("better" if is_better else "worse") if has_verdict else ""
+        before_text, after_text = (_show(value, stat.digits) for value in (old, new))
+        rows.append(Comparison(stat.title, before_text, after_text, change, verdict))
     return rows
 
 
@@ -103,7 +113,7 @@ def _show(value: float | None, digits: int) -> str:
 
 
 def mean_std(name: str, values: Sequence[float]) -> Figures:
-    """`{name}_mean` and `{name}_std` (of the population)."""
+    """Return `{name}_mean` and `{name}_std` (population deviation)."""
     mean = mean_of(values)
     if mean is None:
         return {f"{name}_mean": None, f"{name}_std": None}
@@ -112,5 +122,5 @@ def mean_std(name: str, values: Sequence[float]) -> Figures:
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
+    """Return the mean; None without values."""
     return math.fsum(values) / len(values) if values else None

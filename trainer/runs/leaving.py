@@ -1,4 +1,4 @@
-"""Leaving a run when it is asked to: by SIGTERM, as schedulers do, or by Ctrl-C."""
+"""End a run cleanly on SIGTERM, which schedulers send, or on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Seconds in which a signal that comes again is the same one: a terminal gives its Ctrl-C to
-#: torchrun and to what it started, and torchrun passes its own on.
+#: Seconds in which a second signal is the same one: a terminal sends Ctrl-C to torchrun and its
+#: processes, and torchrun sends it on.
 _ECHO_S = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that is followed at once. number: of the signal."""
+    """A signal that ends the run at once.
+
+    number: of the signal.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -24,12 +27,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Leaving:
-    """Within it a signal only asks to leave, where there is something to save; a second one, or
-    one before that, is followed at once (`Interrupted`).
+    """Defers SIGTERM and SIGINT until the current update has been saved.
 
-    asked: number of the signal that asked to leave; 0: none. patient: whether there is something to
-    save. quiet: say nothing of it, in a process beside the main one. Outside the main thread, where
-    Python takes no signals, nothing is changed.
+    A second signal, or one before there is something to save, ends the run at once (`Interrupted`).
+    asked: number of the signal; 0: none.
+    patient: whether there is something to save.
+    quiet: print nothing, in a process that is not the main one.
+    Outside the main thread, where Python handles no signals, nothing is changed.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -55,5 +59,8 @@ class Leaving:
         self.asked, self._since = number, now
         if not self.quiet:  # not by logging, which may be what was interrupted
             name = signal.Signals(number).name
-            told = f"\n{name}: the run ends with a checkpoint after this update; again: at once\n"
-            os.write(2, told.encode())
+            message = (
+                f"\n{name}: the run ends with a checkpoint after this update; "
+                "a second signal ends it at once\n"
+            )
+            os.write(2, message.encode())

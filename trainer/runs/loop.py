@@ -1,6 +1,6 @@
-"""The loop of a run: rollouts -> rewards -> advantages -> update, with evaluations and checkpoints.
+"""The training loop: rollouts -> rewards -> advantages -> update, with evaluations and checkpoints.
 
-It knows policies and files, and no task: what a task supplies stands in `Task`.
+It handles policies and files, but does not depend on a task: see `Task`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ W = TypeVar("W")
 
 @dataclass(slots=True)
 class Batch(Generic[R, W]):
-    """The rollouts of an update with what they earned, in one order. kept: places of those that
-    have a reward. attempts: how often the services were asked for it."""
+    """The rollouts of an update with their rewards, in the same order.
+
+    kept: indices of those that have a reward.
+    attempts: how often rewards were requested from the services.
+    """
 
     rollouts: list[R]
     rewards: list[W]
@@ -46,29 +49,32 @@ class Batch(Generic[R, W]):
     attempts: int = 1
 
     def learned(self) -> tuple[list[R], list[W]]:
-        """Those that are learned from."""
+        """Return the rollouts that are trained on, and their rewards."""
         return [self.rollouts[i] for i in self.kept], [self.rewards[i] for i in self.kept]
 
 
 def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """The prompts of update `update` (from 1): shuffled passes over the data, one after another.
+    """Return the prompts of update `update` (from 1): shuffled passes over the data.
 
-    A function of its arguments alone, so that a run can start again anywhere.
+    They depend only on the arguments, so that a run can be resumed at any update.
     """
     import torch
 
     indices: list[int] = []
     for position in range((update - 1) * batch_size, update * batch_size):
-        epoch, place = divmod(position, examples)
-        if place == 0 or not indices:
+        epoch, offset = divmod(position, examples)
+        if offset == 0 or not indices:
             generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
             order = torch.randperm(examples, generator=generator).tolist()
-        indices.append(order[place])
+        indices.append(order[offset])
     return indices
 
 
 class Evaluation(Evaluated, Protocol):
-    """An evaluation of a set. examples: lines of its dump."""
+    """An evaluation of a set.
+
+    examples: lines of its dump.
+    """
 
     examples: Sequence[dict[str, Any]]
 
@@ -76,10 +82,11 @@ class Evaluation(Evaluated, Protocol):
 
 
 class Task(Protocol):
-    """What a task supplies.
+    """A task of the training loop.
 
-    columns: of the console, and which stay where not all have room. fault: why the last batch has
-    no rewards, or an evaluation could not be done, in one line; None: it has, or the run is to end.
+    columns: of the console, and those to print if the terminal is too narrow for all.
+    fault: the reason why the last batch has no rewards, or an evaluation failed, in one line; None:
+    it has, or the run is to end.
     """
 
     @property
@@ -89,33 +96,37 @@ class Task(Protocol):
     def fault(self) -> str | None: ...
 
     def collect(self, sampler: Sampler, update: int, clock: Clock) -> Batch[Any, Any] | None:
-        """The whole batch of an update, the same on every process; None: it has no rewards, and the
-        update has not begun."""
+        """Return the full batch of an update, the same on every process.
+
+        None: it has no rewards, and the update has not started.
+        """
 
     def figures(self, batch: Batch[Any, Any]) -> Figures:
-        """What is logged of it, besides what is known of ids and log-probabilities."""
+        """Return its stats, besides those of ids and log-probabilities."""
 
     def advantages(self, rollouts: list[Any], rewards: list[Any]) -> TokenAdvantages:
-        """Of rollouts that all have a reward."""
+        """Return the advantages of rollouts that all have a reward."""
 
     def dump(
         self, batch: Batch[Any, Any], advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
-        """A line for each rollout."""
+        """Return a line for each rollout."""
 
     def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
-        """The policy on an evaluation set; every process has to call it. None: it could not be
-        had, as `fault` says, or was not waited for; the run ends with what it has."""
+        """Evaluate the policy on a set; every process has to call it.
+
+        None: it failed (see `fault`) or was interrupted; the run then ends with what it has.
+        """
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Those of a run's folder, by the names of their sets."""
+        """Return the reports of a run's folder, by the names of their sets."""
 
     def told(self, update: int, report: Any, name: str) -> str:
-        """What is said of an evaluation in the console."""
+        """Return the console line of an evaluation."""
 
 
 class Loop:
-    """The updates of a run, over what was loaded and opened for it."""
+    """Runs the updates of a run, with everything loaded and opened."""
 
     def __init__(
         self,
@@ -130,69 +141,78 @@ class Loop:
         checkpoint: Path | None,
         done: int | None,
     ) -> None:
-        """done: updates behind the checkpoint that the run goes on from; None: it begins."""
+        """done: updates of the checkpoint that is resumed; None: a new run."""
         self.cfg, self.task, self.learner, self.sampler = cfg, task, learner, sampler
         self.world, self.saver, self.log, self.leaving = world, saver, runlog, leaving
         self.checkpoint, self.done, self.saved = checkpoint, done, done
         self.updates = read_jsonl(runlog.folder / "log.jsonl")
-        known = task.read_reports(runlog.folder)
-        self.reports = {name: list(known.get(name, ())) for name in {**learner.sets, **known}}
+        saved_reports = task.read_reports(runlog.folder)
+        self.reports = {
+            name: list(saved_reports.get(name, ())) for name in {**learner.sets, **saved_reports}
+        }
         self.stops = StopRules(cfg.stop, self.updates, self.deciding)
 
     def run(self) -> Artifacts:
-        """All updates, with evaluations before, between and after."""
+        """Run all updates, with evaluations before, between and after, and return the artifacts."""
         rl, start = self.cfg.rl, self.done or 0
         self.sampler.sync(self.learner.model, start)
         config = self.cfg.model_dump(mode="json")
         quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
-        columns, few = self.task.columns
-        leaves = 0
+        columns, narrow_titles = self.task.columns
+        signal_number = 0
         with (
             self.leaving,
             tracking(self.world.accelerator, config, self.done),
-            Console(columns, few, rl.num_updates, start, quiet=quiet, verbose=verbose) as console,
+            Console(
+                columns, narrow_titles, rl.num_updates, start, quiet=quiet, verbose=verbose
+            ) as console,
         ):
             for update in range(start, rl.num_updates + 1):
                 if update > start:
                     self.leaving.patient = True
                     line = self.step(update)
-                    if line is None:  # without rewards: the run ends behind the update before
-                        leaves, _ = self.agree(last=False)
+                    if line is None:  # No rewards were collected: stop after the previous update.
+                        signal_number, _ = self.agree(last=False)
                         if update - 1 > start and self.saved != update - 1:
                             self.save(update - 1)
                         break
                     self.updates.append(line)
                     console.update(line)
                 last = update == rl.num_updates or self.stops.reason is not None
-                leaves, last = self.agree(last=last)
-                for name in self.sets_to_evaluate(update, last) if not leaves else ():
+                signal_number, last = self.agree(last=last)
+                for name in self.sets_to_evaluate(update, last) if not signal_number else ():
                     report = self.evaluate(update, name)
                     if report is None:
-                        leaves, last = self.agree(last=True)
+                        signal_number, last = self.agree(last=True)
                         break
                     self.reports[name].append((update, report))
                     console.say(self.task.told(update, report, name))
-                    leaves, last = self.agree(last=last or self.stops.reason is not None)
-                ends = last or leaves > 0
-                if update and self.agree(last=ends or self.saver.is_due(update, self.deciding))[1]:
+                    signal_number, last = self.agree(last=last or self.stops.reason is not None)
+                should_end = last or signal_number > 0
+                if (
+                    update
+                    and self.agree(last=should_end or self.saver.is_due(update, self.deciding))[1]
+                ):
                     self.save(update)
-                if ends:
+                if should_end:
                     break
-        return self.artifacts(leaves)
+        return self.artifacts(signal_number)
 
     def agree(self, *, last: bool) -> tuple[int, bool]:
-        """(number of the signal that asked any process to leave, or 0; what the main process
-        decided): the same on all."""
-        found = self.world.gather([(self.leaving.asked, last)])
-        return max(asked for asked, _ in found), found[0][1]
+        """Return (signal number or 0, `last` of the main process), the same on all processes.
+
+        The signal is one that any process received.
+        """
+        states = self.world.gather([(self.leaving.asked, last)])
+        return max(signal_number for signal_number, _ in states), states[0][1]
 
     @property
     def deciding(self) -> Reports:
-        """Of the set that the best checkpoint is chosen by."""
+        """Return the reports of the set that the best checkpoint is chosen by."""
         return self.reports.get(self.cfg.best_by, [])
 
     def sets_to_evaluate(self, update: int, last: bool) -> list[str]:
-        """Those that belong here, and that an earlier process has not evaluated."""
+        """Return the names of sets that are due and that an earlier process has not evaluated."""
         every = self.cfg.eval.eval_every_n_updates
         due = update == 0 or last or (every > 0 and update % every == 0)
         return [
@@ -200,7 +220,7 @@ class Loop:
         ]
 
     def save(self, update: int) -> None:
-        """A checkpoint; every process has to call it."""
+        """Write a checkpoint; every process has to call it."""
         self.log.sync()
         self.world.at(f"update {update}, checkpoint")
         report, learner = dict(self.deciding).get(update), self.learner
@@ -209,39 +229,44 @@ class Loop:
         )
         self.saved = update
 
-    def artifacts(self, leaves: int) -> Artifacts:
-        """What has become of the run. leaves: the signal that ended it, or 0."""
-        stopped, code = self.stops.reason, 1 if self.stops.reason else 0
+    def artifacts(self, signal_number: int) -> Artifacts:
+        """Return the artifacts of the run.
+
+        signal_number: the signal that ended it, or 0.
+        """
+        stop_reason, code = self.stops.reason, 1 if self.stops.reason else 0
         if self.task.fault is not None:
-            stopped, code = self.task.fault, 3
-        elif leaves and not (stopped or self.finished):
-            done = f"update {self.saved}" if self.saved else "no update yet"
-            stopped = f"{signal.Signals(leaves).name} after {done}: go on with --resume"
-            code = 128 + leaves
-        if stopped and code > 1 and self.world.is_main:
-            log.warning("the run ends: %s", stopped)
-        self.world.wait()  # torchrun ends the others with the first that leaves
+            stop_reason, code = self.task.fault, 3
+        elif signal_number and not (stop_reason or self.finished):
+            progress = f"update {self.saved}" if self.saved else "no update yet"
+            stop_reason = (
+                f"{signal.Signals(signal_number).name} after {progress}: resume with --resume"
+            )
+            code = 128 + signal_number
+        if stop_reason and code > 1 and self.world.is_main:
+            log.warning("the run ends: %s", stop_reason)
+        self.world.wait()  # torchrun ends all processes with the first that exits
         return Artifacts(
             self.log.folder,
             self.checkpoint,
             self.updates,
             self.deciding,
             self.reports,
-            stopped,
+            stop_reason,
             self.world.is_main,
             code,
         )
 
     @property
     def finished(self) -> bool:
-        """Whether all updates are done, and the evaluations behind the last one."""
+        """Return whether all updates and the evaluations after the last one are done."""
         last = self.cfg.rl.num_updates
         evaluated = all(last in dict(self.reports[name]) for name in self.learner.sets)
         return self.saved == last and evaluated
 
     def step(self, update: int) -> dict[str, Any] | None:
-        """One update (from 1); returns its line of the log. None where it has no rewards, and has
-        not begun."""
+        """Run one update (from 1), and return its log line; None if it has no rewards and did
+        not start."""
         cfg, clock = self.cfg, Clock()
         batch = self.task.collect(self.sampler, update, clock)
         if batch is None:
@@ -251,12 +276,12 @@ class Loop:
         advantages, stats = None, NO_UPDATE
         if batch.kept:
             advantages, stats = self.learn(batch, update, lr)
-        # Behind the update, which may have made the old log-probabilities
+        # After the update, which may have computed the old log-probabilities
         line |= rollout_figures(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
         line |= self.task.figures(batch)
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
-            log.warning("update %d is skipped: %s", update, _why_skipped(batch, stats))
+            log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync(self.learner.model, update)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
@@ -270,7 +295,7 @@ class Loop:
     def learn(
         self, batch: Batch[Any, Any], update: int, lr: float
     ) -> tuple[TokenAdvantages, TrainStats]:
-        """Advantages and the update of the policy."""
+        """Compute advantages and update the policy."""
         learner = self.learner
         self.world.at(f"update {update}, learning")
         rollouts, rewards = batch.learned()
@@ -292,25 +317,25 @@ class Loop:
         return advantages, stats
 
     def evaluate(self, update: int, name: str) -> Evaluation | None:
-        """An evaluation of a set, logged and dumped; None where it could not be had."""
+        """Evaluate a set, and log and dump the results; None if that failed."""
         self.world.at(f"update {update}, evaluation")
         report = self.task.evaluate(self.sampler, name)
         if report is None:
             return None
-        decides = name == self.cfg.best_by
-        of = {"update": update, "set": name, "decides": decides}
-        if decides and (why := self.stops.evaluated(update, report)):
-            of["stopped"] = why
-        report.examples = self.log.write_evaluation(of | report.figures(), report.examples)
-        part = "eval" if name == THE_SET else f"eval/{name}"
-        track(self.world.accelerator, part, report.figures(), update)
+        is_deciding = name == self.cfg.best_by
+        header = {"update": update, "set": name, "decides": is_deciding}
+        if is_deciding and (reason := self.stops.evaluated(update, report)):
+            header["stopped"] = reason
+        report.examples = self.log.write_evaluation(header | report.figures(), report.examples)
+        track_prefix = "eval" if name == THE_SET else f"eval/{name}"
+        track(self.world.accelerator, track_prefix, report.figures(), update)
         return report
 
 
-def _why_skipped(batch: Batch[Any, Any], stats: TrainStats) -> str:
-    """Of an update without an optimiser step."""
+def _skip_reason(batch: Batch[Any, Any], stats: TrainStats) -> str:
+    """Return the reason why an update made no optimizer step."""
     if not batch.kept:
         return "no sample was scored"
     if stats.skipped_steps:
         return "its gradients are not finite"
-    return "its samples leave nothing to learn (where each of a prompt's earned the same, say)"
+    return "its samples have no advantages (for example, all of a prompt have the same reward)"

@@ -1,4 +1,4 @@
-"""What a run leaves: its artifacts, and whether there is anything left to do."""
+"""The results of a run: its artifacts, and whether there is anything left to do."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from trainer.runs.runlog import read_jsonl
 from trainer.runs.stops import StopRules
 
 log = logging.getLogger(__name__)
-#: (update, what the task says of the evaluation behind it).
+#: (update, the task's report of the evaluation after it).
 Reports = list[tuple[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """checkpoint: the newest; None where the run ended before there was one. updates: lines of
-    log.jsonl. sets: evaluation set -> (update, report), the first from before training; reports:
-    those of the set that the best checkpoint is chosen by.
-    stopped: why the run ended before its last update; None: it did not.
-    is_main: whether this process writes the run's files. exit_code: of the command."""
+    """The results of a run.
+
+    checkpoint: the newest; None if the run ended before there was one.
+    updates: lines of log.jsonl.
+    sets: evaluation set -> (update, report), the first from before training.
+    reports: those of the set that the best checkpoint is chosen by.
+    stopped: the reason why the run ended before its last update; None: it did not.
+    is_main: whether this process writes the run's files.
+    exit_code: of the command.
+    """
 
     run_dir: Path
     checkpoint: Path | None
@@ -38,25 +43,31 @@ class Artifacts:
     exit_code: int = 0
 
     def say_end(self) -> int:
-        """Where the policy is, and why the run ended early; the command's exit code."""
-        typer.echo(f"policy: {self.checkpoint or 'as it was: no update was done'}")
+        """Print the policy's folder and the reason of an early end; return the command's exit
+        code."""
+        typer.echo(f"policy: {self.checkpoint or 'unchanged: no update was done'}")
         if self.stopped:
             typer.echo(f"stopped: {self.stopped}", err=True)
         return self.exit_code
 
 
 def ended_before(cfg: RunConfig, checkpoint: Path, sets: Mapping[str, Reports]) -> Artifacts | None:
-    """What a run left that has no update to do; None where it has. sets: its evaluations."""
+    """Return the artifacts of a run that has no update left to do; None if it has.
+
+    sets: its evaluations.
+    """
     folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
     updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
-    known = [(at, of) for at, of in sets.get(cfg.best_by, []) if at <= done]
-    stopped = StopRules(cfg.stop, updates, known).reason
-    # Where one was evaluated before training and not at the end, the run was asked to leave.
+    deciding_reports = [
+        (update, report) for update, report in sets.get(cfg.best_by, []) if update <= done
+    ]
+    stop_reason = StopRules(cfg.stop, updates, deciding_reports).reason
+    # If a set was evaluated before training and not at the end, the run was interrupted.
     evaluated = all(done in dict(reports) for reports in sets.values())
-    if (done < cfg.rl.num_updates and stopped is None) or not evaluated:
+    if (done < cfg.rl.num_updates and stop_reason is None) or not evaluated:
         return None
-    if stopped is None:
-        log.warning("%s has its %d updates: raise rl.num_updates to go on", folder, done)
-    code = 0 if stopped is None else 1
+    if stop_reason is None:
+        log.warning("%s has its %d updates. Raise rl.num_updates to continue.", folder, done)
+    code = 0 if stop_reason is None else 1
     decide = sets.get(cfg.best_by, [])
-    return Artifacts(folder, checkpoint, updates, decide, dict(sets), stopped, exit_code=code)
+    return Artifacts(folder, checkpoint, updates, decide, dict(sets), stop_reason, exit_code=code)

@@ -1,5 +1,5 @@
-"""What is logged of ids, log-probabilities, advantages and the update, whatever the task; and how
-it is shown."""
+"""Stats of ids, log-probabilities, advantages and updates, for every task, and how they are
+shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.rl.loss import importance_weights, sequence_importance_weights
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.runs.figures import COMPLETION_LENGTH, Curve, Figure, Figures, mean_of, mean_std
 
-#: How the figures of completions are shown, in the table of any task.
+#: Stats of completions, in the table of any task.
 OF_COMPLETIONS = (
     COMPLETION_LENGTH,
     Figure(
@@ -21,7 +21,7 @@ OF_COMPLETIONS = (
         of_line=lambda line: line["finish_reason"] == "length",
     ),
 )
-#: Those of advantages and the update, and where the time went.
+#: Stats of advantages and the update, and times.
 OF_LEARNING = (
     Figure(key="A_raw_mean", column="A_raw"),
     Figure(key="A_raw_std", column="± raw", form="6.3f"),
@@ -50,13 +50,16 @@ LEARNING_CURVES = (
 
 
 def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
-    """Lengths in tokens that the policy sampled, EOS included, what it was shown between them not;
-    `entropy_est` is the mean of -log pi of sampled tokens."""
+    """Return lengths and entropy of rollouts.
+
+    Lengths count sampled tokens, with EOS, without observations. `entropy_est` is the mean of -log
+    pi of sampled tokens.
+    """
     logprobs = [
         value
         for rollout in rollouts
-        for value, own in zip(rollout.old_logprobs or (), rollout.actions, strict=False)
-        if own
+        for value, is_action in zip(rollout.old_logprobs or (), rollout.actions, strict=False)
+        if is_action
     ]
     entropy = mean_of(logprobs)
     sampled = [sum(rollout.actions) for rollout in rollouts]
@@ -70,14 +73,17 @@ def rollout_figures(rollouts: Sequence[Rollout]) -> Figures:
 
 
 def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Figures:
-    """How far the sampler's log-probabilities are from the trainer's, |log pi - log pi_sampler| of
-    sampled tokens, and the weights that correct for it; None where both are one, or the update has
-    made none."""
+    """Return the gap |log pi - log pi_sampler| of sampled tokens, and the importance weights.
+
+    None if both log-probabilities are the same, or the update has computed none.
+    """
     corrected = [r for r in rollouts if r.sampler_logprobs and r.old_logprobs]
     if not corrected:
         names = ("sampler_gap_mean", "sampler_gap_max")
         return dict.fromkeys((*names, "importance_weight_mean", "importance_capped_frac"))
-    old_BT, sampler_BT = (logprob_rows(corrected, f"{of}_logprobs") for of in ("old", "sampler"))
+    old_BT, sampler_BT = (
+        logprob_rows(corrected, f"{policy_name}_logprobs") for policy_name in ("old", "sampler")
+    )
     mask_BT, limits = action_masks(corrected), (cfg.importance_cap, cfg.max_log_ratio)
     gap = (old_BT - sampler_BT).abs()[mask_BT]
     if cfg.algorithm == "gspo":
@@ -93,7 +99,7 @@ def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Figures:
 
 
 def advantage_figures(advantages: TokenAdvantages | None) -> Figures:
-    """A_raw and A_norm over the tokens that are learned from; None without any."""
+    """Return A_raw and A_norm over the trained tokens; None without any."""
     if advantages is None:
         return mean_std("A_raw", []) | mean_std("A_norm", [])
     raw = advantages.raw[advantages.mask].tolist()

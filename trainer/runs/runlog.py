@@ -1,4 +1,4 @@
-"""The folder of a run, and the format of what stands in it.
+"""The run directory, and the format of its files.
 
 runs/<name>/
     config.yaml             the resolved config
@@ -7,18 +7,17 @@ runs/<name>/
     completions/            train-000001.jsonl, eval-000000.jsonl (of a set with a name,
                             eval-NAME-000000.jsonl): one object for each completion
     trajectories/           of a search run: trainer/search/trajectories/store.py
-    messages.log            the warnings of every start, with their time: what was left out, or
-                            waited for, which settings have changed, why it ended
+        messages.log            the warnings of every start, with their time
     checkpoints/            step-000020/: see trainer/runs/checkpoints/checkpoint.py
-    services.json           URL -> what `/v1/info` of the service there said at the start
+        services.json           URL -> the `/v1/info` of the service there at the start
     trackers/               files of TensorBoard and other trackers (misc.trackers)
-    report.html             all this, for eyes
+        report.html             all this as a page
     evaluation.json, .jsonl, .html
                             the report and the dump of `python -m trainer evaluate`; of a set with
                             a name, evaluation-NAME.json and so on
-    comparison.json, .html  the same against another policy, whose evaluation stands in against/
+        comparison.json, .html  the same for another policy, whose evaluation is in against/
 
-What the lines hold is the task's: trainer/translation/dumps.py.
+The task defines the lines: trainer/translation/dumps.py.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from scorekit.schemas import Info
 from trainer.runs.config import THE_SET, KeptConfig, PlaceConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-_OWN = (
+_RUN_FILES = (
     "config.yaml",
     "log.jsonl",
     "eval.jsonl",
@@ -52,14 +51,16 @@ _OWN = (
     "trackers",
     "messages.log",
 )
-#: What the kinds of run write into the folder beside. Other commands write there, too, at any time
-#: (evaluate, report): of these names no temporary is taken away.
-_BESIDE = ("data.json", "figures.json", "grpo.json", "index.json")
+#: Files that the kinds of run add to the folder. Other commands (evaluate, report) write there,
+#: too, at any time: temporary files of other names are not removed.
+_TASK_FILES = ("data.json", "figures.json", "grpo.json", "index.json")
 
 
 class RunLog:
-    """Writes the folder of a run. Raises UserError as `check_run_dir` does; only what this class
-    writes is replaced."""
+    """Writes the run directory. Raises UserError as `check_run_dir` does.
+
+    It replaces only files that this class writes.
+    """
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class RunLog:
         overwrite: bool | None = None,
         done: int | None = None,
     ) -> None:
-        """overwrite: default: the config's. done: go on after this update; None: start anew."""
+        """overwrite: default: the config's.
+        done: resume after this update; None: a new run.
+        """
         self.folder = Path(cfg.misc.run_dir)
         if done is None:
             check_run_dir(cfg, overwrite)
@@ -83,16 +86,19 @@ class RunLog:
             write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
 
     def _start(self, cfg: KeptConfig) -> None:
-        """Remove an earlier run: its checkpoints first and at once, its config last, so that what a
-        process that dies leaves is always a run, and never this one with checkpoints of that."""
+        """Remove an earlier run: its checkpoints first and by a rename, its config last.
+
+        So the folder of a process that dies is always a run, and never this one with the other's
+        checkpoints.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         _remove(self.folder / "checkpoints")
         _write_config(cfg, self.folder)
-        for name in set(_OWN) - {"checkpoints", "config.yaml"}:
+        for name in set(_RUN_FILES) - {"checkpoints", "config.yaml"}:
             _remove(self.folder / name)
 
     def _cut(self, done: int) -> None:
-        """Leave what is of updates up to `done`: a run that goes on has one line for each."""
+        """Remove what belongs to updates after `done`: a resumed run has one line for each."""
         for name in ("log.jsonl", "eval.jsonl"):
             rows = [row for row in read_jsonl(self.folder / name) if row["update"] <= done]
             write_jsonl(self.folder / name, rows)
@@ -102,14 +108,14 @@ class RunLog:
                 path.unlink()
 
     def _remove_temporaries(self) -> None:
-        """What a process of this run was writing when it was killed. A run has one at a time."""
-        for name in (*_OWN, *_BESIDE):
+        """Remove partial files of a killed process. A run has one process at a time."""
+        for name in (*_RUN_FILES, *_TASK_FILES):
             remove_temporaries(self.folder, name)
         for name in ("completions", "checkpoints"):
             remove_temporaries(self.folder / name)
 
     def sync(self) -> None:
-        """Have the lines written to disk, before a checkpoint says that they are there."""
+        """Flush the lines to disk, before a checkpoint refers to them."""
         for path in (self.folder / "log.jsonl", self.folder / "eval.jsonl"):
             if path.exists():
                 sync(path)
@@ -121,9 +127,9 @@ class RunLog:
     def write_evaluation(
         self, line: dict[str, Any], examples: Iterable[dict[str, Any]]
     ) -> Sequence[dict[str, Any]]:
-        """Append to eval.jsonl and dump its completions; the same, which are read from there."""
-        of = "" if line.get("set", THE_SET) == THE_SET else f"-{line['set']}"
-        name = f"completions/eval{of}-{line['update']:06d}.jsonl"
+        """Append to eval.jsonl, dump the completions, and return them as read from the file."""
+        set_suffix = "" if line.get("set", THE_SET) == THE_SET else f"-{line['set']}"
+        name = f"completions/eval{set_suffix}-{line['update']:06d}.jsonl"
         write_jsonl(self.folder / name, examples)
         append_jsonl(self.folder / "eval.jsonl", {**line, "completions": name})
         return Dumped(self.folder / name)
@@ -134,30 +140,32 @@ class RunLog:
 
 
 class SilentLog(RunLog):
-    """Of a process beside the main one: it knows the folder, and writes nothing."""
+    """The log of a process that is not the main one: it writes nothing."""
 
     def __init__(self, cfg: KeptConfig) -> None:
         self.folder = Path(cfg.misc.run_dir)
 
     def sync(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def write_update(self, line: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def write_evaluation(
         self, line: dict[str, Any], examples: Iterable[dict[str, Any]]
     ) -> Sequence[dict[str, Any]]:
-        """Nothing, and nothing to read."""
+        """Do nothing, and return no lines."""
         return ()
 
     def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Dumped(Sequence[dict[str, Any]]):
-    """The objects of a file of `write_jsonl`, read each time they are asked for: a run has an
-    evaluation many times over, and nobody looks at its completions before the end."""
+    """The objects of a file of `write_jsonl`, read on each access.
+
+    A run has many evaluations, and their completions are not needed before its end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,22 +181,24 @@ class Dumped(Sequence[dict[str, Any]]):
 
 
 class Clock:
-    """Seconds of the parts of an update."""
+    """Seconds of the phases of an update."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """Add what has passed since the last lap."""
+        """Add the time since the last lap."""
         now = time.monotonic()
         self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._last, 3)
         self._last = now
 
 
 def open_run_dir(misc: PlaceConfig) -> Path:
-    """Make run_dir and write to it once, so that a folder that cannot be written to is told before
-    anything is computed. Raises UserError."""
+    """Create run_dir and write to it once, so that errors come before the computation.
+
+    Raises UserError.
+    """
     folder = Path(misc.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,30 +210,32 @@ def open_run_dir(misc: PlaceConfig) -> Path:
 
 
 def check_run_dir(cfg: KeptConfig, overwrite: bool | None = None) -> None:
-    """Raise UserError if what stands in run_dir must not be replaced: the config does not say so
-    (or `overwrite`, where it is given), or it is no run of the trainer, or the new run is made of
-    it."""
+    """Raise UserError if the contents of run_dir must not be replaced.
+
+    That is so if the config (or `overwrite`) does not allow it, if they are no run of the trainer,
+    or if the new run reads from them.
+    """
     folder = Path(cfg.misc.run_dir)
-    own = [name for name in _OWN if os.path.lexists(folder / name)]
-    if not own:
+    existing = [name for name in _RUN_FILES if os.path.lexists(folder / name)]
+    if not existing:
         return
     if not (cfg.misc.overwrite if overwrite is None else overwrite):
         raise UserError(
-            f"misc.run_dir: {folder} holds a run or other files ({', '.join(own)}); go on with it "
+            f"misc.run_dir: {folder} has a run or other files ({', '.join(existing)}). Resume it "
             "(--resume), choose another folder, or set misc.overwrite to true to replace a run"
         )
     if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):  # type: ignore[arg-type]
         raise UserError(
-            f"misc.run_dir: {folder} holds {', '.join(own)}, but neither log.jsonl nor a config of "
-            "the trainer: it is no run, and is not replaced; choose another folder"
+            f"misc.run_dir: {folder} has {', '.join(existing)}, but neither log.jsonl nor a config "
+            "of the trainer. It is no run and is not replaced. Choose another folder"
         )
-    removed = [(folder / name).resolve() for name in own]
+    removed = [(folder / name).resolve() for name in existing]
     for key, value in cfg.sources.items():
-        place = Path(value or "").resolve()
-        if value and any(place.is_relative_to(path) for path in removed):
+        source = Path(value or "").resolve()
+        if value and any(source.is_relative_to(path) for path in removed):
             raise UserError(
-                f"{key}: {value} lies in {folder}, which misc.overwrite would remove; choose "
-                "another misc.run_dir"
+                f"{key}: {value} is in {folder}, which misc.overwrite would remove. Choose another "
+                "misc.run_dir"
             )
 
 
@@ -232,7 +244,7 @@ def _write_config(cfg: KeptConfig, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder with all that is in it: at once, whenever the process dies."""
+    """Remove a file, or a folder by a rename first, so that it never remains in part."""
     if path.is_dir() and not path.is_symlink():
         remove_folder(path)
     else:
@@ -240,7 +252,8 @@ def _remove(path: Path) -> None:
 
 
 def _is_config(path: Path, kind: type[BaseModel]) -> bool:
-    """Whether a run wrote it: with every section, where an empty file would be a config, too."""
+    """Return whether a run wrote it, with every section; an empty file would be a valid config,
+    too."""
     try:
         config = load_config(kind, path)
     except UserError:
@@ -249,11 +262,11 @@ def _is_config(path: Path, kind: type[BaseModel]) -> bool:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file that this module or a like one wrote; [] if there is none.
+    """Return the objects of a JSON Lines file; [] if it does not exist.
 
-    Lines end at "\n" only: JSON may hold other line ends, which are part of a text. A last line
-    that was cut (the run was killed while it wrote) is left out. Raises UserError that names file
-    and line on anything else.
+    Lines end at "\n" only: JSON may have other line ends, which are part of a text. An incomplete
+    last line (the run was killed while it wrote) is left out. Raises UserError that names file and
+    line on any other error.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -262,7 +275,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     lines = text.split("\n")
-    torn = len(lines)  # what follows the last line end was not finished
+    torn = len(lines)  # the text after the last line end is incomplete
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -280,24 +293,27 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def append_jsonl(path: Path, line: dict[str, Any]) -> None:
-    """One line more, so that a run that dies leaves what it knew."""
+    """Append a line at once, so that it survives if the run dies."""
     with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(_json(line) + "\n")
 
 
 def write_jsonl(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """A whole file, at once."""
+    """Write a complete file by a rename."""
     write_atomic(path, "".join(_json(line) + "\n" for line in lines))
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """A file for programs that people may read, too."""
+    """Write an indented JSON file by a rename."""
     write_atomic(path, json.dumps(values, indent=1, ensure_ascii=False))
 
 
 def _json(line: dict[str, Any]) -> str:
-    """One line of JSON. A figure that is not finite becomes null (NaN is not JSON), and the
-    characters that `str.splitlines` takes for line ends are escaped."""
+    """Return one line of JSON.
+
+    A stat that is not finite becomes null (NaN is not JSON), and the characters that
+    `str.splitlines` takes for line ends are escaped.
+    """
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in line.items()

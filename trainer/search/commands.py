@@ -1,4 +1,4 @@
-"""The verbs of the command line for a searcher: what they say, and how they end."""
+"""The commands train, evaluate, check and report for the search task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.search.config import SearchConfig as Config
 
 
 def train(cfg: SearchConfig, *, resume: bool) -> int:
-    """Train the policy; evaluate it before, between and after."""
+    """Train the policy and evaluate it before, during and after training."""
     from trainer.runs.verbs.tables import comparison_table
     from trainer.search.data import load_held_out, load_train
 
@@ -24,9 +24,9 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
 
     artifacts = run_search(questions, held_out, cfg, resume=resume)
     if not artifacts.is_main:
-        return 0  # torchrun ends all with the first that fails, and the main one has yet to tell
+        return 0  # a failure here would make torchrun end the main process
     for name, reports in artifacts.sets.items():
-        if not reports:  # it was asked to leave before the first
+        if not reports:  # the run was stopped before the first evaluation
             continue
         if len(artifacts.sets) > 1:
             best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
@@ -39,42 +39,42 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
 
 
 def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
-    """Let the policy search for the held-out questions, and score what it finds.
+    """Let the policy search for the held-out questions and score its episodes.
 
-    Exit code 3: no episode of a set has a reward.
+    Exit code 3: a set has no episode with a reward.
     """
     from trainer.search.data import load_held_out
 
     sets = load_held_out(cfg)
     if not sets:
-        raise UserError("data.eval is not set: give the questions to search for")
+        raise UserError("data.eval: not set. Give a file of held-out questions.")
     from trainer.runs.verbs.tables import paired_table, report_table
     from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.run import run_evaluation
 
     unscored = []
-    for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
+    for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
-            typer.echo(f"set: {of.name}")
-        Console().print(report_table(table(), of.evaluation.figures))
-        typer.echo(f"report: {of.page}")
-        if not of.evaluation.figures["reward_coverage"]:
-            unscored.append(of.name)
-        if of.earlier is None or of.groups is None:
+            typer.echo(f"set: {result.name}")
+        Console().print(report_table(table(), result.evaluation.figures))
+        typer.echo(f"report: {result.page}")
+        if not result.evaluation.figures["reward_coverage"]:
+            unscored.append(result.name)
+        if result.earlier is None or result.groups is None:
             continue
-        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-        for name, figures in of.groups.items():
-            if not name.startswith("document "):  # there may be many: they stand on the page
+        typer.echo(f"A: {result.earlier.policy}\nB: {result.evaluation.policy}")
+        for name, stats in result.groups.items():
+            if not name.startswith("document "):  # there may be many: they are on the page
                 typer.echo("all questions" if name == "all" else name)
-                Console().print(paired_table(figures))
-        typer.echo(f"comparison: {of.comparison}")
+                Console().print(paired_table(stats))
+        typer.echo(f"comparison: {result.comparison}")
     if unscored:
         typer.echo(f"no episode has a reward: {', '.join(unscored)}", err=True)
     return 3 if unscored else 0
 
 
 def check(cfg: SearchConfig) -> int:
-    """Look at all that a training run needs, before any weights are loaded."""
+    """Check all that a training run needs, before weights are loaded."""
     from scorekit.report.findings import say_findings
     from trainer.search.check import check_run
 
@@ -82,7 +82,7 @@ def check(cfg: SearchConfig) -> int:
 
 
 def report(run_dir: Path) -> int:
-    """Write report.html of a run, finished or not."""
+    """Write report.html of a run, which may be unfinished."""
     from trainer.search.evaluation.report import write_report
 
     typer.echo(f"report: {write_report(run_dir)}")

@@ -1,8 +1,8 @@
-"""Episodes of questions with their rewards, for whoever wants some: training, evaluation, collect.
+"""Run the episodes of questions and get their rewards, for training, evaluation and collect.
 
-Several processes each play a share. What is paid for is asked by the main process alone, which
-gets its own episodes as they end and those of the others when all have: so the rewards of its own
-come while others still search, and what a run spends is counted in one place.
+Each process runs its part of the episodes. Only the main process makes paid calls, so the cost of a
+run is counted in one place. It submits its own episodes as they end, and those of the other
+processes when all have ended.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from trainer.search.turns.policies import Policy
 from trainer.search.turns.tools import Pages, Tools
 
 T = TypeVar("T")
-#: Calls of a retriever that are waited for at once: pages of a round, and a search.
+#: Max concurrent calls of a retriever: pages of a round, and a search.
 _AT_ONCE = 16
 
 
 class Episodes:
-    """Of one run. stream: of the main process; None on the others. world: the processes that share
-    the episodes; None: this one alone. patient: a retriever that is away ends episodes as failed,
-    which have no reward, and does not raise; what ends the run, which may be met by one process, is
-    raised on all of them when their episodes have ended. hurry: whether to give up waiting, for
-    rewards and for a patient one's retriever: `Hurried` is raised on all.
+    """The runner of the episodes of one run.
+
+    stream: of the main process; None on the others. world: the processes that share the episodes;
+    None: this one alone. tolerates_outage: if the retriever is unavailable, its episodes end as
+    failed, without a reward, and nothing is raised. An error that ends the run may occur on one
+    process only: it is raised on all of them when their episodes have ended. should_stop: whether
+    to stop waiting for rewards and for the retriever; then `Hurried` is raised on all processes.
     """
 
     def __init__(
@@ -49,19 +51,21 @@ class Episodes:
         store: TrajectoryStore,
         world: World | None = None,
         *,
-        patient: bool = False,
-        hurry: Callable[[], bool] = lambda: False,
+        tolerates_outage: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cfg, self.stream, self.store, self.world = cfg, stream, store, world
-        self._hurry = hurry
-        self._patient = _Patient(retriever, hurry) if patient else None
-        self._retriever: Pages = self._patient or retriever
+        self._should_stop = should_stop
+        self._outages = (
+            _OutageTolerantRetriever(retriever, should_stop) if tolerates_outage else None
+        )
+        self._retriever: Pages = self._outages or retriever
         self._tools = Tools(self._retriever, cfg.episode, store.keep_picture)
 
     def run(
         self,
         policy: Policy,
-        asked: Sequence[tuple[int, Question]],
+        indexed_questions: Sequence[tuple[int, Question]],
         *,
         step: int,
         attempt: int = 0,
@@ -70,156 +74,169 @@ class Episodes:
         groups: Mapping[int, str] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> dict[str, Trajectory]:
-        """`samples` episodes of each question that does not say itself (None: one of each), ended;
-        all of all processes by their ids, in the order of places.
+        """Run episodes and return the finished ones of all processes by id, ordered by position.
 
-        asked: (place in the step, question) of this process. kind: in front of the ids, to tell
-        the episodes of a step from others of the same number. groups: names by place, where
-        processes share questions of which one may come twice. on_done: is given each of this
-        process as it ends. Raises what `run_episodes` does.
+        asked: (position in the step, question) of this process. samples: episodes of a question
+        without an `n_agent`; None: one of each question. kind: prefix of the ids, which separates
+        the episodes of a step from others of the same number. groups: group names by position,
+        for shared questions that may occur twice. on_done: is called with each finished episode of
+        this process. Raises what `run_episodes` raises.
         """
-        asked = [(place, question.model_copy()) for place, question in asked]  # one may come twice
-        places = {id(question): place for place, question in asked}
+        indexed_questions = [
+            (index, question.model_copy()) for index, question in indexed_questions
+        ]  # a question may occur twice
+        index_by_question = {id(question): index for index, question in indexed_questions}
 
-        def ended(trajectory: Trajectory) -> None:
+        def submit_ended(trajectory: Trajectory) -> None:
             self._submit([trajectory])
             if on_done is not None:
                 on_done(trajectory)
 
-        mine = run_episodes(
-            [question for _, question in asked],
+        trajectories = run_episodes(
+            [question for _, question in indexed_questions],
             policy,
             self._retriever,
             self.cfg.episode,
-            # Of ASCII alone: it is a header of requests, which a question's id may not be.
-            new_id=lambda question, sample: f"{kind}{step}-{places[id(question)]}-{sample}",
-            on_done=ended,
+            # ASCII only: the id is a request header. A question's id may have other characters.
+            new_id=lambda question, sample: (
+                f"{kind}{step}-{index_by_question[id(question)]}-{sample}"
+            ),
+            on_done=submit_ended,
             keep_picture=self.store.keep_picture,
             tools=self._tools,
-            groups=None if groups is None else [groups[place] for place, _ in asked],
+            groups=None if groups is None else [groups[index] for index, _ in indexed_questions],
             samples=samples,
             run=self.store.run,
             step=step,
             attempt=attempt,
         )
-        found = [
-            (places[id(question)], sample, trajectory)
+        indexed_episodes = [
+            (index_by_question[id(question)], sample, trajectory)
             for (question, sample), trajectory in zip(
                 (
                     (question, sample)
-                    for _, question in asked
+                    for _, question in indexed_questions
                     for sample in range(question.samples(samples))
                 ),
-                mine,
+                trajectories,
                 strict=True,
             )
         ]
-        self._raise_together(None if self._patient is None else self._patient.fault)
-        return self._together(found)
+        self._raise_on_all(None if self._outages is None else self._outages.error)
+        return self._gather(indexed_episodes)
 
-    def again(self, ended: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
-        """The same episodes as another attempt of their step: to ask for their rewards again."""
-        anew = {id: one.model_copy(update={"attempt": attempt}) for id, one in ended.items()}
-        self._submit(anew.values())
-        return anew
+    def again(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
+        """Submit the episodes as a new attempt of their step, to get their rewards again."""
+        resubmitted = {
+            id: trajectory.model_copy(update={"attempt": attempt})
+            for id, trajectory in finished.items()
+        }
+        self._submit(resubmitted.values())
+        return resubmitted
 
-    def rewarded(self, step: int, ended: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
-        """The episodes with their rewards, the same on every process, in the order of `ended`.
-        Raises on every process what `RewardStream.collect` raises on the main one."""
-        found: dict[str, Trajectory] | None = None
-        fault: Exception | None = None
+    def rewarded(self, step: int, finished: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
+        """Return the episodes with their rewards, the same on every process, ordered as `finished`.
+
+        Raises on every process what `RewardStream.collect` raises on the main one.
+        """
+        with_rewards: dict[str, Trajectory] | None = None
+        stop_error: Exception | None = None
         if self.stream is not None:
-            wanted = {id: trajectory.group for id, trajectory in ended.items()}
+            group_by_id = {id: trajectory.group for id, trajectory in finished.items()}
             try:
-                found = self.stream.collect(step, wanted, self.cfg.rollout.deadline_s, self._hurry)
+                with_rewards = self.stream.collect(
+                    step, group_by_id, self.cfg.rollout.deadline_s, self._should_stop
+                )
             except (ScorekitError, Hurried) as error:
-                fault = error
-        self._raise_together(fault)
+                stop_error = error
+        self._raise_on_all(stop_error)
         if self.world is not None:
-            found = self.world.gather([found])[0]
-        assert found is not None
-        return found
+            with_rewards = self.world.gather([with_rewards])[0]
+        assert with_rewards is not None
+        return with_rewards
 
-    def _raise_together(self, fault: Exception | None) -> None:
-        """On every process what the first of them has to raise, if one has."""
-        faults = [fault] if self.world is None else self.world.gather([fault])
-        for met in faults:
-            if met is not None:
-                raise met
+    def _raise_on_all(self, error: Exception | None) -> None:
+        """Raise the first error of any process on every process."""
+        errors = [error] if self.world is None else self.world.gather([error])
+        for raised in errors:
+            if raised is not None:
+                raise raised
 
-    def _submit(self, ended: Iterable[Trajectory]) -> None:
-        """Raises what ended the run, where nobody waits for this process."""
+    def _submit(self, finished: Iterable[Trajectory]) -> None:
+        """Submit episodes for rewards. Raises what ended the run if there is only this process."""
         if self.stream is None:
             return
         try:
-            for trajectory in ended:
+            for trajectory in finished:
                 self.stream.submit(trajectory)
-        except ScorekitError:  # which `rewarded` raises on all
+        except ScorekitError:  # `rewarded` raises it on all processes
             if self.world is None or self.world.size == 1:
                 raise
 
-    def _together(self, mine: Sequence[tuple[int, int, Trajectory]]) -> dict[str, Trajectory]:
+    def _gather(
+        self, local_episodes: Sequence[tuple[int, int, Trajectory]]
+    ) -> dict[str, Trajectory]:
         if self.world is None or self.world.size == 1:
-            return {trajectory.trajectory_id: trajectory for _, _, trajectory in mine}
+            return {trajectory.trajectory_id: trajectory for _, _, trajectory in local_episodes}
         if not self.world.is_main:
             self.store.sync_pictures()
-        whole = sorted(self.world.gather(list(mine)), key=lambda entry: entry[:2])
-        own = {trajectory.trajectory_id for _, _, trajectory in mine}
-        self._submit([one for _, _, one in whole if one.trajectory_id not in own])
-        return {trajectory.trajectory_id: trajectory for _, _, trajectory in whole}
+        all_episodes = sorted(self.world.gather(list(local_episodes)), key=lambda entry: entry[:2])
+        local_ids = {trajectory.trajectory_id for _, _, trajectory in local_episodes}
+        self._submit(
+            [episode for _, _, episode in all_episodes if episode.trajectory_id not in local_ids]
+        )
+        return {trajectory.trajectory_id: trajectory for _, _, trajectory in all_episodes}
 
 
-class _Patient:
-    """A retriever of a run that goes on without it: what it does not give fails one episode after
-    the other, and what becomes of the step is decided where its rewards are.
+class _OutageTolerantRetriever:
+    """A retriever whose outages fail single episodes and not the run.
 
-    fault: what ends the run, met in any thread (another index, another service; `hurry` says so
-    while an answer is waited for). It is not raised here, where only one of several processes may
-    meet it, and the others would wait.
+    The code that collects the rewards decides about the step. error: an error of any thread that
+    ends the run (another index, another service, or `should_stop` during a call). It is not raised
+    here: only one of several processes may have it, and the others would wait.
     """
 
-    def __init__(self, pages: Pages, hurry: Callable[[], bool]) -> None:
-        self._pages, self._hurry = pages, hurry
+    def __init__(self, pages: Pages, should_stop: Callable[[], bool]) -> None:
+        self._pages, self._should_stop = pages, should_stop
         self._info = pages.info()
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="patient")
-        self.fault: ScorekitError | Hurried | None = None
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retriever")
+        self.error: ScorekitError | Hurried | None = None
 
     def info(self) -> IndexInfo:
         return self._info
 
     def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
         try:
-            return self._waited_for(lambda: self._pages.search(queries, top_k))
+            return self._wait_for(lambda: self._pages.search(queries, top_k))
         except ScorekitError as error:
-            failed = SampleError("upstream", str(self._noted(error)))
+            failed = SampleError("upstream", str(self._record(error)))
             return [failed] * len(queries)
 
     def page(self, page_id: str) -> Page:
         try:
-            return self._waited_for(lambda: self._pages.page(page_id))
+            return self._wait_for(lambda: self._pages.page(page_id))
         except ScorekitError as error:
-            raise self._noted(error) from None
+            raise self._record(error) from None
 
     def image(self, page_id: str) -> bytes:
         try:
-            return self._waited_for(lambda: self._pages.image(page_id))
+            return self._wait_for(lambda: self._pages.image(page_id))
         except ScorekitError as error:
-            raise self._noted(error) from None
+            raise self._record(error) from None
 
-    def _waited_for(self, ask: Callable[[], T]) -> T:
-        """What it gives. Raises what it raises; RequestError where it is not waited for any
-        more."""
-        asked = self._threads.submit(ask)
-        while not wait([asked], TICK_S).done:
-            if self._hurry():
-                self.fault = self.fault or Hurried()
-                raise RequestError("unavailable", "the run was asked to end")
-        return asked.result()
+    def _wait_for(self, call: Callable[[], T]) -> T:
+        """Return the result of a call. Raises its error; RequestError if the run should stop."""
+        future = self._threads.submit(call)
+        while not wait([future], TICK_S).done:
+            if self._should_stop():
+                self.error = self.error or Hurried()
+                raise RequestError("unavailable", "the run is stopping")
+        return future.result()
 
-    def _noted(self, error: ScorekitError) -> RequestError:
-        """What fails the episode."""
+    def _record(self, error: ScorekitError) -> RequestError:
+        """Return the error that fails the episode; note one that ends the run."""
         if isinstance(error, (IndexChanged, UserError)):
-            self.fault = self.fault or error
+            self.error = self.error or error
         if isinstance(error, RequestError):
             return error
         return RequestError("unavailable", str(error))

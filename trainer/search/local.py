@@ -1,5 +1,4 @@
-"""A policy of a model's folder: what has to be known of it before its weights are loaded; and one
-in this process, which searches and learns nothing."""
+"""Check a policy before its weights are loaded, and load one that samples in this process."""
 
 from __future__ import annotations
 
@@ -29,9 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """How a policy reads an episode. tokenizer: with the run's chat template. reader: of pictures;
-    None where it is shown none. never: ids that must not be sampled. context: ids that it reads at
-    most. stops: ids at which its turns end, as its files say."""
+    """The inputs that a policy reads, and its limits.
+
+    tokenizer: with the run's chat template. reader: processor of images; None if the policy gets
+    none. never: ids that must not be sampled. context: max ids that it reads. stops: ids at which
+    its turns end, from its files.
+    """
 
     tokenizer: Any
     reader: PictureReader | None
@@ -40,13 +42,15 @@ class Reads:
     stops: Sequence[int]
 
     def ids(self, cfg: SearchConfig, stops: Sequence[int]) -> TurnIds:
-        """Of prompts and observations. Raises UserError where turns cannot be joined."""
+        """Return the tokenizer of turns. Raises UserError if turns cannot be joined."""
         return TurnIds(self.tokenizer, cfg.chat, self.reader, stops)
 
 
 def look_at_policy(cfg: SearchConfig) -> Reads:
-    """What is told before the weights of `policy.path` are loaded. Raises UserError on all that
-    does not go with the config and can be known by then."""
+    """Read and check the files of `policy.path` except the weights.
+
+    Raises UserError for all that does not match the config.
+    """
     from transformers import AutoConfig
 
     path = str(cfg.policy.path)
@@ -55,36 +59,38 @@ def look_at_policy(cfg: SearchConfig) -> Reads:
         model_config = AutoConfig.from_pretrained(path, revision=cfg.policy.revision)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"policy.path: {path}: its config: {reason[:200]}") from None
+        raise UserError(f"policy.path: {path}: its config cannot be read: {reason[:200]}") from None
     reader = load_reader(path, model_config, cfg.episode.sight, cfg.policy.revision)
-    never = reader.never if reader is not None else ()
+    banned_token_ids = reader.never if reader is not None else ()
     if cfg.episode.observation == "text":
         reader = None
     settings = load_generation_config(path, cfg.policy.revision)
     stops = sorted({tokenizer.eos_token_id, *end_ids(tokenizer, settings)} - {None})
-    found = Reads(tokenizer, reader, never, context_of(model_config, cfg.episode), stops)
-    check_sight(found.ids(cfg, stops), cfg.episode)
-    return found
+    policy_inputs = Reads(
+        tokenizer, reader, banned_token_ids, context_of(model_config, cfg.episode), stops
+    )
+    check_sight(policy_inputs.ids(cfg, stops), cfg.episode)
+    return policy_inputs
 
 
 def local_policy(cfg: SearchConfig) -> SampledPolicy:
     """Load `policy.path`. Raises UserError."""
     if cfg.generation.engine != "generate":
         raise UserError(
-            "generation.engine: here this process samples; name a server in server.url (--policy "
-            "URL), and set generate"
+            "generation.engine: this command samples in its own process. Set generate, or name a "
+            "server in server.url (--policy URL)."
         )
-    reads = look_at_policy(cfg)
+    policy_inputs = look_at_policy(cfg)
     model, tokenizer = load_policy(cfg.policy, prepare_torch(cfg.misc.device, cfg.misc.threads))
-    ids = reads.ids(cfg, stop_token_ids(without_wrappers(model), tokenizer))
+    ids = policy_inputs.ids(cfg, stop_token_ids(without_wrappers(model), tokenizer))
     if note := ids.serving_note():
         log.warning("%s", note)
     return SampledPolicy(
-        GenerateSampler(model, tokenizer, never=reads.never),
+        GenerateSampler(model, tokenizer, never=policy_inputs.never),
         ids,
         cfg.generation,
         name=str(cfg.policy.path),
-        context=reads.context,
+        context=policy_inputs.context,
         with_logprobs=False,
         seed=cfg.misc.seed,
     )

@@ -1,4 +1,4 @@
-"""Who a search run talks to: retriever, policy, generator and judge, opened from its config."""
+"""Open the services of a search run from its config: retriever, policy, generator and judge."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from trainer.search.config import PolicyServerConfig, SearchConfig
 from trainer.search.reward.stream import RewardStream
 from trainer.search.turns.policies import ChatPolicy, Policy
 
-#: In which a retriever has to answer when a run begins.
+#: Deadline of the first call to a retriever, when a run starts.
 _AT_START_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """All were there when the run began. answering: None where no weight needs an answer. stream:
-    None on a process that asks for no rewards."""
+    """The services of a run, all checked when it starts.
+
+    answering: None if no reward component needs an answer. stream: None on a process that gets no
+    rewards.
+    """
 
     retriever: Retriever
     index: IndexInfo
@@ -36,7 +39,7 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The same with a policy that learns nothing."""
+    """The services of a run and a policy that is not trained."""
 
     retriever: Retriever
     index: IndexInfo
@@ -47,40 +50,40 @@ class Neighbours:
 
 @contextmanager
 def services(
-    cfg: SearchConfig, *, run: str, pictures: Callable[[str], bytes], is_main: bool = True
+    cfg: SearchConfig, *, run: str, load_image: Callable[[str], bytes], is_main: bool = True
 ) -> Iterator[Around]:
-    """Open them and look whether each is there and as configured, before anything is paid for.
+    """Open the services and check that each answers as configured, before any paid call.
 
-    run: its name. pictures: SHA-256 -> PNG. is_main: of several processes, only this one asks for
-    rewards. Raises UserError, ServiceUnreachable.
+    run: name of the run. load_image: SHA-256 -> PNG. is_main: of several processes, only the main
+    one gets rewards. Raises UserError, ServiceUnreachable.
     """
-    with ExitStack() as opened:
+    with ExitStack() as exit_stack:
         meet_retriever(cfg)
-        retriever = opened.enter_context(open_retriever(cfg))
+        retriever = exit_stack.enter_context(open_retriever(cfg))
         index = retriever.info()
         answering = stream = None
         if is_main and cfg.reward.weights["judge"]:
             answering = Answering(cfg.answering, run=run, folder=Path(cfg.misc.run_dir))
         if is_main:
-            stream = RewardStream(cfg.reward, answering, pictures)
-            opened.callback(stream.close)
+            stream = RewardStream(cfg.reward, answering, load_image)
+            exit_stack.callback(stream.close)
             stream.check()
         yield Around(retriever, index, answering, stream)
 
 
 @contextmanager
 def neighbours(
-    cfg: SearchConfig, *, run: str, pictures: Callable[[str], bytes]
+    cfg: SearchConfig, *, run: str, load_image: Callable[[str], bytes]
 ) -> Iterator[Neighbours]:
-    """`services`, and the policy of the config."""
-    with services(cfg, run=run, pictures=pictures) as found, open_policy(cfg) as policy:
-        assert found.stream is not None
-        yield Neighbours(found.retriever, found.index, policy, found.answering, found.stream)
+    """Open the services and the policy of the config."""
+    with services(cfg, run=run, load_image=load_image) as opened, open_policy(cfg) as policy:
+        assert opened.stream is not None
+        yield Neighbours(opened.retriever, opened.index, policy, opened.answering, opened.stream)
 
 
 @contextmanager
 def open_retriever(cfg: SearchConfig) -> Iterator[Retriever]:
-    """The client of `retriever`."""
+    """Open the client of the config section `retriever`."""
     section = cfg.retriever
     client = Retriever(section.url, timeout_s=section.timeout_s, deadline_s=section.deadline_s)
     try:
@@ -90,34 +93,37 @@ def open_retriever(cfg: SearchConfig) -> Iterator[Retriever]:
 
 
 def meet_retriever(cfg: SearchConfig) -> None:
-    """Raise UserError where it does not answer soon: who has forgotten to start it is told so now,
-    and not when a run's patience ends."""
+    """Raise UserError if the retriever does not answer within 10 s.
+
+    So a user who forgot to start it need not wait for the deadline of a run.
+    """
     url = cfg.retriever.url
     try:
-        with Retriever(url, deadline_s=_AT_START_S) as once:
-            once.info()
+        with Retriever(url, deadline_s=_AT_START_S) as client:
+            client.info()
     except (ServiceUnreachable, RequestError) as error:
         raise UserError(
-            f"retriever.url: no page retriever answers ({error}): start one (python -m "
-            "services.retriever --index DIR), or mend the address"
+            f"retriever.url: no page retriever answers ({error}). Start one (python -m "
+            "services.retriever --index DIR) or correct the address."
         ) from None
 
 
-def check_index(folder: Path, now: IndexInfo) -> None:
-    """Raises UserError where the run was begun on another index."""
+def check_index(folder: Path, current: IndexInfo) -> None:
+    """Raise UserError if the run started with another index."""
     try:
-        then = IndexInfo.model_validate_json((folder / "index.json").read_bytes())
+        first = IndexInfo.model_validate_json((folder / "index.json").read_bytes())
     except (OSError, ValidationError) as error:
         raise UserError(f"{folder / 'index.json'}: cannot be read: {error}") from None
-    if then.revision != now.revision:
+    if first.revision != current.revision:
         raise UserError(
-            f"retriever.url: the index is {now.id!r}, revision {now.revision}; the run was begun "
-            f"on {then.id!r}, revision {then.revision}: serve that one, or start another run"
+            f"retriever.url: the index is {current.id!r}, revision {current.revision}; "
+            f"the run started with {first.id!r}, revision {first.revision}. Serve that index, or "
+            "start a new run."
         )
 
 
 def has_page(retriever: Retriever, page_id: str) -> bool:
-    """Whether the index has a page of that id."""
+    """Return whether the index has a page with that id."""
     try:
         retriever.page(page_id)
     except RequestError as error:
@@ -129,8 +135,10 @@ def has_page(retriever: Retriever, page_id: str) -> bool:
 
 @contextmanager
 def open_policy(cfg: SearchConfig) -> Iterator[Policy]:
-    """The policy of `server`, else of `policy`. Raises UserError where neither is named, or it is
-    not there."""
+    """Open the policy of `server`, else of `policy`.
+
+    Raises UserError if the config names neither, or if it is not available.
+    """
     if cfg.server.url is not None:
         _check_server(cfg)
         policy = ChatPolicy(lambda: _client(cfg.server), _sampling(cfg))
@@ -144,19 +152,19 @@ def open_policy(cfg: SearchConfig) -> Iterator[Policy]:
 
         yield local_policy(cfg)
     else:
-        raise UserError("no policy: set server.url, or policy.path to a model's folder or hub id")
+        raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
 
 
 def _check_server(cfg: SearchConfig) -> None:
-    """Raise UserError for what a server would not be asked for."""
+    """Raise UserError for settings that do not apply to a server."""
     for key, is_set in (
         ("episode.context_length", cfg.episode.context_length is not None),
         ("generation.engine", cfg.generation.engine != "generate"),
     ):
         if is_set:
             raise UserError(
-                f"{key}: is of a policy in this process, and server.url (--policy URL) names a "
-                "server, which has its own: leave it out"
+                f"{key}: applies only to a policy in this process, and server.url (--policy URL) "
+                "names a server, which has its own. Remove the key."
             )
 
 
@@ -174,11 +182,11 @@ def _client(cfg: PolicyServerConfig) -> LLMClient:
 
 
 def _sampling(cfg: SearchConfig) -> Sampling:
-    of = cfg.generation
+    generation = cfg.generation
     return Sampling(
-        max_tokens=of.max_new_tokens,
-        temperature=of.temperature,
-        top_p=of.top_p,
-        top_k=of.top_k,
+        max_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
         seed=cfg.misc.seed,
     )

@@ -1,4 +1,4 @@
-"""How much a run will take at most, before anything was sampled: ids of an episode, and money."""
+"""Estimate upper bounds before a run: the ids of an episode, and the cost of paid calls."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ from trainer.search.turns.joined import TurnIds
 from trainer.search.turns.prompt import Message, page_line, turns_left
 from trainer.search.turns.tools import Pages
 
-#: Gold pages that are read to know how long the text of one is.
+#: Number of gold pages that are read to estimate how long the text of a page is.
 _LOOKED_AT = 16
 
 
 def episode_ids(
     cfg: SearchConfig,
     ids: TurnIds,
-    reads: Reads,
+    policy_inputs: Reads,
     longest: int,
     questions: Sequence[Question],
     pages: Pages | None,
 ) -> tuple[int | None, str]:
-    """The most ids of an episode: a prompt of `longest`, all that may be written, and what is shown
-    behind each turn. That is the largest picture that may be shown; of text it is the longest of
-    some gold pages, and without any it is None."""
-    of = cfg.episode
+    """Return the max ids of an episode and a sentence about it.
+
+    It is a prompt of `longest` ids, all that the policy may write, and an observation after each
+    turn: the largest image, or for text the longest of some gold pages (without any: None).
+    """
+    episode_cfg = cfg.episode
     turns = most_turns(cfg, questions)
-    if reads.reader is not None:
-        shown, said = _picture(cfg), "the largest picture"
-        observation = len(ids.observation(Message("user", _told(shown.view, cfg), (shown,))))
+    if policy_inputs.reader is not None:
+        image, basis = _picture(cfg), "the largest picture"
+        observation = len(ids.observation(Message("user", _page_header(image.view, cfg), (image,))))
     elif pages is not None and (texts := _page_texts(cfg, questions, pages)):
         observation = max(len(ids.observation(Message("user", text))) for text in texts)
-        said = f"the longest of {len(texts)} gold pages"
+        basis = f"the longest of {len(texts)} gold pages"
     else:
-        return None, "how long a page is cannot be said without a gold page"
-    each = observation * of.pages_per_search
-    found = longest + of.max_response_length + turns * each
-    told = (
-        f"{found:,} ids at most, or so: {longest} of the prompt, {of.max_response_length:,} that "
-        f"the policy writes, {turns} x {each:,} that it is shown ({said})"
+        return None, "the length of a page is unknown without a gold page"
+    observation_tokens = observation * episode_cfg.pages_per_search
+    total = longest + episode_cfg.max_response_length + turns * observation_tokens
+    message = (
+        f"about {total:,} ids at most: {longest} of the prompt, "
+        f"{episode_cfg.max_response_length:,} that the policy writes, "
+        f"{turns} x {observation_tokens:,} of observations ({basis})"
     )
-    if found > reads.context:
-        told += f"; it reads {reads.context:,}: an episode that does not fit them ends as context"
-    return min(found, reads.context), told
+    if total > policy_inputs.context:
+        message += f"; its context is {policy_inputs.context:,}: a longer episode ends as context"
+    return min(total, policy_inputs.context), message
 
 
 def _picture(cfg: SearchConfig) -> Shown:
-    """Of the largest area, whatever its form: ids are counted by that alone."""
+    """Return an image of the max area. Its form does not matter for the count of ids."""
     sight = cfg.episode.sight
     squares = sight.max_pixels // sight.factor**2
     width, height = squares * sight.factor, sight.factor
@@ -70,11 +73,11 @@ def _picture(cfg: SearchConfig) -> Shown:
 
 
 def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: Pages) -> list[str]:
-    """Of gold pages, as they would be shown."""
-    wanted = list(dict.fromkeys(page for question in questions for page in question.gold))
-    step = max(1, len(wanted) // _LOOKED_AT)
+    """Return the texts of some gold pages as observations show them."""
+    page_ids = list(dict.fromkeys(page for question in questions for page in question.gold))
+    step = max(1, len(page_ids) // _LOOKED_AT)
     texts = []
-    for page_id in wanted[::step][:_LOOKED_AT]:
+    for page_id in page_ids[::step][:_LOOKED_AT]:
         page = pages.page(page_id)
         width, height = shown_size(page.width, page.height, cfg.episode.sight)
         view = View(
@@ -88,12 +91,12 @@ def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: Pages) 
             image="",
         )
         lines = legible_lines(page, view, cfg.episode.sight)
-        texts.append("\n".join([_told(view, cfg), *lines]))
+        texts.append("\n".join([_page_header(view, cfg), *lines]))
     return texts
 
 
-def _told(view: View, cfg: SearchConfig) -> str:
-    """What is said beside a page."""
+def _page_header(view: View, cfg: SearchConfig) -> str:
+    """Return the lines above a page in an observation."""
     lines = (
         page_line(view, cfg.episode.top_k, cfg.episode.top_k, cfg.episode),
         turns_left(cfg.episode.max_turns, cfg.episode),
@@ -102,27 +105,32 @@ def _told(view: View, cfg: SearchConfig) -> str:
 
 
 def most_turns(cfg: SearchConfig, questions: Sequence[Question]) -> int:
-    """Of an episode of any of these questions."""
-    return max((one.max_turns or cfg.episode.max_turns for one in questions), default=0)
+    """Return the max turns of an episode of any of these questions."""
+    return max((question.max_turns or cfg.episode.max_turns for question in questions), default=0)
 
 
 def learned_episodes(cfg: SearchConfig, train: Sequence[Question]) -> int:
-    """The most that all updates play: of whole passes over the questions all of them, of the last
-    one those with the largest groups, and as often as dynamic sampling may, groups of that size."""
+    """Return the max episodes of all updates.
+
+    A full pass has the groups of all questions. The last, partial pass counts the largest groups.
+    Dynamic sampling adds groups of the largest size.
+    """
     rl = cfg.rl.over(len(train))
-    sizes = sorted((one.samples(cfg.rollout.n_agent) for one in train), reverse=True)
-    drawn = rl.num_updates * rl.batch_size * rl.grad_accum
-    passes, rest = divmod(drawn, len(train))
-    further = cfg.rollout.dynamic_sampling * drawn * sizes[0]
-    return passes * sum(sizes) + sum(sizes[:rest]) + further
+    sizes = sorted((question.samples(cfg.rollout.n_agent) for question in train), reverse=True)
+    num_questions = rl.num_updates * rl.batch_size * rl.grad_accum
+    passes, remainder = divmod(num_questions, len(train))
+    extra = cfg.rollout.dynamic_sampling * num_questions * sizes[0]
+    return passes * sum(sizes) + sum(sizes[:remainder]) + extra
 
 
 def money(cfg: SearchConfig, sets: Mapping[str, Sequence[Question]]) -> tuple[None, str]:
-    """What generator and judge may be asked in the whole run. sets: questions by the key of the
-    config that they come from, `data.train` among them."""
+    """Describe the max paid calls of generator and judge in a run.
+
+    sets: questions by their config key; `data.train` is one of them.
+    """
     train = sets["data.train"]
     rl = cfg.rl.over(len(train))
-    learned = learned_episodes(cfg, train)
+    train_episodes = learned_episodes(cfg, train)
     every = cfg.eval.eval_every_n_updates
     between = (rl.num_updates - 1) // every if every else 0
     held_out = [
@@ -131,14 +139,16 @@ def money(cfg: SearchConfig, sets: Mapping[str, Sequence[Question]]) -> tuple[No
         if key != "data.train"
         for question in questions[: cfg.eval.eval_limit]
     ]
-    looked = (2 + between) * len(held_out)
-    episodes = f"{learned:,} episodes of training, {looked:,} of {2 + between} evaluations"
+    eval_episodes = (2 + between) * len(held_out)
+    episodes = (
+        f"{train_episodes:,} episodes of training, {eval_episodes:,} of {2 + between} evaluations"
+    )
     if not cfg.reward.weights["judge"]:
-        return None, f"nobody is paid: no weight needs an answer ({episodes})"
-    asked = [*train, *held_out]
-    pictures = most_turns(cfg, asked) * cfg.episode.pages_per_search
-    found = most(asked, learned + looked, pictures, cfg.answering)
-    told = "; ".join([episodes, *found.lines()[1:]])
+        return None, f"no paid calls: no reward component needs an answer ({episodes})"
+    questions_asked = [*train, *held_out]
+    max_images = most_turns(cfg, questions_asked) * cfg.episode.pages_per_search
+    bound = most(questions_asked, train_episodes + eval_episodes, max_images, cfg.answering)
+    message = "; ".join([episodes, *bound.lines()[1:]])
     if cfg.answering.money.generator is None:
-        told += "; answering.money has no price: what that costs is not known"
-    return None, f"{told} (`search estimate` draws it from a run of a few episodes)"
+        message += "; answering.money has no price: the cost is unknown"
+    return None, f"{message} (`search estimate` computes it from a run of a few episodes)"

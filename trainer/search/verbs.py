@@ -1,5 +1,7 @@
-"""python -m trainer search ask|collect|estimate|view|export: beside the general verbs, curation's
-commands and `loop`."""
+"""The commands `python -m trainer search ask|collect|estimate|view|export`.
+
+The commands of curation and `loop` are added here.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def ask(
         Path | None, typer.Option(help="New folder; default: one in runs/ask, by the time.")
     ] = None,
 ) -> None:
-    """Let a policy search for the evidence of one question, and show the episode as it goes on."""
+    """Let a policy search for the evidence of one question, and print each turn."""
     with _clean_exit():
         from trainer.search.ask import ask as ask_one
         from trainer.search.ask import reward_of_one
@@ -79,23 +81,23 @@ def ask(
         from trainer.search.trajectories.view import write_view
 
         if not question.strip():
-            raise UserError("--question: it is empty")
+            raise UserError("--question: the text is empty")
         folder = out or Path("runs/ask") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         cfg = _config(config, policy, model, [*(set_ or []), f"misc.run_dir={folder}"])
         cfg.reward = reward_of_one(cfg.reward, answer=answer, gold=bool(gold))
-        asked = Question(
+        asked_question = Question(
             id="asked", question=question, reference_answer=reference, gold=tuple(gold or ())
         )
-        console, shown = Console(), 0
-        console.print(question_panel(asked))
+        console, num_printed = Console(), 0
+        console.print(question_panel(asked_question))
 
-        def told(trajectory: Trajectory) -> None:
-            nonlocal shown
-            for turn in trajectory.turns[shown:]:
-                console.print(turn_panel(turn, asked.gold))
-            shown = len(trajectory.turns)
+        def print_new_turns(trajectory: Trajectory) -> None:
+            nonlocal num_printed
+            for turn in trajectory.turns[num_printed:]:
+                console.print(turn_panel(turn, asked_question.gold))
+            num_printed = len(trajectory.turns)
 
-        final = ask_one(cfg, asked, folder, told=told)
+        final = ask_one(cfg, asked_question, folder, on_turn=print_new_turns)
         console.print(end_panel(final))
         typer.echo(f"page: {write_view(folder)}")
         if final.end == "failed":
@@ -113,9 +115,9 @@ def collect(
         bool, typer.Option("--resume", help="Go on with the run in misc.run_dir.")
     ] = False,
 ) -> None:
-    """Let a policy search for every question of data.train; store its episodes, rewarded.
+    """Let a policy search for every question of data.train; store the episodes and their rewards.
 
-    Exit code 3: no episode has a reward. 143, 130: SIGTERM or Ctrl-C ended it, after a step.
+    Exit code 3: no episode has a reward. 143, 130: SIGTERM or Ctrl-C ended it after a step.
     """
     with _clean_exit():
         from trainer.runs.verbs.tables import report_table
@@ -140,15 +142,15 @@ def estimate(
     episodes: Annotated[int, typer.Option(min=1, help="Of the run to come.")],
     set_: Overrides = None,
 ) -> None:
-    """What a run will ask of its paid servers, reckoned from a few episodes; nobody is asked."""
+    """Estimate the paid calls of a run from a few episodes, without calling a server."""
     with _clean_exit():
-        from trainer.search.answer.estimate import estimate as reckoned
+        from trainer.search.answer.estimate import estimate as compute_estimate
         from trainer.search.config import SearchConfig
         from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
         cfg = load_config(SearchConfig, run_dir / "config.yaml", list(set_ or []))
         sample = list(TrajectoryStore(run_dir / FOLDER).read())
-        for line in reckoned(sample, episodes, cfg.answering).lines():
+        for line in compute_estimate(sample, episodes, cfg.answering).lines():
             typer.echo(line)
 
 
@@ -164,7 +166,7 @@ def view(
     with _clean_exit():
         from trainer.search.trajectories.view import write_view
 
-        typer.echo(f"page: {write_view(run_dir, steps=step, most=most)}")
+        typer.echo(f"page: {write_view(run_dir, steps=step, max_episodes=most)}")
 
 
 @app.command()
@@ -195,22 +197,26 @@ def export(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Write a run's trajectories for other tools, or to learn from, with their pictures."""
+    """Export a run's trajectories, with their images, for other tools or for training."""
     with _clean_exit():
         if form != "sft" and (model, ended, least_reward, set_) != (None, "complete", None, None):
             raise UserError(
-                "--model, --ended, --least-reward and --set are for --format sft: leave them out"
+                "--model, --ended, --least-reward and --set: only for --format sft. Remove them."
             )
         if form == "sft":
             from trainer.search.training.sft_rows import ROWS, export_sft
 
-            other = ["policy.tokenizer=null", "policy.revision=null", f"policy.path={model}"]
-            told = [*(other if model is not None else []), *(set_ or [])]
-            cfg = _config(run_dir / "config.yaml", None, None, told)
-            done = export_sft(
-                run_dir, target, cfg, steps=step, ended=ended, least_reward=least_reward
+            model_overrides = [
+                "policy.tokenizer=null",
+                "policy.revision=null",
+                f"policy.path={model}",
+            ]
+            overrides = [*(model_overrides if model is not None else []), *(set_ or [])]
+            cfg = _config(run_dir / "config.yaml", None, None, overrides)
+            result = export_sft(
+                run_dir, target, cfg, steps=step, ended=ended, min_reward=least_reward
             )
-            typer.echo("\n".join([f"episodes: {done.rows} in {target / ROWS}", *done.lines()]))
+            typer.echo("\n".join([f"episodes: {result.rows} in {target / ROWS}", *result.lines()]))
             return
         from trainer.search.trajectories.atif import export_atif
         from trainer.search.trajectories.inspect_log import export_inspect
@@ -226,14 +232,14 @@ def _config(
 ) -> Any:
     from trainer.search.config import SearchConfig
 
-    told = list(overrides or [])
+    all_overrides = list(overrides or [])
     if policy is not None:
         key = "server.url" if policy.startswith(("http://", "https://")) else "policy.path"
-        told += [f"{key}={policy}"]
-        told += ["server.url=null"] if key == "policy.path" else []
+        all_overrides += [f"{key}={policy}"]
+        all_overrides += ["server.url=null"] if key == "policy.path" else []
     if model is not None:
-        told.append(f"server.model={model}")
-    return load_config(SearchConfig, path, told)
+        all_overrides.append(f"server.model={model}")
+    return load_config(SearchConfig, path, all_overrides)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The figures of an SFT run, each described once."""
+"""The stats of an SFT run."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ CURVES = (
     ),
     Curve(title="Norm of the gradient", keys=("grad_norm",)),
 )
-#: transformers' and TRL's name of a figure -> ours, where it is another.
+#: Name of a stat in transformers and TRL -> our name, if it differs.
 _NAMES = {"mean_token_accuracy": "token_accuracy", "num_tokens": "tokens_seen"}
-#: What is the machine's, or told elsewhere.
+#: Stats of the machine, or logged elsewhere.
 _LEFT_OUT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "step_time")
 
 
 def figures_of(logs: Mapping[str, Any]) -> Figures:
-    """TRL's figures under our names; what is not finite is unknown."""
-    found: Figures = {}
+    """Return TRL's stats under our names; values that are not finite are None."""
+    stats: Figures = {}
     for key, value in logs.items():
         name = key.removeprefix("eval_")
         if name not in _LEFT_OUT:
-            known = isinstance(value, int | float) and math.isfinite(value)
-            found[_NAMES.get(name, name)] = value if known else None
-    return found
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            stats[_NAMES.get(name, name)] = value if is_number else None
+    return stats

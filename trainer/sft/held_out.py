@@ -1,4 +1,4 @@
-"""The loss on held-out rows: per learned token, whatever the batches."""
+"""The loss on held-out rows: per labeled token, independent of the batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.sft.rows import SftRow
 
 
 def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tensor]:
-    """Rows as the data loader would give them."""
+    """Return rows as the data loader would."""
     return collator(
         [
             {
@@ -32,8 +32,11 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
 def held_out_figures(
     model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
 ) -> Figures:
-    """loss: -log p of the learned tokens, their mean. token_accuracy: how many of them are the
-    likeliest. model: as TRL has patched it, so that it gives the log-probabilities of the labels.
+    """Return loss and token accuracy on rows.
+
+    loss: mean of -log p of the labeled tokens.
+    token_accuracy: share of them that are the most likely token.
+    model: as TRL has patched it, so that it returns the log-probabilities of the labels.
     """
     device = next(model.parameters()).device
     training = model.training

@@ -1,5 +1,4 @@
-"""report.html of an SFT run: one file, with no script and nothing fetched from elsewhere; every
-text in it is escaped."""
+"""report.html of an SFT run: one file without scripts and external resources, with escaped text."""
 
 from __future__ import annotations
 
@@ -20,11 +19,10 @@ from trainer.sft.figures import CURVES, TABLE
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write the page into a run's folder and return its path. Raises UserError where no run stands
-    there."""
+    """Write the page into a run's folder and return its path. Raises UserError if it is no run."""
     updates, evals = read_jsonl(run_dir / "log.jsonl"), read_jsonl(run_dir / "eval.jsonl")
     if not updates and not evals:
-        raise UserError(f"{run_dir}: no run here (no log.jsonl, no eval.jsonl)")
+        raise UserError(f"{run_dir}: not a run (no log.jsonl, no eval.jsonl)")
     environment = Environment(
         loader=PackageLoader("trainer.sft", "."), autoescape=select_autoescape(["html"])
     )

@@ -1,4 +1,4 @@
-"""`python -m trainer sft`: the run of an SFT config, with the flags that are named most."""
+"""`python -m trainer sft`: run an SFT config, with flags for common keys."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 from scorekit.config import check_config, read_config
 from trainer.sft.config import SftConfig
 
-#: Rank of the adapters where `--use_lora` names none.
+#: Default rank of the adapters with `--use_lora`.
 LORA_R = 16
-#: Flag -> the key that it sets.
+#: Flag -> its config key.
 KEYS = {
     "model_name": "policy.path",
     "train_data": "data.train",
@@ -59,21 +59,21 @@ def sft(
     load_in_4bit: Annotated[bool, _option("load_in_4bit")] = False,
     bf16: Annotated[bool, _option("bf16", "misc.dtype=bfloat16")] = False,
     use_lora: Annotated[bool, _option("use_lora", f"policy.lora.r={LORA_R}, if it is 0")] = False,
-    resume: Annotated[bool, _option("resume", "Go on with the run in misc.run_dir.")] = False,
+    resume: Annotated[bool, _option("resume", "Resume the run in misc.run_dir.")] = False,
     debug_label_mask: Annotated[
-        bool, _option("debug_label_mask", "Show what is learned of the first rows.")
+        bool, _option("debug_label_mask", "Print the labels of the first rows.")
     ] = False,
     debug_only: Annotated[
-        bool, _option("debug_only", "End behind that: 2 where the template is wrong.")
+        bool, _option("debug_only", "Then exit: 2 if the template check fails.")
     ] = False,
 ) -> None:
-    """Learn conversations, or ids with a mask, on TRL's SFTTrainer.
+    """Train on conversations, or ids with a mask, on TRL's SFTTrainer.
 
-    Exit code 2: a mistake, of the chat template among others. 143, 130: SIGTERM or Ctrl-C ended
-    the run, after an update and with its checkpoint; --resume goes on.
+    Exit code 2: an error of the config, data or chat template. 143, 130: SIGTERM or Ctrl-C ended
+    the run, after an update and with its checkpoint; --resume continues.
     """
-    told = locals()
-    data = _with_flags(read_config(config, set_), told)
+    flags = locals()
+    data = _with_flags(read_config(config, set_), flags)
     cfg = check_config(SftConfig, data, config or "flags")
     from trainer.sft.commands import debug, train
 
@@ -84,15 +84,15 @@ def sft(
     raise typer.Exit(train(cfg, resume=resume))
 
 
-def _with_flags(data: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values, with those of the flags over them."""
-    values = {key: told[name] for name, key in KEYS.items() if told[name] not in (None, False)}
-    if told["bf16"]:
+def _with_flags(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's values, overridden by those of the flags."""
+    values = {key: flags[name] for name, key in KEYS.items() if flags[name] not in (None, False)}
+    if flags["bf16"]:
         values["misc.dtype"] = "bfloat16"
     for key, value in values.items():
         section, _, name = key.partition(".")
         data[section] = {**(data.get(section) or {}), name: value}
-    if told["use_lora"]:
+    if flags["use_lora"]:
         policy = data.setdefault("policy", {})
         lora = policy.get("lora") or {}
         policy["lora"] = lora | {"r": lora.get("r") or LORA_R}

@@ -1,4 +1,4 @@
-"""`python -m trainer check`: everything that can be found out before weights are loaded."""
+"""`python -m trainer check`: check a run before weights are loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from trainer.translation.train import check_trainable
 
 
 def check_run(cfg: TrainerConfig) -> Findings:
-    """Look at everything that a run of this config needs. Weights are not loaded."""
+    """Check everything that a run of this config needs, without loading weights."""
     findings = Findings()
     look = findings.look
     look("config", _config, cfg)
@@ -68,14 +68,14 @@ def check_run(cfg: TrainerConfig) -> Findings:
     device = look("device", look_at_device, cfg.misc)
     if model is not None and device is not None:
         look("memory", look_at_memory, cfg, model, longest, device, findings)
-    answer = [
+    service_results = [
         look(name, _service, cfg, name)
         for name in services()
         if not only_paid(name) or any(t.service == name and t.weight(cfg.reward) for t in TERMS)
     ]
-    if all(answer) and train:
+    if all(service_results) and train:
         look("sources", _sources, cfg, train, sets)
-    if all(answer) and cfg.eval.metrics:
+    if all(service_results) and cfg.eval.metrics:
         look("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
         look("vLLM", _vllm, cfg)
@@ -89,24 +89,24 @@ def _config(cfg: TrainerConfig) -> tuple[None, str]:
     return None, ", ".join(f"{term.name} {term.weight(cfg.reward):g}" for term in terms)
 
 
-def _examples(cfg: TrainerConfig, part: str | None) -> tuple[list[Example], str]:
-    examples = load_train(cfg) if part is None else load_set(cfg, part)
+def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], str]:
+    examples = load_train(cfg) if set_name is None else load_set(cfg, set_name)
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
-    if part is None:
+    if set_name is None:
         check_guards(pairs, cfg.reward.guards)
-    check_references(examples, cfg.reward, "data.train" if part is None else set_key(part))
-    counted = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
-    return examples, f"{len(examples)} rows ({counted}); the first: {examples[0].src_text[:40]!r}"
+    check_references(examples, cfg.reward, "data.train" if set_name is None else set_key(set_name))
+    counts = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
+    return examples, f"{len(examples)} rows ({counts}); first: {examples[0].src_text[:40]!r}"
 
 
 def _reference(cfg: PolicyConfig, policy: nn.Module | None) -> tuple[None, str]:
-    model, found = look_at_model(cfg, cfg.reference_path, "policy.reference_path")
+    model, description = look_at_model(cfg, cfg.reference_path, "policy.reference_path")
     if policy is not None and embedding_rows(model) != embedding_rows(policy):
         raise UserError(
             f"policy.reference_path: {cfg.reference_path} has {embedding_rows(model)} embeddings, "
-            f"the policy has {embedding_rows(policy)}: their log-probabilities cannot be compared"
+            f"the policy has {embedding_rows(policy)}. Their log-probabilities cannot be compared"
         )
-    return None, found
+    return None, description
 
 
 def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
@@ -125,7 +125,7 @@ def _prompts(
     tokenizer: Any,
     gen_cfg: GenerationConfig,
 ) -> tuple[int, str]:
-    prompts, told = fitting_prompts(
+    prompts, overlong_message = fitting_prompts(
         key,
         examples,
         model,
@@ -134,25 +134,26 @@ def _prompts(
         refuse=cfg.data.overlong_prompts == "refuse",
     )
     lengths = sorted(len(prompt.ids) for prompt in prompts)
+    note = f"; {overlong_message}" if overlong_message else ""
     return lengths[-1], (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "
-        f"{gen_cfg.max_new_tokens} for the translation{'; ' + told if told else ''}"
+        f"{gen_cfg.max_new_tokens} for the translation{note}"
     )
 
 
 def _overlap(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> tuple[None, str]:
-    return None, in_both(key, train, held_out) or f"no row of {key} stands in data.train"
+    return None, in_both(key, train, held_out) or f"no row of {key} is in data.train"
 
 
 def _sources(
     cfg: TrainerConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
 ) -> tuple[None, str]:
-    refuse, bad = cfg.data.bad_sources == "refuse", 0
+    refuse, num_bad = cfg.data.bad_sources == "refuse", 0
     with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {set_key(name): held_out or [] for name, held_out in sets.items()}
         for key, examples in ({"data.train": train} | named).items():
-            bad += len(check_sources(examples, rewarder, key, refuse=refuse))
-    return None, f"{bad} that no translation helps" if bad else "all can be scored"
+            num_bad += len(check_sources(examples, rewarder, key, refuse=refuse))
+    return None, f"{num_bad} cannot be scored" if num_bad else "all can be scored"
 
 
 def _metrics(cfg: TrainerConfig, sets: Mapping[str, Sequence[Example] | None]) -> tuple[None, str]:
@@ -162,16 +163,18 @@ def _metrics(cfg: TrainerConfig, sets: Mapping[str, Sequence[Example] | None]) -
 
 
 def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
-    """One service by itself, so that a fault of one hides none of the other."""
-    alone = Rewarder(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
-    with closing(alone) as rewarder:
+    """Check a single service, so that an error of one does not hide those of the others."""
+    single_service = Rewarder(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
+    with closing(single_service) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"
         if name == "xcomet":
             check_spans(rewarder.ask, cfg.reward)
-        better = "higher" if higher_is_better(name) else "lower"  # as each of them says, too
-        told = [f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()]
-        return True, "; ".join(told) or "scores in this process"
+        better = "higher" if higher_is_better(name) else "lower"  # the direction each reports
+        descriptions = [
+            f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()
+        ]
+        return True, "; ".join(descriptions) or "scores in this process"
 
 
 def _vllm(cfg: TrainerConfig) -> tuple[None, str]:

@@ -1,5 +1,7 @@
-"""Training a translator: what is checked, loaded and opened, in which order, and what the loop of
-trainer/runs/loop.py asks of it. The one file that sees all the parts."""
+"""Train a translation policy: check, load and open everything, then run the training loop.
+
+This is the one file that imports all the parts.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +61,17 @@ def run_toy_rl(
     *,
     resume: bool = False,
 ) -> Artifacts:
-    """Train, evaluate, log. Folder and services are checked before weights load, weights and
-    prompts before what an earlier run left is replaced. Raises UserError on whatever the user can
-    mend.
+    """Train, evaluate and log a translation policy.
 
-    eval_examples: sets by name, or the one that there is. resume: go on with the run of
-    misc.run_dir from its newest whole checkpoint; one that has none yet starts anew in its place.
+    Folder and services are checked before weights are loaded, weights and prompts before an earlier
+    run is replaced. Raises UserError for whatever the user can fix.
+
+    eval_examples: sets by name, or a single one.
+    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
+    starts again in its folder.
     """
     if not train_examples:
-        raise UserError("there are no examples to learn from")
+        raise UserError("data.train: has no examples to train on")
     check_trainable(cfg)
     world = World(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
@@ -75,8 +79,8 @@ def run_toy_rl(
         Path(cfg.misc.run_dir) / "trackers",
         patience_s=cfg.misc.patience_s,
     )
-    with messages() as heard, world.together(), ExitStack() as held:
-        return _run(train_examples, eval_examples, cfg, world, heard, held, resume)
+    with messages() as run_messages, world.together(), ExitStack() as exit_stack:
+        return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
 
 
 def _run(
@@ -84,28 +88,32 @@ def _run(
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
     cfg: TrainerConfig,
     world: World,
-    heard: Messages,
-    held: ExitStack,
+    run_messages: Messages,
+    exit_stack: ExitStack,
     resume: bool,
 ) -> Artifacts:
-    """`run_toy_rl` in this world; what is opened is held until its end."""
+    """Run `run_toy_rl` with these processes; `exit_stack` closes everything at the end."""
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
     if checkpoint:
         sets_before = read_reports(Path(cfg.misc.run_dir))
-        if ended := ended_before(cfg, checkpoint, sets_before):
-            return replace(ended, is_main=world.is_main)
+        if artifacts := ended_before(cfg, checkpoint, sets_before):
+            return replace(artifacts, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    rewarder = held.enter_context(
+    rewarder = exit_stack.enter_context(
         closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
     )
     world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
     if not isinstance(eval_examples, Mapping):
         eval_examples = {cfg.best_by: eval_examples}
-    sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
+    sets = {
+        name: examples[: cfg.eval.eval_limit]
+        for name, examples in eval_examples.items()
+        if examples
+    }
     check_references(train_examples, cfg.reward, "data.train")
     for name, held_out in sets.items():
         check_references(held_out, cfg.reward, set_key(name))
@@ -113,30 +121,30 @@ def _run(
     world.on_main(lambda: metrics.check(sets))
     train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
     for name, held_out in sets.items() if world.is_main else ():
-        if told := in_both(set_key(name), train_examples, held_out):
-            log.warning("%s", told)
+        if overlap := in_both(set_key(name), train_examples, held_out):
+            log.warning("%s", overlap)
     trainer = open_trainer(
         cfg,
         rewarder,
         train_examples,
         sets,
         world,
-        held,
+        exit_stack,
         checkpoint=checkpoint,
         overwrite=resume or None,
     )
     if world.is_main:
-        heard.write_to(trainer.log.folder)
+        run_messages.write_to(trainer.log.folder)
     return trainer.run()
 
 
 def check_trainable(cfg: TrainerConfig) -> None:
-    """Raise UserError where nothing could be learned, or something wrong."""
+    """Raise UserError if nothing could be trained, or with wrong results."""
     check_uncut(cfg.generation, cfg.corrects_importance)
     if not weighted(cfg.reward):
         raise UserError(
-            "reward: every term is 0 (its keys that begin with w_, no_eos_penalty, those of guards "
-            "and of terms): there is nothing to learn; give one of them a weight"
+            "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, terms). "
+            "Set one of them above 0, so that there is something to train on"
         )
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)
@@ -149,15 +157,17 @@ def open_trainer(
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     world: World,
-    held: ExitStack,
+    exit_stack: ExitStack,
     *,
     checkpoint: Path | None = None,
     overwrite: bool | None = None,
 ) -> Loop:
-    """Load what learns, then open the folder of the run: what fails before leaves an earlier run as
-    it is. The sampler is closed with `held`.
+    """Load the policy, then open the run directory: an error before that leaves an earlier run as
+    it is.
 
-    checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's.
+    exit_stack: closes the sampler.
+    checkpoint: resume from it.
+    overwrite: replace a run in run_dir; default: the config's.
     """
     adapters = cfg.policy.lora.r > 0
     served = probe_engine(cfg.generation, adapters=adapters)
@@ -174,11 +184,11 @@ def open_trainer(
         adapters=adapters,
         run_dir=cfg.misc.run_dir,
     )
-    held.enter_context(closing(sampler))
+    exit_stack.enter_context(closing(sampler))
     runlog: RunLog = SilentLog(cfg)
     if world.is_main:
         runlog = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=done)
-    world.wait()  # nobody reads the folder while it is made
+    world.wait()  # no process reads the folder while it is created
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
     leaving = Leaving(quiet=not world.is_main)
@@ -187,7 +197,7 @@ def open_trainer(
 
 
 class Translation:
-    """What the loop asks of a translator (trainer/runs/loop.py)."""
+    """The translation task of the training loop (trainer/runs/loop.py)."""
 
     def __init__(
         self,
@@ -203,33 +213,33 @@ class Translation:
 
     @property
     def columns(self) -> tuple[Columns, Sequence[str]]:
-        """Of the console."""
+        """Return the columns of the console."""
         return columns(self.cfg.reward)
 
     @property
     def fault(self) -> str | None:
-        """Why the last batch has no rewards."""
+        """Return the reason why the last batch has no rewards."""
         return self.collector.fault
 
     def collect(self, sampler: Sampler, update: int, clock: Clock) -> TranslationBatch | None:
-        """See `Collector.collect`."""
+        """Return the batch of an update, see `Collector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
     def figures(self, batch: TranslationBatch) -> Figures:
-        """Of the rewards, and of how tokens and texts were aligned."""
+        """Return stats of the rewards, and of the alignment of tokens."""
         unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
         return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)
 
     def advantages(
         self, rollouts: list[TranslationRollout], rewards: list[SampleReward]
     ) -> TokenAdvantages:
-        """Under the options of `rl`."""
+        """Return the advantages, with the options of `rl`."""
         return rollout_advantages(rollouts, rewards, self.cfg.rl)
 
     def dump(
         self, batch: TranslationBatch, advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
-        """See trainer/translation/dumps.py."""
+        """Yield the lines of trainer/translation/dumps.py."""
         return training_lines(batch.rollouts, batch.rewards, batch.kept, advantages)
 
     def evaluate(self, sampler: Sampler, name: str) -> Report:
@@ -251,9 +261,9 @@ class Translation:
             )
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Those of a run's folder, by the names of their sets."""
+        """Return the reports of a run's folder, by the names of their sets."""
         return read_reports(folder)
 
     def told(self, update: int, report: Report, name: str) -> str:
-        """What is said of an evaluation."""
+        """Return the console line of an evaluation."""
         return evaluation_line(update, report, name)

@@ -1,4 +1,4 @@
-"""Files of samples: which column is what, for the services that score and for the judge."""
+"""Files of samples: the columns of translations and of a judge's samples."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class Fields:
 
     @property
     def once(self) -> tuple[str, ...]:
-        """Columns that a header must have once."""
+        """Return the columns that a header must have exactly once."""
         return self.src, self.mt
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns that are read."""
+        """Return the columns that are read."""
         return self.src, self.mt, self.ref, self.id
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """The sample of a row. A reference that is absent, null or empty is none. Raises
-        ValueError."""
+        """Return the sample of a row. A reference that is absent, null or empty is left out.
+
+        Raises ValueError."""
         sample = {"src": _text(row, self.src), "mt": _text(row, self.mt)}
         if row.get(self.ref) not in (None, ""):
             sample["ref"] = _text(row, self.ref)
@@ -43,11 +44,11 @@ class Fields:
 
 @dataclass(frozen=True)
 class JudgeFields:
-    """What a judge is asked of each row.
+    """The columns of a file for a judge.
 
     task: the rubric's name.
-    variables: of the rubric -> the column that holds it; empty: all columns but the id.
-    constants: variables that are the same for all rows.
+    variables: variable of the rubric -> its column; empty: all columns but the id.
+    constants: variables that have the same value for all rows.
     """
 
     task: str
@@ -57,27 +58,27 @@ class JudgeFields:
 
     @property
     def once(self) -> tuple[str, ...]:
-        """Columns that a header must have once."""
+        """Return the columns that a header must have exactly once."""
         return tuple(self.variables.values())
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns that are read; None: all."""
+        """Return the columns that are read; None: all."""
         return (*self.variables.values(), self.id) if self.variables else None
 
     def sample(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """The sample of a row. Raises ValueError."""
+        """Return the sample of a row. Raises ValueError."""
         variables = self.variables or {name: name for name in row if name not in ("task", self.id)}
         texts = {
             name: _text(row, column)
             for name, column in variables.items()
-            if name != "ref" or row.get(column) not in (None, "")  # none, as in a translation
+            if name != "ref" or row.get(column) not in (None, "")  # left out, as in a translation
         }
         return {"task": self.task, **texts, **self.constants}
 
 
 class Line(NamedTuple):
-    """One sample of a file. `number` counts from 1; `id` is whatever the file says, or None."""
+    """One sample of a file. `number` counts from 1; `id` is the value in the file, or None."""
 
     number: int
     sample: dict[str, str]
@@ -85,30 +86,30 @@ class Line(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a whole file holds."""
+    """Number of samples and digest of a file."""
 
     samples: int
     digest: str
 
 
 class SampleFile:
-    """A file of samples. path, format: as RowFile's."""
+    """A file of samples. path, format: as for RowFile."""
 
     def __init__(
         self, path: Path, format: Format | None = None, fields: Fields | JudgeFields | None = None
     ) -> None:
-        """Raises UserError where nothing says which format it is."""
+        """Raise UserError if neither `format` nor the ending names a format."""
         self.file = RowFile(path, format, remedy="say --format")
         self.path = self.file.path
         self.fields = fields or Fields()
 
     def check(self) -> Contents:
-        """Read all of it. Raises UserError that names the first line which is no sample."""
+        """Read the whole file. Raises UserError that names the first invalid line."""
         digest = self.file.digest()
         return Contents(sum(1 for _ in self.lines()), digest)
 
     def lines(self, after: int = 0) -> Iterator[Line]:
-        """The samples of the lines behind number `after`. Raises UserError as `check`."""
+        """Yield the samples of the lines after number `after`. Raises UserError as `check`."""
         for number, row in self.file.rows(self.fields.once, self.fields.columns):
             if number <= after:
                 continue
@@ -117,13 +118,13 @@ class SampleFile:
                 to_json(id)
                 yield Line(number, self.fields.sample(row), id)
             except (ValueError, PydanticSerializationError) as error:
-                where = "row" if self.file.format == "parquet" else "line"
-                raise UserError(f"{self.path}, {where} {number}: {error}") from None
+                unit = "row" if self.file.format == "parquet" else "line"
+                raise UserError(f"{self.path}, {unit} {number}: {error}") from None
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
     if column not in row:
         raise ValueError(f"no field {column!r}")
     if not isinstance(row[column], str):
-        raise ValueError(f"field {column!r} is no text")
+        raise ValueError(f"field {column!r} is not text")
     return str(row[column])

@@ -112,12 +112,11 @@ def score(
     cache_db: _CacheDb = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Score a file. Started again after an interruption, it goes on where it stopped.
+    """Score a file. After an interruption, the same command resumes where it stopped.
 
-    A service's API key is read from SCOREKIT_API_KEY. Samples that fail stand in OUT with
-    `"ok": false` and are counted at the end. Those that failed for the moment make the exit code 3;
-    the same command asks for them again. If all have failed for good, it is 2. Written to stdout,
-    nothing can be gone on with.
+    A service's API key is read from SCOREKIT_API_KEY. Failed samples have `"ok": false` in OUT and
+    are counted at the end. After transient errors the exit code is 3; the same command retries
+    those samples. If all samples failed for good, it is 2. Output to stdout cannot be resumed.
     """
     options = {
         "overlong": overlong,
@@ -151,15 +150,15 @@ def _judge_fields(
 ) -> JudgeFields:
     named = dict(_pair(variable, default=variable) for variable in variables)
     fixed = dict(_pair(constant, default=None) for constant in constants)
-    both = named.keys() & fixed.keys()
-    if both:
-        raise UserError(f"--variable and --set both name {sorted(both)[0]!r}")
+    duplicates = named.keys() & fixed.keys()
+    if duplicates:
+        raise UserError(f"--variable and --set both name {sorted(duplicates)[0]!r}")
     return JudgeFields(task, named, fixed, id)
 
 
 def _pair(text: str, default: str | None) -> tuple[str, str]:
-    name, is_there, value = text.partition("=")
-    if is_there:
+    name, has_value, value = text.partition("=")
+    if has_value:
         return name, value
     if default is None:
         raise UserError(f"--set {text}: write NAME=VALUE")
@@ -179,40 +178,45 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
         ) as client:
             info = await first_info(client, len(urls))
             with ExitStack() as stack:
-                started, before = time.monotonic(), 0
+                started, num_done_before = time.monotonic(), 0
 
-                def on_start(found: Tally) -> Callable[[int], None]:
-                    nonlocal tally, before
-                    tally, before = found, found.done - found.retryable
-                    return stack.enter_context(progress_bar(contents.samples, before))
+                def on_start(counts: Tally) -> Callable[[int], None]:
+                    nonlocal tally, num_done_before
+                    tally, num_done_before = counts, counts.done - counts.retryable
+                    return stack.enter_context(progress_bar(contents.samples, num_done_before))
 
-                done = await job.run(client, info, contents, on_start)
-                return info, done, done.done - before, time.monotonic() - started
+                totals = await job.run(client, info, contents, on_start)
+                return (
+                    info,
+                    totals,
+                    totals.done - num_done_before,
+                    time.monotonic() - started,
+                )
 
     try:
         result = asyncio.run(work(job.check()))
     except KeyboardInterrupt:
-        at = f" after {tally.done + tally.early} samples" if tally else ""
-        typer.echo(f"stopped{at}; the same command goes on from there", err=True)
+        progress = f" after {tally.done + tally.early} samples" if tally else ""
+        typer.echo(f"stopped{progress}; the same command goes on from there", err=True)
         raise typer.Exit(130) from None
-    info, found, asked, seconds = result
+    info, totals, num_scored, seconds = result
     fields = job.samples.fields
     task = fields.task if isinstance(fields, JudgeFields) else None
-    _print_summary(info, found, asked, seconds, task=task, to_stderr=job.out is None)
-    if found.retryable:
-        again = "" if job.out is None else "; the same command asks for them again"
-        typer.echo(f"{found.retryable:,} samples failed for the moment{again}", err=True)
+    _print_summary(info, totals, num_scored, seconds, task=task, to_stderr=job.out is None)
+    if totals.retryable:
+        hint = "" if job.out is None else "; the same command retries them"
+        typer.echo(f"{totals.retryable:,} samples had transient errors{hint}", err=True)
         raise typer.Exit(3)
-    if found.done and not found.ok:
-        types = ", ".join(f"{type}: {count:,}" for type, count in sorted((+found.failed).items()))
+    if totals.done and not totals.ok:
+        types = ", ".join(f"{type}: {count:,}" for type, count in sorted((+totals.failed).items()))
         raise UserError(
-            f"{job.out or 'stdout'}: none of {found.done:,} samples was scored ({types}): "
-            "each line says why"
+            f"{job.out or 'stdout'}: none of {totals.done:,} samples was scored ({types}): "
+            "each line has its error"
         )
 
 
 def _print_summary(
-    info: Info, tally: Tally, asked: int, seconds: float, *, task: str | None, to_stderr: bool
+    info: Info, tally: Tally, num_scored: int, seconds: float, *, task: str | None, to_stderr: bool
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -224,8 +228,8 @@ def _print_summary(
     for type, count in sorted(tally.failed.items()):
         if count:
             table.add_row(f"failed: {type}", f"{count:,}")
-    told = (info.tasks or {}).get(task or "", info)
-    direction = "higher" if told.higher_is_better else "lower"
+    direction_info = (info.tasks or {}).get(task or "", info)
+    direction = "higher" if direction_info.higher_is_better else "lower"
     table.add_row(f"mean score ({direction} is better)", f"{tally.mean:.4f}" if tally.ok else "-")
-    table.add_row("this run", f"{asked:,} samples, {asked / seconds:,.0f}/s")
+    table.add_row("this run", f"{num_scored:,} samples, {num_scored / seconds:,.0f}/s")
     Console(stderr=to_stderr).print(table)

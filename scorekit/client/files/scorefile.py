@@ -1,10 +1,9 @@
 """`python -m scorekit score`: a file of samples -> a file of results, resumable.
 
-The output has one JSON line for each sample, in order. Beside it, OUT.meta.json says what it was
-made from: only the same job may go on with it. Lines are appended whole; after a crash the last
-one may be torn, and is cut. OUT.early has the results that came before their turn (early.py).
-Samples that failed for the moment are asked for again by the next run, which writes OUT.again with
-the new results in their place, and then puts it where OUT is.
+The output has one JSON line for each sample, in order. OUT.meta.json beside it says what it was
+made from: only the same job may resume it. Complete lines are appended; after a crash the last
+one may be torn, and is removed. OUT.early has results that arrived early (early.py).
+The next run retries samples with transient errors: it writes OUT.again, and replaces OUT by it.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pas
 from scorekit.files import put, write_atomic
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
-#: Endings of an output that would promise what it is not.
+#: Endings of an output that would claim another format.
 _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
-#: A batch holds so many times its size of lines that have their result already.
-_MOST_ITEMS = 16
-#: How a format was read: a TSV was once read as if nothing in it were quoted.
+#: A batch may have so many times its size of lines that have their result already.
+_MAX_ITEMS_FACTOR = 16
+#: Format in OUT.meta.json: older versions read a TSV as unquoted.
 _READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
-#: A result's fields that depend on what was scored before, not on the sample.
-_PASSING = {"id", "cached"}
-#: What many services do not tell is not written.
-_MAY_LACK = frozenset(
+#: Fields of a result that depend on earlier requests, not on the sample.
+_EXCLUDED_FIELDS = {"id", "cached"}
+#: Fields that are left out if they are null, because many services lack them.
+_OPTIONAL_FIELDS = frozenset(
     {"error_spans", "omissions", "unplaced", "windows", "usage", "upstream_calls"}
 )
 
 
 @dataclass(slots=True)
 class Tally:
-    """What an output holds so far.
+    """Counts of the results in an output so far.
 
-    retryable: how many another run asks for again. judged: results with a verdict, of which
-    `passed` pass. last_line: the number of the input line it ends with. early: results that are
-    saved, too, before their turn.
+    retryable: results that another run retries. judged: results with a verdict, of which `passed`
+    pass. last_line: number of the last input line in the output. early: results that are saved
+    before their turn.
     """
 
     ok: int = 0
@@ -67,16 +66,16 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Samples with a result, good or not."""
+        """Return the number of samples with a result, good or not."""
         return self.ok + self.failed.total()
 
     @property
     def mean(self) -> float:
-        """Mean score of the good ones; NaN where there is none."""
+        """Return the mean score of the good results; NaN if there are none."""
         return self.score_sum / self.ok if self.ok else math.nan
 
     def add(self, result: Mapping[str, Any], times: int = 1) -> None:
-        """Count one line of the output; `times` -1 takes it back."""
+        """Count one line of the output; `times` -1 subtracts it."""
         if result["ok"]:
             self.ok += times
             self.score_sum += times * result["score"]
@@ -84,26 +83,25 @@ class Tally:
             self.passed += times * result.get("verdict", {}).get("pass", False)
         else:
             self.failed[result["error"]["type"]] += times
-            self.retryable += times * _may_pass(result)
+            self.retryable += times * _is_transient(result)
         self.last_line = max(self.last_line, result["line"])
 
 
 class _Item(NamedTuple):
-    """A line of the input; before: the result that stands for it, and raw: as it stands there."""
+    """A line of the input. before: its existing result, and raw: that result's bytes."""
 
     line: Line
     before: dict[str, Any] | None = None
     raw: bytes = b""
 
     @property
-    def is_asked(self) -> bool:
-        return self.before is None or _may_pass(self.before)
+    def is_pending(self) -> bool:
+        return self.before is None or _is_transient(self.before)
 
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """A file to score, and how. out: None for stdout, which cannot be gone on with. remedy: what to
-    do about an output of something else."""
+    """A file to score. out: None for stdout. remedy: what to do about an output of another job."""
 
     samples: SampleFile
     out: Path | None
@@ -115,11 +113,11 @@ class ScoreJob:
     remedy: str = "name another file, or say --overwrite"
 
     def check(self) -> Contents:
-        """Read the whole input. Raises UserError for a fault in it, and for an ending of the output
-        that promises another format."""
+        """Read the whole input. Raises UserError for an invalid line, and if the output's ending
+        claims another format."""
         if self.out is not None:
             if self.out.suffix.lower() in _OTHER_ENDINGS:
-                raise UserError(f"{self.out}: results are JSON lines: name it .jsonl")
+                raise UserError(f"{self.out}: results are JSON lines. Name it .jsonl")
             paths = self.out, self.samples.path
             if all(path.exists() for path in paths) and self.out.samefile(self.samples.path):
                 raise UserError(f"{self.out}: the input cannot be the output")
@@ -132,51 +130,53 @@ class ScoreJob:
         contents: Contents,
         on_start: Callable[[Tally], Callable[[int], None]],
     ) -> Tally:
-        """Score what is missing of the checked `contents`, and what failed for the moment in an
-        earlier run. `on_start` gets what is there already, and gives the function that is told of
-        progress.
+        """Score what is missing of the checked `contents`, and retry transient errors of an earlier
+        run.
+
+        `on_start` gets the counts of the existing output, and returns the function that is called
+        with progress.
 
         Raises UserError for an output of another job, and what the client raises.
         """
-        self._check_kind(info)
-        early = EarlyResults(self.out and _beside(self.out, "early"))
+        self._check_service(info)
+        early = EarlyResults(self.out and _with_suffix(self.out, "early"))
         if self.out is None:
             tally = Tally()
             try:
-                await self._score_rest(client, sys.stdout.buffer, early, tally, on_start(tally))
+                await self._score_missing(client, sys.stdout.buffer, early, tally, on_start(tally))
             except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end
-                raise UserError("stdout: its reader has left") from None
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its exit
+                raise UserError("stdout: its reader was closed") from None
             return tally
         try:
             with ExitStack() as files:
-                out = _opened(files, self.out)
-                about = self._about(contents.digest, info)
-                if self.overwrite:  # at the first result: the service may yet refuse what is asked
-                    early.when_first(partial(self._begin, out, self.out, about))
+                out = _open_locked(files, self.out)
+                description = self._job_description(contents.digest, info)
+                if self.overwrite:  # at the first result: the service may still refuse the options
+                    early.when_first(partial(self._start_output, out, self.out, description))
                     tally = Tally()
                 else:
-                    tally = self._resume(out, self.out, about, early)
+                    tally = self._resume(out, self.out, description, early)
                 advance = on_start(tally)
                 if tally.retryable:
-                    again = _opened(files, _beside(self.out, "again"))
-                    await self._ask_again(client, out, again, early, tally, advance)
-                    put(_beside(self.out, "again"), self.out)
-                    out = again
-                await self._score_rest(client, out, early, tally, advance)
+                    new_out = _open_locked(files, _with_suffix(self.out, "again"))
+                    await self._retry_transient(client, out, new_out, early, tally, advance)
+                    put(_with_suffix(self.out, "again"), self.out)
+                    out = new_out
+                await self._score_missing(client, out, early, tally, advance)
                 early.finish()
         except OSError as error:
             raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
         return tally
 
-    def _check_kind(self, info: Info) -> None:
-        judged = isinstance(self.samples.fields, JudgeFields)
-        if judged != (info.service == "judge"):
-            what = "no judge: leave out --task" if judged else "a judge: name its rubric by --task"
-            raise UserError(f"the service is {what}")
+    def _check_service(self, info: Info) -> None:
+        is_judge = isinstance(self.samples.fields, JudgeFields)
+        if is_judge != (info.service == "judge"):
+            hint = "no judge: leave out" if is_judge else "a judge: name its rubric by"
+            raise UserError(f"the service is {hint} --task")
 
-    def _about(self, digest: str, info: Info) -> dict[str, Any]:
-        """Everything that the output is a function of."""
+    def _job_description(self, digest: str, info: Info) -> dict[str, Any]:
+        """Return everything that the output is a function of."""
         return {
             "input": digest,
             "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
@@ -186,24 +186,23 @@ class ScoreJob:
         }
 
     def _resume(
-        self, out: BinaryIO, path: Path, about: dict[str, Any], early: EarlyResults
+        self, out: BinaryIO, path: Path, description: dict[str, Any], early: EarlyResults
     ) -> Tally:
-        """What the output holds already; it ends with a whole line then. `early` gets what an
-        earlier run saved beside it."""
-        meta = _beside(path, "meta.json")
+        """Cut a torn line, load the early results, and return the counts of the output."""
+        meta = _with_suffix(path, "meta.json")
         out.seek(0)
         if out.read(1) == b"":
-            if _made_from(meta) == about:
+            if _read_meta(meta) == description:
                 early.load(after=0)
             else:
-                self._begin(out, path, about)
+                self._start_output(out, path, description)
             return Tally(early=len(early))
-        before = _made_from(meta)
-        if before is None:
+        earlier = _read_meta(meta)
+        if earlier is None:
             raise UserError(
-                f"{path} is there, and no {meta.name} says what it was made from: {self.remedy}"
+                f"{path} exists, but {meta.name} does not say what it was made from: {self.remedy}"
             )
-        changed = [name for name in about if before.get(name) != about[name]]
+        changed = [name for name in description if earlier.get(name) != description[name]]
         if changed:
             raise UserError(
                 f"{path} was made from something else ({', '.join(changed)}): {self.remedy}"
@@ -215,38 +214,41 @@ class ScoreJob:
         tally.early = len(early)
         return tally
 
-    def _begin(self, out: BinaryIO, path: Path, about: dict[str, Any]) -> None:
-        """Make the output an empty one of this job."""
+    def _start_output(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
+        """Empty the output and start it for this job."""
         out.truncate(0)
         for ending in ("again", "early"):
-            _beside(path, ending).unlink(missing_ok=True)
-        meta = json.dumps(about, indent=1, ensure_ascii=False)
-        write_atomic(_beside(path, "meta.json"), meta, alone=True)
+            _with_suffix(path, ending).unlink(missing_ok=True)
+        meta = json.dumps(description, indent=1, ensure_ascii=False)
+        write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
 
-    async def _ask_again(
+    async def _retry_transient(
         self,
         client: ScoringClient,
         out: BinaryIO,
-        again: BinaryIO,
+        new_out: BinaryIO,
         early: EarlyResults,
         tally: Tally,
         advance: Callable[[int], None],
     ) -> None:
-        """Write into `again` what stands in `out`, with new results for what failed for the moment.
-        An earlier run that was interrupted may have begun with it."""
-        standing = _results(out, Path(out.name))
-        last = 0
-        for (_, new), (_, old) in zip(_results(again, Path(again.name)), standing, strict=False):
-            tally.add(old, -1)
-            tally.add(new)
-            last = new["line"]
+        """Copy `out` to `new_out`, which an earlier run may have started, and retry errors."""
+        old_results = _results(out, Path(out.name))
+        last_line = 0
+        for (_, new_result), (_, old_result) in zip(
+            _results(new_out, Path(new_out.name)), old_results, strict=False
+        ):
+            tally.add(old_result, -1)
+            tally.add(new_result)
+            last_line = new_result["line"]
         items = (
-            _Item(line, old, raw)
-            for (raw, old), line in zip(standing, self.samples.lines(last), strict=False)
+            _Item(line, old_result, raw)
+            for (raw, old_result), line in zip(
+                old_results, self.samples.lines(last_line), strict=False
+            )
         )
-        await self._score_items(client, items, again, early, tally, advance)
+        await self._score_items(client, items, new_out, early, tally, advance)
 
-    async def _score_rest(
+    async def _score_missing(
         self,
         client: ScoringClient,
         out: BinaryIO,
@@ -266,31 +268,30 @@ class ScoreJob:
         tally: Tally,
         advance: Callable[[int], None],
     ) -> None:
-        """Keep `max_in_flight` requests going; write their results in order. At most twice as
-        many batches are in memory."""
+        """Write results in order. `max_in_flight` requests, twice as many batches at once."""
         batches = _batches(items, self.batch_size)
-        waiting: deque[tuple[list[_Item], asyncio.Task[None]]] = deque()
+        pending: deque[tuple[list[_Item], asyncio.Task[None]]] = deque()
         async with early.saving():
             try:
                 while True:
-                    for batch in islice(batches, 2 * self.max_in_flight - len(waiting)):
+                    for batch in islice(batches, 2 * self.max_in_flight - len(pending)):
                         task = asyncio.create_task(self._score(client, batch, early))
-                        waiting.append((batch, task))
-                    if not waiting:
+                        pending.append((batch, task))
+                    if not pending:
                         return
-                    batch, task = waiting[0]
+                    batch, task = pending[0]
                     await task
-                    waiting.popleft()
+                    pending.popleft()
                     _append(out, batch, early, tally)
-                    advance(sum(item.is_asked for item in batch))
+                    advance(sum(item.is_pending for item in batch))
             finally:
-                for _, task in waiting:
+                for _, task in pending:
                     task.cancel()
-                await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+                await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
                 tally.early = len(early)
 
     async def _score(self, client: ScoringClient, batch: list[_Item], early: EarlyResults) -> None:
-        lines = [i.line for i in batch if i.is_asked and i.line.number not in early]
+        lines = [i.line for i in batch if i.is_pending and i.line.number not in early]
         await client.score(
             [line.sample for line in lines],
             self.options,
@@ -301,13 +302,14 @@ class ScoreJob:
 
 
 async def first_info(client: ScoringClient, urls: int) -> Info:
-    """`/v1/info`. Where nothing listens at any URL, that is told at once, not after the deadline;
-    a service that is loading is waited for. Raises ServiceUnreachable, RequestError."""
-    for left in reversed(range(urls)):
+    """Return `/v1/info`. If nothing listens at any URL, raise at once, not after the deadline.
+
+    A service that is loading is waited for. Raises ServiceUnreachable, RequestError."""
+    for num_remaining in reversed(range(urls)):
         try:
             return await client.info()
         except ServiceUnreachable:
-            if not left:
+            if not num_remaining:
                 raise
         except RequestError as error:
             if not error.retryable:
@@ -317,46 +319,48 @@ async def first_info(client: ScoringClient, urls: int) -> Info:
 
 
 def _batches(items: Iterator[_Item], size: int) -> Iterator[list[_Item]]:
-    """Lists with `size` items that are asked for, and not many more that are not."""
+    """Yield lists with `size` items to score, and a limited number of items that have a result."""
     batch: list[_Item] = []
-    asked = 0
+    num_pending = 0
     for item in items:
         batch.append(item)
-        asked += item.is_asked
-        if asked == size or len(batch) == _MOST_ITEMS * size:
+        num_pending += item.is_pending
+        if num_pending == size or len(batch) == _MAX_ITEMS_FACTOR * size:
             yield batch
-            batch, asked = [], 0
+            batch, num_pending = [], 0
     if batch:
         yield batch
 
 
 def _record(line: Line, result: Result) -> dict[str, Any]:
-    """A line of the output."""
-    record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_PASSING)}
-    may_lack = {"upstream_calls"} if isinstance(result, JudgeScored) else _MAY_LACK
-    record = {n: v for n, v in record.items() if v is not None or n not in may_lack}
+    """Return a line of the output."""
+    record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_EXCLUDED_FIELDS)}
+    optional = {"upstream_calls"} if isinstance(result, JudgeScored) else _OPTIONAL_FIELDS
+    record = {
+        name: value for name, value in record.items() if value is not None or name not in optional
+    }
     return record
 
 
 def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: Tally) -> None:
-    written = []
+    output_lines = []
     for item in batch:
-        if not item.is_asked:
-            written.append(item.raw)
+        if not item.is_pending:
+            output_lines.append(item.raw)
             continue
         fields, raw = early.take(item.line.number)
-        written.append(raw)
+        output_lines.append(raw)
         if item.before is not None:
             tally.add(item.before, -1)
         tally.add(fields)
-    out.write(b"".join(written))
+    out.write(b"".join(output_lines))
     out.flush()
 
 
 def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, result) of each whole line; a torn last one is cut. Raises UserError."""
+    """Yield (line, result) of each complete line; cut off a torn last one. Raises UserError."""
     file.seek(0)
-    whole = 0
+    complete_bytes = 0
     for number, raw in enumerate(file, 1):
         if not raw.endswith(b"\n"):
             break
@@ -364,30 +368,30 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
             result = from_json(raw)
             Tally().add(result)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: line {number} is no result: say --overwrite") from None
-        whole += len(raw)
+            raise UserError(f"{path}: line {number} is not a result. Use --overwrite") from None
+        complete_bytes += len(raw)
         yield raw, result
-    file.truncate(whole)
+    file.truncate(complete_bytes)
 
 
-def _made_from(meta: Path) -> dict[str, Any] | None:
-    """What an output was made from; None where nothing says so."""
+def _read_meta(meta: Path) -> dict[str, Any] | None:
+    """Return what an output was made from, or None if it is not known."""
     try:
         return dict(json.loads(meta.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
 
 
-def _may_pass(result: Mapping[str, Any]) -> bool:
+def _is_transient(result: Mapping[str, Any]) -> bool:
     return not result["ok"] and may_pass_later(result["error"])
 
 
-def _beside(path: Path, ending: str) -> Path:
+def _with_suffix(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _opened(files: ExitStack, path: Path) -> BinaryIO:
-    """The file, to read and append; only this process has it."""
+def _open_locked(files: ExitStack, path: Path) -> BinaryIO:
+    """Open the file to read and append, locked by this process."""
     file = files.enter_context(path.open("ab+"))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

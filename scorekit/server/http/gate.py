@@ -1,4 +1,4 @@
-"""What every request passes before a route: its id, the key, the access log, the counters."""
+"""Middleware before all routes: request id, API key, access log, counters."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from scorekit.server.http.origin import (
 
 log = structlog.get_logger()
 
-#: The id of the request in work; run.py writes it into each log line of the request.
+#: The id of the current request; run.py writes it into each log line of the request.
 request_id_now: ContextVar[str] = ContextVar("request_id_now")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_HOW_TO_GIVE_ONE = (
-    "send Authorization: Bearer KEY (scorekit's clients take it from SCOREKIT_API_KEY)"
-)
+_KEY_HINT = "send Authorization: Bearer KEY (scorekit's clients take it from SCOREKIT_API_KEY)"
 
 
 class Gate:
-    """ASGI middleware. Health is open, and the page at `/`, which holds no data; everything else
-    wants the key when one is configured. Where none is, no page of another site may ask.
+    """ASGI middleware. Health checks are open, and so is the page at `/`, which has no data.
 
-    page: whether there is one.
+    Everything else needs a key if one is configured. If none is, pages of other sites are refused.
+
+    page: whether there is a page.
     """
 
     def __init__(
@@ -66,23 +65,23 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        raw_id = headers.get(b"x-request-id", b"")
+        request_id = raw_id.decode() if _REQUEST_ID.fullmatch(raw_id) else uuid.uuid4().hex
         request_id_now.set(request_id)
         started = time.perf_counter()
         status = 0
         token = _token_in(headers) if self.keys else b""
-        scope["key_id"] = self._known(token)
+        scope["key_id"] = self._id_of_key(token)
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                took = f"{(time.perf_counter() - started) * 1000:.2f}"
+                elapsed_ms = f"{(time.perf_counter() - started) * 1000:.2f}"
                 message["headers"] = [
                     *message.get("headers", []),
                     (b"x-request-id", request_id.encode()),
-                    (b"x-total-time", took.encode()),
+                    (b"x-total-time", elapsed_ms.encode()),
                 ]
                 if status >= 400 and _has_unread_body(scope, headers):
                     message["headers"].append((b"connection", b"close"))
@@ -92,13 +91,14 @@ class Gate:
             if (error := self._refusal(scope, headers, token)) is None:
                 await self.app(scope, receive, send_marked)
             else:
-                more = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
-                await _refuse(send_marked, error, more)
+                extra_headers = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+                await _refuse(send_marked, error, extra_headers)
         except ClientDisconnect:
-            # Nobody reads an answer any more: the client left, or connection.py sent it away.
+            # Nothing reads the answer: the client disconnected, or connection.py closed the
+            # connection.
             status = scope.get("cut_off", 499)
         except asyncio.CancelledError:
-            status = status or scope.get("cut_off", 499)  # Ray's way of saying that the client left
+            status = status or scope.get("cut_off", 499)  # Ray cancels when the client disconnects
             raise
         except Exception:
             log.error("bug", exc_info=True)
@@ -111,7 +111,7 @@ class Gate:
     def _refusal(
         self, scope: Scope, headers: dict[bytes, bytes], token: bytes
     ) -> RequestError | None:
-        """Return why a request may not pass; None where it may."""
+        """Return why a request is refused, or None."""
         if _path(scope).startswith("/health/"):
             return None
         if (error := repeated_header(scope["headers"])) is not None:
@@ -121,19 +121,19 @@ class Gate:
         if self._is_open(scope):
             return None
         if self.keys and not scope["key_id"]:
-            what = "not a key of this service" if token else "this service wants a key"
-            return RequestError("unauthorized", f"{what}: {_HOW_TO_GIVE_ONE}")
-        # A page that has a key was given it: no browser adds one by itself.
+            reason = "not a key of this service" if token else "this service wants a key"
+            return RequestError("unauthorized", f"{reason}: {_KEY_HINT}")
+        # A page with a key was given it by its user: no browser adds one by itself.
         if not self.keys and (error := foreign_page(headers, self.hosts)) is not None:
             return error
         return wrong_content(headers) if _has_body(headers) else None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether nobody needs a key for it."""
+        """Return True if the request needs no key."""
         return self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD")
 
-    def _known(self, token: bytes) -> str | None:
-        """The id of a configured key; None for any other token."""
+    def _id_of_key(self, token: bytes) -> str | None:
+        """Return the id of a configured key, or None for any other token."""
         # All keys are compared, each in constant time: timing tells nothing about them.
         matches = [name for key, name in self.keys.items() if hmac.compare_digest(token, key)]
         return matches[0] if matches else None
@@ -155,7 +155,7 @@ class Gate:
 
 
 def key_id(key: bytes) -> str:
-    """How a key is named in the log and the figures: the first 8 hex digits of its SHA-256."""
+    """Return a key's id in logs and metrics: the first 8 hex digits of its SHA-256."""
     return hashlib.sha256(key).hexdigest()[:8]
 
 
@@ -165,9 +165,10 @@ def _token_in(headers: dict[bytes, bytes]) -> bytes:
 
 
 def _origin(scope: Scope, token: bytes, route: str) -> dict[str, str]:
-    """Who asked: the peer's address, the id of the key that it gave, a wrong one's too, and of a
-    request that was refused before a route had it, the path. A path that we do not have is text
-    of the sender."""
+    """Return the origin of a request for the log.
+
+    It has the peer's address and the id of its key, also of a wrong one. If no route handled the
+    request, it has the path, unless that is unknown and so text of the sender."""
     origin = {}
     if scope.get("client"):
         origin["peer"] = scope["client"][0]
@@ -175,7 +176,7 @@ def _origin(scope: Scope, token: bytes, route: str) -> dict[str, str]:
         origin["key"] = key_id(token)
     if route == "other":
         path = _path(scope)
-        if any(path == getattr(known, "path", "") for known in scope["app"].routes):
+        if any(path == getattr(app_route, "path", "") for app_route in scope["app"].routes):
             origin["path"] = path
     return origin
 
@@ -186,7 +187,7 @@ def _path(scope: Scope) -> str:
 
 
 def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Whether a refusal came before the body was read (read_request notes that it has read it)."""
+    """Return True if a refusal came before the body was read (`read_request` notes when it was)."""
     return not scope.get("body_read") and _has_body(headers)
 
 

@@ -1,10 +1,10 @@
 """The queue between requests and the model.
 
-One thread tokenises, one owns the model and runs as soon as it is free, on a batch of samples of
-similar length out of all that wait, whoever sent them; a large request waits in a line of its own,
-so that nobody waits for all of it (`lanes.py`). Where texts may be scored in windows, a third
-thread cuts those. Equal samples in flight are scored once.
-The queue is bounded: a request that does not fit is refused at once, whole.
+One thread tokenizes. Another owns the model and starts a batch as soon as it is free: samples of
+similar length from all that wait, of any request. A large request waits in its own queue, so that
+others need not wait for all of it (`lanes.py`). If texts may be scored in windows, a third thread
+splits those. Equal samples in flight are scored once.
+The queue is bounded: a request that does not fit is refused at once, as a whole.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
 
-#: A request is large that fills more than so many batches, for each of the model's workers.
+#: A request is large if it fills more than so many batches, for each of the model's workers.
 LARGE = 4
 
 
 class Batcher:
-    """Admission, the tokeniser's thread and the model's, and what lies between them. All public
-    methods but `warm_up` belong to the event loop.
+    """Admission, the threads of the tokenizer and the model, and the queues between them.
 
-    on_scored: called on the event loop with the answers worth storing.
+    All public methods but `warm_up` belong to the event loop.
+
+    on_scored: called on the event loop with the answers to store.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Batcher:
         metrics: Metrics,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
-        patience_s = settings.bulk_patience_s
-        self._pieces = Pieces(patience_s)  # owner: any; from admission to the tokeniser
-        self._to_cut = Pieces(patience_s)  # owner: any; from the tokeniser to the cutter
-        self.ready = Ready(0, patience_s)  # owner: any; from the tokeniser to the model
+        bulk_wait_s = settings.bulk_patience_s
+        self._pieces = Pieces(bulk_wait_s)  # owner: any; from admission to the tokeniser
+        self._to_cut = Pieces(bulk_wait_s)  # owner: any; from the tokeniser to the cutter
+        self.ready = Ready(0, bulk_wait_s)  # owner: any; from the tokeniser to the model
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
@@ -68,54 +69,55 @@ class Batcher:
             backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
         )
         uncut = getattr(backend, "encode_uncut", None)
-        least_s = settings.stall_after or 0.0
+        min_stall_s = settings.stall_after or 0.0
 
-        def tokeniser(encode: Encode, stall_s: float, pieces: Pieces) -> TokeniserThread:
+        def tokeniser(encode: Encode, stall_s: float, tasks: Pieces) -> TokeniserThread:
             return TokeniserThread(
                 encode,
                 metrics,
-                max(stall_s, least_s),
-                pieces,
+                max(stall_s, min_stall_s),
+                tasks,
                 self._to_cut,
                 self.ready,
                 lambda: self.in_flight,
                 self._deliver,
             )
 
-        self._tokenisers = [  # owner: fixed; the second one is there to cut
+        self._tokenisers = [  # owner: fixed; the second one splits texts into windows
             tokeniser(uncut or backend.encode, TOKENISE_STALL_S, self._pieces)
         ]
         if uncut is not None:
             self._tokenisers.append(tokeniser(backend.encode, CUT_STALL_S, self._to_cut))
-        works = [("tokenise", one.run) for one in self._tokenisers]
+        thread_targets = [("tokenise", thread.run) for thread in self._tokenisers]
         self._workers = workers_of(backend)  # owner: fixed
-        works += [("model", self._model.run)] * self._workers
+        thread_targets += [("model", self._model.run)] * self._workers
         self._most_wait_s = settings.unready_after or settings.timeout_s / 2  # owner: fixed
         self._waits_long = False  # owner: loop
         for line in LINES:
             metrics.longest_wait.labels(line).set_function(partial(self._longest_wait, line))
         self._threads = [  # owner: loop
-            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in works
+            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            for name, target in thread_targets
         ]
         self._dead = False  # owner: tokeniser and model, which only ever set it; the loop reads it
 
     def warm_up(self, description: Description) -> None:
-        """Run the largest batch there can be, before `start`. Raises UserError where it does not
-        fit, and where a plain text gets no outcome."""
+        """Run the largest possible batch, before `start`.
+
+        Raises UserError if it does not fit the memory, or if a plain text gets no outcome."""
         self.admission.max_length = description.max_input_length
         self._model.warm_up(description)
         self.admission.in_items = self._model.in_items
         self.admission.large = LARGE * self._workers * self.ready.max_tokens
 
     def start(self) -> None:
-        """Take work; call it on the running event loop, after `warm_up`."""
+        """Accept work; call it on the running event loop, after `warm_up`."""
         self._loop = asyncio.get_running_loop()  # owner: fixed
         for thread in self._threads:
             thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Let batches in hand finish, then end the threads. wait_s: seconds to wait for them."""
+        """Finish the current batches, then end the threads. wait_s: seconds to wait for them."""
         self._pieces.stop()
         self._to_cut.stop()
         self.ready.stop()
@@ -126,49 +128,55 @@ class Batcher:
 
     @property
     def dead(self) -> bool:
-        """Whether a thread has ended by a fault: nothing will be scored any more."""
+        """Return True if a thread has ended by an error: nothing will be scored any more."""
         return self._dead
 
     def fault(self) -> str | None:
-        """Why the model does not answer, or not soon; None while it does."""
-        if (fault := self._standstill()) is not None:
-            return fault
+        """Return why the model does not answer, or not soon; None while it does."""
+        if (reason := self._find_standstill()) is not None:
+            return reason
         return "the model fails" if self._model.failing else self._long_wait()
 
     @property
     def in_flight(self) -> int:
-        """Samples that wait for the model or are in it."""
+        """Return the number of samples in the queue or the model."""
         return len(self.admission.flights)
 
     def submit(self, job: Job, wanted: Sequence[Wanted], asked: Asked) -> None:
-        """Put samples in flight for a job, what is `wanted` of all that is asked.
+        """Put items of a request in flight. wanted: the items, of `asked`, that are not cached.
 
-        Raises RequestError, and nothing was put in flight: `unavailable` where nothing would be
-        answered, `too_large`, `overloaded`.
+        Raises RequestError, with nothing put in flight: `unavailable` if nothing would be answered,
+        `too_large`, `overloaded`.
         """
-        fault = self._standstill()
-        if fault is not None:
-            raise RequestError("unavailable", fault, retry_after=10.0)
+        reason = self._find_standstill()
+        if reason is not None:
+            raise RequestError("unavailable", reason, retry_after=10.0)
         self.admission.submit(job, wanted, asked)
 
     def release(self, job: Job) -> None:
-        """Say that a request no longer waits; what nobody waits for is not scored."""
+        """Note that a request no longer waits; samples without a waiting request are dropped."""
         self.admission.release(job)
 
-    def _standstill(self) -> str | None:
-        """Why nothing that is put in flight now would be answered; None where it would."""
+    def _find_standstill(self) -> str | None:
+        """Return why a sample put in flight now would not be answered; None if it would."""
         if self._dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
         if self._model.pace.overdue():
             return "the model hangs in a batch"
-        return "the tokeniser hangs" if any(one.hangs() for one in self._tokenisers) else None
+        return (
+            "the tokeniser hangs"
+            if any(tokeniser.hangs() for tokeniser in self._tokenisers)
+            else None
+        )
 
     def _longest_wait(self, line: str) -> float:
         return self.admission.longest_wait(line, time.monotonic())
 
     def _long_wait(self) -> str | None:
-        """Why a small request would wait for long; None where it would not. Once it would, until
-        the wait is half of that: a load balancer should not see it go up and down."""
+        """Return why a small request would wait for long, or None.
+
+        Once it does, the reason stays until the wait is half as long, so that a load balancer does
+        not see the service go up and down."""
         wait = self._longest_wait("small")
         self._waits_long = wait > self._most_wait_s / (2 if self._waits_long else 1)
         return (
@@ -180,16 +188,16 @@ class Batcher:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException:  # nobody must wait for a thread that is gone
+        except BaseException:  # no request must wait for a thread that has ended
             self._dead = True
             self._hand_over(self.admission.fail_all)
             with contextlib.suppress(OSError):  # a full disk may have been the cause
                 log.critical("model_thread_died", exc_info=True)
 
-    def _deliver(self, *given: Any) -> None:
-        self._hand_over(self.admission.deliver, *given)
+    def _deliver(self, *args: Any) -> None:
+        self._hand_over(self.admission.deliver, *args)
 
     def _hand_over(self, call: Callable[..., None], *args: Any) -> None:
-        """Call something on the event loop, unless that has closed."""
+        """Call a function on the event loop, unless that has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)

@@ -1,9 +1,9 @@
-"""The bytes of all requests that are being received or in work, bounded for the whole process.
+"""A limit on the bytes of all requests that are received or processed, for the whole process.
 
-Each limit of a single request is harmless alone; sixty bodies of the largest size are not. Bytes
-count as they come, so that a length that is only announced takes no room, and count until the
-request is answered. Where there is no room, what comes slowly goes first: who sends a byte now and
-then must not keep out who would be done by now.
+The limit of a single request is not enough: sixty bodies of the largest size are too much. Bytes
+count as they arrive, so an announced length costs nothing, and until the request is answered. When
+the budget is used up, slow senders are cancelled first: a client that sends a byte now and then
+must not block others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from scorekit.errors import RequestError, UserError
 
-#: About what a sample costs besides its texts: the objects that lead it through the service.
+#: Approximate bytes of a sample besides its texts: the objects of the service.
 SAMPLE_BYTES = 1024
-#: Requests beyond this size leave a quarter of the room to smaller ones.
+#: Requests beyond this size leave a quarter of the budget to smaller ones.
 _LARGE = 2**20
 #: Bytes that a sender has to send in `_STRETCH_S`, or it is slow.
 _STRETCH, _STRETCH_S = 64 * 1024, 1.0
@@ -26,7 +26,7 @@ _RETRY_AFTER_S = 2.0
 
 
 class Budget:
-    """At most `most` bytes. Raises UserError where the largest body would never fit.
+    """At most `most` bytes. Raises UserError if the largest body would never fit.
 
     Owner: loop.
     """
@@ -40,20 +40,24 @@ class Budget:
                 "(--max-body-bytes), which must be three quarters of it at most"
             )
         self.held = 0
-        self.parsing = asyncio.Lock()  # of large bodies, one at a time
+        self.parsing = asyncio.Lock()  # large bodies are parsed one at a time
         self.receiving: set[Share] = set()
 
     def share(self) -> Share:
-        """Room for one request; to be closed."""
+        """Return a reservation for one request; the caller closes it."""
         return Share(self)
 
     def make_room(self, size: int, limit: int, asker: Share) -> bool:
-        """Whether `size` more fit below `limit`, if need be because slow senders are given up."""
+        """Return True if `size` more bytes fit below `limit`, after slow senders are cancelled."""
         if self.held + size <= limit:
             return True
         now = time.monotonic()
-        slow = [s for s in self.receiving if s is not asker and now - s.moved > _STRETCH_S]
-        for share in sorted(slow, key=lambda share: share.moved):
+        slow_senders = [
+            share
+            for share in self.receiving
+            if share is not asker and now - share.moved > _STRETCH_S
+        ]
+        for share in sorted(slow_senders, key=lambda share: share.moved):
             share.give_up()
             if self.held + size <= limit:
                 return True
@@ -61,7 +65,7 @@ class Budget:
 
 
 class Share:
-    """What one request holds. moved: when its sender last completed a stretch of bytes.
+    """The bytes reserved for one request. moved: when its sender last completed a stretch of bytes.
 
     Owner: loop.
     """
@@ -80,8 +84,8 @@ class Share:
         self.close()
 
     def grow(self, size: int) -> None:
-        """Take so many bytes more. Raises RequestError: `overloaded`, or `too_large` where they
-        would never fit."""
+        """Reserve more bytes. Raises RequestError: `overloaded`, or `too_large` if they never
+        fit."""
         budget = self.budget
         limit = budget.most_of_large if self.size + size > _LARGE else budget.most
         if self.size + size > limit:
@@ -100,13 +104,14 @@ class Share:
             self.moved = time.monotonic()
 
     def count(self, samples: Sized) -> None:
-        """Take what the samples cost besides their texts."""
+        """Reserve what the samples cost besides their texts."""
         self.grow(len(samples) * SAMPLE_BYTES)
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """While the body arrives. Raises RequestError `overloaded` when it is given up for others
-        that are not as slow."""
+        """Mark the body as being received within the block.
+
+        Raises RequestError `overloaded` if it is cancelled in favor of faster senders."""
         self.moved = time.monotonic()
         self.budget.receiving.add(self)
         try:
@@ -115,19 +120,19 @@ class Share:
         except TimeoutError:
             if self._limit is None or not self._limit.expired():
                 raise
-            message = "too many bytes are in flight, and this request came slowly"
+            message = "too many bytes are in flight, and this request arrived slowly"
             raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S) from None
         finally:
             self.budget.receiving.discard(self)
 
     def give_up(self) -> None:
-        """Make room for others: its receiving ends, its bytes count no more."""
+        """Cancel the reservation: its receiving ends, and its bytes are released."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(0.0)
         self.budget.receiving.discard(self)
         self.close()
 
     def close(self) -> None:
-        """Give everything back; harmless when said again."""
+        """Release all bytes; a second call does nothing."""
         self.budget.held -= self.size
         self.size = 0

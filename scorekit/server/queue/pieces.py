@@ -1,4 +1,5 @@
-"""What waits for the tokeniser: the event loop puts, the tokeniser's thread takes."""
+"""Tasks that wait for the tokenizer: the event loop adds them, the tokenizer's thread takes
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from scorekit.server.queue.tokeniser import slices
 from scorekit.server.queue.turns import Turns
 from scorekit.server.queue.work import Flight, Job
 
-#: Samples, and bytes of texts, that the tokeniser takes at once: between two pieces of a large
-#: request those of others pass, some tenths of a second later.
+#: Samples, and bytes of texts, of one task: between two tasks of a large request those of others
+#: are run, some tenths of a second later.
 PIECE, PIECE_BYTES = 256, 256 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Flights of one request that are tokenised together. born: monotonic seconds.
+    """In-flight samples of one request that are tokenized together. born: monotonic seconds.
 
     Owner: fixed.
     """
@@ -33,14 +34,16 @@ class Piece:
 
 
 def cut_pieces(job: Job, flights: Sequence[Flight], options: Any) -> list[Piece]:
-    """Pieces of a bounded number of samples and bytes; a single sample may be larger."""
+    """Return tasks with a bounded number of samples and bytes; a single sample may be larger."""
     cuts = slices([flight.size for flight in flights], PIECE_BYTES, PIECE)
     return [Piece(job, flights[first:stop], options) for first, stop in cuts]
 
 
 class Pieces:
-    """What waits. Priorities have the same turns as at the model: where the tokeniser is slower
-    than that, bulk would else starve here. Of one priority each request has a piece in turn."""
+    """The waiting tasks.
+
+    Priorities take turns as at the model: otherwise bulk would starve here if the tokenizer is the
+    slower part. Within a priority requests take turns."""
 
     def __init__(self, bulk_patience_s: float) -> None:
         self._changed = threading.Condition()  # owner: any
@@ -51,18 +54,20 @@ class Pieces:
         self._turns = Turns(bulk_patience_s)  # owner: lock _changed
         self._stopped = False  # owner: lock _changed
 
-    def put(self, pieces: Sequence[Piece], priority: Priority) -> None:
-        """Add pieces."""
+    def put(self, tasks: Sequence[Piece], priority: Priority) -> None:
+        """Add tasks."""
         with self._changed:
-            for piece in pieces:
-                self._waiting[priority].setdefault(piece.job, deque()).append(piece)
+            for task in tasks:
+                self._waiting[priority].setdefault(task.job, deque()).append(task)
             self._changed.notify()
 
     def take(self) -> Piece | None:
-        """The next piece, waited for; None once stopped."""
+        """Wait for the next task and return it; None once stopped."""
         with self._changed:
             while not self._stopped:
-                bulk = min((own[0].born for own in self._waiting["bulk"].values()), default=None)
+                bulk = min(
+                    (tasks[0].born for tasks in self._waiting["bulk"].values()), default=None
+                )
                 for priority in self._turns.order(bulk, time.monotonic()):
                     if requests := self._waiting[priority]:
                         self._turns.had(priority)
@@ -71,17 +76,17 @@ class Pieces:
         return None
 
     def stop(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all waiting threads and end the queue."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
 
 def _next(requests: dict[Job, deque[Piece]]) -> Piece:
-    """A piece of the first request, which is the last one from now on."""
+    """Return the first request's next task, and move the request to the end."""
     job = next(iter(requests))
-    own = requests.pop(job)
-    piece = own.popleft()
-    if own:
-        requests[job] = own
-    return piece
+    tasks = requests.pop(job)
+    task = tasks.popleft()
+    if tasks:
+        requests[job] = tasks
+    return task

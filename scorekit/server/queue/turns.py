@@ -1,4 +1,4 @@
-"""Whose turn it is, `interactive` or `bulk`: at the tokeniser and at the model alike."""
+"""The order of the priorities `interactive` and `bulk`, at the tokenizer and at the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from scorekit.schemas import Priority
 
 
 class Turns:
-    """`interactive` before `bulk`; but what has waited in bulk for `patience_s` gets every other
+    """`interactive` is served before `bulk`, but bulk work older than `patience_s` gets every other
     turn, so that steady interactive load never starves it.
 
     Owner: lock of the queue that it is part of (`Pieces`, `Ready`).
@@ -17,13 +17,15 @@ class Turns:
         self._bulk_had_last = False
 
     def order(self, bulk_since: float | None, now: float) -> tuple[Priority, Priority]:
-        """Who is next, then who is where that one has nothing. bulk_since: when the oldest bulk
-        work came, in monotonic seconds as `now`; None where there is none."""
-        aged = bulk_since is not None and now - bulk_since >= self._patience_s
-        if aged and not self._bulk_had_last:
+        """Return the priorities in the order to try.
+
+        bulk_since: start of the oldest bulk work, in monotonic seconds as `now`; None without
+        any."""
+        is_overdue = bulk_since is not None and now - bulk_since >= self._patience_s
+        if is_overdue and not self._bulk_had_last:
             return "bulk", "interactive"
         return "interactive", "bulk"
 
     def had(self, priority: Priority) -> None:
-        """Note who had this turn."""
+        """Note which priority was served."""
         self._bulk_had_last = priority == "bulk"

@@ -1,4 +1,4 @@
-"""What is in work: a request, which belongs to the event loop, and a sample on its way."""
+"""State of pending requests (of the event loop) and of in-flight samples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from scorekit.server.windows.parts import InWindows, whole_outcome
 
 log = structlog.get_logger()
 
-#: Where a flight waits for the model: its priority, and the large request whose line it is.
+#: The queue that a sample waits in: its priority, and the large request that has its own queue.
 Lane = tuple[Priority, "Job | None"]
 
 
 class Job:
-    """A request in work.
+    """A pending request.
 
-    answers: by index, None while a sample is awaited. done: set when nothing is awaited any more,
-    when the time is up, or when the client has left (then it holds an exception).
+    answers: by index, None while a sample is pending. done: set when nothing is pending, when the
+    time is up, or when the client has disconnected (then it holds an exception).
     timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
-    tokeniser; until the model took the first sample; of the batches that held any of its samples.
+    tokenizer; until the model took the first sample; of the batches with any of its samples.
 
-    Owner: loop; the tokeniser's thread adds to `tokenise_s`, which is read at the end.
+    Owner: loop; the tokenizer's thread adds to `tokenise_s`, which is read at the end.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Job:
         self._last_batch: object = None
 
     def receive(self, index: int, answer: Answer) -> None:
-        """One awaited sample is done."""
+        """Set the answer of one pending sample."""
         self.answers[index] = answer
         self.missing -= 1
         if self.on_answer is not None:
@@ -70,7 +70,7 @@ class Job:
             self.finish()
 
     def note_batch(self, batch: object, started: float, seconds: float) -> None:
-        """A batch that held samples of this request is done; harmless when said again."""
+        """Add the time of a batch that had samples of this request; once per batch."""
         if batch is not self._last_batch:
             if self._last_batch is None:
                 self.queue_s = max(0.0, started - self.started)
@@ -79,12 +79,13 @@ class Job:
 
     @property
     def timed_out(self) -> bool:
-        """Whether its time was up with samples awaited; not: its client left, or its task ended."""
-        over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
-        return over and self.missing > 0
+        """Return True if the time was up with samples pending, and the client had not
+        disconnected."""
+        is_over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
+        return is_over and self.missing > 0
 
     def finish(self, error: Exception | None = None) -> None:
-        """Wake who waits; a second call does nothing."""
+        """Wake the waiting coroutine; a second call does nothing."""
         if not self.done.done():
             if error is None:
                 self.done.set_result(None)
@@ -93,12 +94,13 @@ class Job:
 
 
 def answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Answer:
-    """An outcome as it is cached and answered: written once, by its verb's `write`."""
+    """Return an outcome as it is cached and answered: serialized once, by its endpoint's
+    `write`."""
     if isinstance(outcome, SampleError):
         return outcome
     try:
         return write(outcome)
-    except Exception as error:  # a backend's bug must not leave its waiters hanging
+    except Exception as error:  # a bug of a backend must not leave its requests waiting
         if isinstance(error, ValueError) and not isinstance(error, PydanticSerializationError):
             return SampleError("non_finite", "the model gave a number that is not finite")
         log.error("model_failure", exc_info=True)
@@ -107,7 +109,7 @@ def answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Ans
 
 @dataclass(slots=True)
 class Wanted:
-    """An item that a request wants an outcome of. size: bytes of what it says.
+    """An item of a request that is not cached. size: bytes of its content.
 
     Owner: fixed.
     """
@@ -120,22 +122,22 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One sample on its way through the model, and which requests wait for it.
+    """One in-flight sample, and the requests that wait for it.
 
-    sample: None once it is tokenised, or given up. room: tokens of the queue's bound that it
-    takes. size: bytes of its texts. born: monotonic seconds; of one that was lifted, when that was.
-    line: the large request in whose line it waits; None: it waits with those of all small ones.
-    store: whether somebody wants the answer in the cache. waiters: requests, and the index in each.
-    lane: where it was put last; lifted, it stands in two, and is skipped in one once it is taken.
-    taken: the model has it, or has begun with its windows. gone: nobody waits for it any more.
+    sample: None once it is tokenized or dropped. room: its tokens in the queue's limit. size: bytes
+    of its texts. born: monotonic seconds of its start, or of its rise to a higher priority. line:
+    the large request whose own queue it waits in; None: the queue of all small ones. store: whether
+    a request wants the answer cached. waiters: requests, and the index in each. lane: the queue it
+    was put into last; after a rise it is in two queues, and skipped in one once it is taken. taken:
+    the model has it, or has started its windows. gone: no request waits for it any more.
 
-    A sample in windows has a flight for each of them, which waits for the model by itself: so the
-    windows of one sample let others pass, and some are scored beside others' samples. whole: of a
-    window, its sample's flight, whose priority, line and `gone` are the window's. windows: of a
-    sample, its windows' flights. outcome: of a window, once it is scored.
+    A sample in windows has an in-flight sample for each window, which waits by itself: so the
+    windows let others pass, and some are batched with others' samples. whole: of a window, its
+    sample, whose priority, line and `gone` it shares. windows: of a sample, its windows. outcome:
+    of a window, once it is scored.
 
-    Who does not own a field may read it late: a sample that is given up now is tokenised or scored
-    for nobody, at most once, and one that is lifted now goes with bulk.
+    A thread that does not own a field may read it late: a sample that is dropped now is tokenized
+    or scored in vain, at most once, and one that rises now is batched with bulk.
     """
 
     key: bytes  # owner: fixed
@@ -157,20 +159,22 @@ class Flight:
 
 
 def window_flights(flight: Flight) -> list[Flight]:
-    """A flight for each window of a tokenised sample; none of one that is in no windows."""
+    """Return an in-flight sample for each window of a tokenized sample; empty without windows."""
     assert flight.encoded is not None
     payload = flight.encoded.payload
     if not isinstance(payload, InWindows):
         return []
     return [
-        Flight(b"", None, flight.priority, 0, flight.born, encoded=one, whole=flight)
-        for one in payload.windows
+        Flight(b"", None, flight.priority, 0, flight.born, encoded=encoded, whole=flight)
+        for encoded in payload.windows
     ]
 
 
 def sample_outcome(window: Flight, outcome: Outcome) -> Outcome | None:
-    """The outcome of a window's sample, if this window's decides it: the last one, or the first
-    that failed. None while others are awaited, and where nobody waits for the sample.
+    """Return the outcome of a window's sample, once its last window decides it, or the first failed
+    one.
+
+    None while others are pending, and if no request waits for the sample.
 
     Called on the event loop.
     """
@@ -178,10 +182,10 @@ def sample_outcome(window: Flight, outcome: Outcome) -> Outcome | None:
     if whole is None or whole.gone:
         return None
     window.outcome = outcome
-    outcomes = [one.outcome for one in whole.windows]
+    outcomes = [window_flight.outcome for window_flight in whole.windows]
     if not isinstance(outcome, SampleError) and None in outcomes:
         return None
     whole.gone = True  # the other windows need not be scored
     assert whole.encoded is not None
-    told = whole_outcome(whole.encoded.payload, outcomes)
-    return told if isinstance(told, SampleError) else {**told, **whole.encoded.fields}
+    merged = whole_outcome(whole.encoded.payload, outcomes)
+    return merged if isinstance(merged, SampleError) else {**merged, **whole.encoded.fields}

@@ -1,4 +1,4 @@
-"""A sample that was cut into windows: what its windows say, put together."""
+"""Merge the outcomes of a sample's windows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded, Outcome
 
-#: As a backend gives it: start, end, and what it says of it.
+#: An error span of a backend: start, end, and further fields.
 Span = dict[str, Any]
 
 
 @dataclass(slots=True)
 class WindowPlace:
-    """Where a window lies in its sample. src, mt: (start, end) of what it answers for, white space
-    included. src_read, mt_read: where what the model reads begins, its neighbours included."""
+    """The position of a window in its sample. src, mt: (start, end) of its own text, white space
+    included. src_read, mt_read: start of the text that the model reads, with its context."""
 
     src: tuple[int, int]
     mt: tuple[int, int]
@@ -28,48 +28,48 @@ class WindowPlace:
 
 @dataclass(slots=True)
 class InWindows:
-    """The payload of a sample in windows; what the model's own `encode` gave for each."""
+    """The payload of a sample in windows, with the encoding of each."""
 
     sample: TranslationSample
     windows: list[Encoded]
-    places: list[WindowPlace]
+    positions: list[WindowPlace]
 
 
 def encoded_whole(
-    sample: TranslationSample, windows: list[Encoded], places: list[WindowPlace]
+    sample: TranslationSample, windows: list[Encoded], positions: list[WindowPlace]
 ) -> Encoded:
-    """The sample as the queue knows it: as long as its longest window, and all their rows."""
+    """Return the sample for the queue: as long as its longest window, with the rows of all."""
     fields = {
-        "tokens": sum(one.fields["tokens"] for one in windows),
+        "tokens": sum(window.fields["tokens"] for window in windows),
         "truncated": {
-            name: any(one.fields["truncated"][name] for one in windows)
+            name: any(window.fields["truncated"][name] for window in windows)
             for name in windows[0].fields["truncated"]
         },
-        "mt_covered": _covered(windows, places),
+        "mt_covered": _covered(windows, positions),
     }
     return Encoded(
-        max(one.length for one in windows),
+        max(window.length for window in windows),
         fields,
-        InWindows(sample, windows, places),
-        rows=sum(one.rows for one in windows),
+        InWindows(sample, windows, positions),
+        rows=sum(window.rows for window in windows),
     )
 
 
-def _covered(windows: Sequence[Encoded], places: Sequence[WindowPlace]) -> int:
-    """Characters of `mt` up to the first that no window read."""
-    for one, place in zip(windows, places, strict=True):
-        if one.fields["truncated"]["mt"]:
-            return place.mt_read + int(one.fields["mt_covered"])
-    return places[-1].mt[1]
+def _covered(windows: Sequence[Encoded], positions: Sequence[WindowPlace]) -> int:
+    """Return the number of characters of `mt` up to the first that no window read."""
+    for window, position in zip(windows, positions, strict=True):
+        if window.fields["truncated"]["mt"]:
+            return position.mt_read + int(window.fields["mt_covered"])
+    return positions[-1].mt[1]
 
 
-def whole_outcome(whole: InWindows, outcomes: Sequence[Outcome | None]) -> Outcome:
-    """The outcome of a sample. A window that failed is the sample's failure; only then may others
-    be None, which were not scored.
+def whole_outcome(sample: InWindows, outcomes: Sequence[Outcome | None]) -> Outcome:
+    """Return the outcome of a sample. A failed window fails the sample; only then may others be
+    None.
 
-    Its score is the mean of the windows', each weighted by its share of `src` and its share of `mt`
-    (in characters, the mean of both): so a passage that the translation leaves out weighs, too. Its
-    spans are those of each window, as far as it answers for them: of its neighbours, they say more.
+    The score is the mean of the windows', weighted by their share of `src` and `mt` (in characters,
+    the mean of both): so a passage that the translation omits counts, too. Its spans are those of
+    each window within its own text: the neighbor windows report those in the context.
     """
     for k, outcome in enumerate(outcomes, 1):
         if isinstance(outcome, SampleError):
@@ -77,71 +77,80 @@ def whole_outcome(whole: InWindows, outcomes: Sequence[Outcome | None]) -> Outco
             return SampleError(outcome.type, message, retryable=outcome.retryable)
     good = [outcome for outcome in outcomes if isinstance(outcome, dict)]
     scores = [outcome["score"] for outcome in good]
-    weights = _weights(whole.places)
-    told: dict[str, Any] = {
-        "score": math.fsum(w * s for w, s in zip(weights, scores, strict=True)) / math.fsum(weights)
+    weights = _weights(sample.positions)
+    merged: dict[str, Any] = {
+        "score": math.fsum(weight * score for weight, score in zip(weights, scores, strict=True))
+        / math.fsum(weights)
     }
     for name, side in (("error_spans", "mt"), ("omissions", "src")):
         if any(name in outcome for outcome in good):
-            told[name] = _joined(
+            merged[name] = _joined(
                 [outcome.get(name) or [] for outcome in good],
-                [(getattr(place, f"{side}_read"), *getattr(place, side)) for place in whole.places],
-                getattr(whole.sample, side),
+                [
+                    (getattr(position, f"{side}_read"), *getattr(position, side))
+                    for position in sample.positions
+                ],
+                getattr(sample.sample, side),
             )
-    told["windows"] = [
+    merged["windows"] = [
         {
-            "src_start": place.src[0],
-            "src_end": place.src[1],
-            "mt_start": place.mt[0],
-            "mt_end": place.mt[1],
+            "src_start": position.src[0],
+            "src_end": position.src[1],
+            "mt_start": position.mt[0],
+            "mt_end": position.mt[1],
             "score": score,
         }
-        for place, score in zip(whole.places, scores, strict=True)
+        for position, score in zip(sample.positions, scores, strict=True)
     ]
-    return told
+    return merged
 
 
 def _joined(
-    spans: Sequence[Sequence[Span]], places: Sequence[tuple[int, int, int]], text: str
+    spans: Sequence[Sequence[Span]], ranges: Sequence[tuple[int, int, int]], text: str
 ) -> list[Span]:
-    """The spans of each window in their place in the text, cut at its ends; nothing of those that
-    lie in what was read besides. What goes on across a border is one span, with the severity of its
-    beginning: the models make spans of labels so. places: where what the model read begins; where
-    the window begins and ends."""
-    found: list[Span] = []
-    for own, (read, begin, stop) in zip(spans, places, strict=True):
-        for span in own:
+    """Return the spans of all windows at their position in the text, cut at the window's ends.
+
+    Spans in the context are dropped. Two that touch across a border become one with the severity of
+    the first, as the models join labels. ranges: start of the text read; start and end of the
+    window.
+    """
+    joined: list[Span] = []
+    for window_spans, (read, begin, stop) in zip(spans, ranges, strict=True):
+        for span in window_spans:
             start, end = max(span["start"] + read, begin), min(span["end"] + read, stop)
             if start >= end:
                 continue
-            piece = {**span, "start": start, "end": end}
-            if found and found[-1]["end"] == start == begin:
-                piece = _one(found.pop(), piece)
-            found.append(piece)
-    return [visible for span in found for visible in _visible(span, text)]
+            part = {**span, "start": start, "end": end}
+            if joined and joined[-1]["end"] == start == begin:
+                part = _join_two(joined.pop(), part)
+            joined.append(part)
+    return [visible for span in joined for visible in _visible(span, text)]
 
 
-def _one(first: Span, second: Span) -> Span:
-    """Two spans that touch; their confidence is the mean over their characters."""
-    whole = {**first, "end": second["end"]}
-    sure, other = first.get("confidence"), second.get("confidence")
-    if sure is not None and other is not None:
+def _join_two(first: Span, second: Span) -> Span:
+    """Join two spans that touch; the confidence is the mean over their characters."""
+    merged = {**first, "end": second["end"]}
+    confidence, second_confidence = first.get("confidence"), second.get("confidence")
+    if confidence is not None and second_confidence is not None:
         size = second["start"] - first["start"]
-        whole["confidence"] = sure + (other - sure) * (1 - size / (whole["end"] - whole["start"]))
-    return whole
+        merged["confidence"] = confidence + (second_confidence - confidence) * (
+            1 - size / (merged["end"] - merged["start"])
+        )
+    return merged
 
 
 def _visible(span: Span, text: str) -> Iterator[Span]:
-    """A span without white space at its ends; nothing of one that has nothing else."""
-    own = text[span["start"] : span["end"]]
-    if kept := own.strip():
-        start = span["start"] + len(own) - len(own.lstrip())
-        quoted = {"text": kept} if "text" in span else {}
-        yield {**span, "start": start, "end": start + len(kept), **quoted}
+    """Yield the span without white space at its ends; nothing if it has nothing else."""
+    quote = text[span["start"] : span["end"]]
+    if stripped := quote.strip():
+        start = span["start"] + len(quote) - len(quote.lstrip())
+        text_field = {"text": stripped} if "text" in span else {}
+        yield {**span, "start": start, "end": start + len(stripped), **text_field}
 
 
-def _weights(places: Sequence[WindowPlace]) -> list[float]:
-    src, mt = places[-1].src[1] or 1, places[-1].mt[1] or 1
+def _weights(positions: Sequence[WindowPlace]) -> list[float]:
+    src, mt = positions[-1].src[1] or 1, positions[-1].mt[1] or 1
     return [
-        (place.src[1] - place.src[0]) / src + (place.mt[1] - place.mt[0]) / mt for place in places
+        (position.src[1] - position.src[0]) / src + (position.mt[1] - position.mt[0]) / mt
+        for position in positions
     ]

@@ -1,4 +1,4 @@
-"""What a source asks for, and what a translation says: the forms that one number may take."""
+"""Numbers that a source requires and a translation states: the forms of a number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from scorekit.text.numbers.read import Number, Table
 
-#: Any one of these sets of values, whole, says a number.
+#: Alternative sets of values: all values of any one set state the number.
 Ways = list[frozenset[Fraction]]
 
 _PERCENT = re.compile(r"\s?(?:[%٪]|percent|per cent|prozent|퍼센트|프로(?![가-힣]))", re.I)
@@ -17,7 +17,7 @@ _RANGE = re.compile(r"\s?(?:[-–—~〜]|to|bis|or|oder|到|至|或|에서|또�
 _NAME_BEFORE = re.compile(r".*(?:[A-Za-z]|[A-Z][-‐]|코로나[- ]?)", re.S)
 _ROMAN = re.compile(r"\b[IVXL]{2,7}\b")
 _ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
-#: "6·25", "9·11": days that history remembers are often told otherwise.
+#: "6·25", "9·11": such historical dates are often expressed differently.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
 _APOSTROPHES = ("'", "’", "‘")
 #: Two numbers that may be a day and a month: "12/25", "31. 12."
@@ -44,8 +44,8 @@ _UNITS = (
         100,
     ),
 )
-#: What joins the number of the one to that of the other ("7시간 30분", "zehn Stunden und 30
-#: Minuten"), and what follows it; the smaller makes so many of the larger.
+#: What joins the numbers of two units ("7시간 30분", "zehn Stunden und 30 Minuten"), what follows
+#: the second, and how many of the smaller unit make the larger.
 _TWO_UNITS = tuple(
     (
         re.compile(rf"(?:e[nrms]?(?= ))?[ -]?(?:{unit})\.?(?:,? (?:and|und))?[ -]?", re.IGNORECASE),
@@ -54,7 +54,7 @@ _TWO_UNITS = tuple(
     )
     for unit, smaller, many in _UNITS
 )
-#: "2조 원" is money and no article of a law.
+#: "2조 원" is money and not an article of a law.
 _MONEY = re.compile(r" ?\d{0,4}[천백]? ?[억만]? ?(?:여 ?)?(?:원|달러|엔|유로|위안|파운드)")
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
 _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
@@ -64,11 +64,12 @@ _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5
 # -- asked for -------------------------------------------------------------------------------------
 
 
-def asked(text: str, table: Table, found: Sequence[Number]) -> dict[str, Ways]:
-    """The numbers of a `prepared` source that its translation has to have, with their ways. found:
-    all of its numbers."""
-    asked: dict[str, Ways] = {}
-    for place, number in enumerate(found):
+def asked(text: str, table: Table, numbers: Sequence[Number]) -> dict[str, Ways]:
+    """Return the numbers that the translation of a `prepared` source must have, with their forms.
+
+    numbers: all numbers of the source."""
+    required: dict[str, Ways] = {}
+    for index, number in enumerate(numbers):
         if is_optional(text, number, table):
             continue
         ways = [frozenset({value}) for value in single_forms(text, number, table)]
@@ -76,15 +77,16 @@ def asked(text: str, table: Table, found: Sequence[Number]) -> dict[str, Ways]:
         if number.values and table.months.match(text, number.end):
             years, months = divmod(number.values[0], 12)
             ways.append(frozenset({Fraction(years), months} - {0}))
-        for one, two in pairwise(found[max(0, place - 1) : place + 2]):
-            ways += _ways_of_two(text, one, two, number, table)
-        asked.setdefault(text[number.start : number.end], []).extend(ways)
-    return asked
+        for first, second in pairwise(numbers[max(0, index - 1) : index + 2]):
+            ways += _ways_of_two(text, first, second, number, table)
+        required.setdefault(text[number.start : number.end], []).extend(ways)
+    return required
 
 
 def is_optional(text: str, number: Number, table: Table) -> bool:
-    """Whether nothing is said by leaving the number out: words that need be no number, parts of
-    names, a lone 1, a hundred per cent."""
+    """Return True if the number may be left out.
+
+    That is a word that need not be a number, a part of a name, a lone 1, or 100 %."""
     start, end = number.start, number.end
     before, after = text[max(0, start - 4) : start], text[end : end + 1]
     if not number.digits:
@@ -98,8 +100,9 @@ def is_optional(text: str, number: Number, table: Table) -> bool:
 
 
 def is_loose(text: str, number: Number, table: Table) -> bool:
-    """Whether a calendar, a clock or another unit may say the number otherwise: "12월 25일" is
-    Christmas Day, the 45th minute of the second half the 90th, 50 miles are 80 kilometers."""
+    """Return True if a calendar, a clock or another unit may express the number differently.
+
+    "12월 25일" is Christmas Day, the 45th minute of the second half the 90th; 50 miles 80."""
     start, end = number.start, number.end
     if table.loose_before.search(text, max(0, start - _NEAR), start):
         return True
@@ -130,7 +133,7 @@ def _is_day_and_month(parts: Sequence[str | Fraction]) -> bool:
 
 
 def single_forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
-    """Values that say the number by themselves."""
+    """Yield values that state the number by themselves."""
     yield from _readings(text, number)
     if not number.values:
         return
@@ -173,55 +176,67 @@ def _parts(table: dict[int, Fraction], value: Fraction) -> list[Fraction]:
 
 
 def _ways_of_parts(number: Number) -> Ways:
-    """Digits that are several numbers, or may be: a date, a time of the day, a list."""
+    """Return forms of digits that are or may be several numbers: a date, a time, a list."""
     parts = number.parts
     ways = [frozenset(parts)]
     if len(parts) == 3:  # a date with a short year
-        one, two, three = parts
-        ways += [frozenset({one + c, two, three}) for c in (1900, 2000)]
-        ways += [frozenset({one, two, three + c}) for c in (1900, 2000)]
+        first, second, third = parts
+        ways += [frozenset({first + c, second, third}) for c in (1900, 2000)]
+        ways += [frozenset({first, second, third + c}) for c in (1900, 2000)]
     if len(parts) == 2:
         hour, minute = parts
         hours = {hour, hour + 12, hour - 12}
-        ways += [frozenset({one + minute / 60}) for one in hours]
+        ways += [frozenset({h + minute / 60}) for h in hours]
         if minute == 0:
-            ways += [frozenset({one}) for one in hours]
+            ways += [frozenset({h}) for h in hours]
         part = _PARTS_OF_AN_HOUR.get(int(minute)) if minute < 60 else None
-        said = [{minute}] + ([{part}, {_QUARTER}] if part else [])
-        ways += [frozenset({one, *of}) for one in hours for of in said]
-        ways += [frozenset({one + 1, part}) for one in hours if part]  # "halb vier"
+        minute_forms = [{minute}] + ([{part}, {_QUARTER}] if part else [])
+        ways += [frozenset({h, *form}) for h in hours for form in minute_forms]
+        ways += [frozenset({h + 1, part}) for h in hours if part]  # "halb vier"
     return ways
 
 
-def _ways_of_two(text: str, one: Number, two: Number, number: Number, table: Table) -> Ways:
-    """Ways of `number`, which is one of two neighbours, that the other one brings."""
-    if two.start - one.end > _NEAR or not one.values or not two.values:
+def _ways_of_two(text: str, first: Number, second: Number, number: Number, table: Table) -> Ways:
+    """Return forms of `number`, one of two neighbors, that include the other one."""
+    if second.start - first.end > _NEAR or not first.values or not second.values:
         return []
-    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
-    if between == "/" and b:
-        joined = Fraction(f"{a}{b}") if a.denominator == b.denominator == 1 else a
-        return [frozenset({a / b}), frozenset({joined})]
-    if _is_year(between, one, two):
-        return [frozenset({a * 100 + b})]
-    if number is one and one.scale == 1 and two.scale != 1 and _RANGE.fullmatch(between):
-        return [frozenset({a * two.scale})]
-    if number is two and 1000 <= a < 2100 and b < 100 and _RANGE.fullmatch(between):
-        return [frozenset({a - a % 100 + b})]  # "1994–98"
-    if table.century.match(text, one.end) and table.decade.match(text, two.end):
-        return [frozenset({(a - 1) * 100 + b})]
-    if between == " " and one.scale > b:  # "3 Millionen 500.000"
-        return [frozenset({a + b})]
-    return [frozenset({value}) for value in _of_two_units(text, one, two)]
+    between, (first_value, second_value) = (
+        text[first.end : second.start],
+        (first.values[0], second.values[0]),
+    )
+    if between == "/" and second_value:
+        joined = (
+            Fraction(f"{first_value}{second_value}")
+            if first_value.denominator == second_value.denominator == 1
+            else first_value
+        )
+        return [frozenset({first_value / second_value}), frozenset({joined})]
+    if _is_year(between, first, second):
+        return [frozenset({first_value * 100 + second_value})]
+    if number is first and first.scale == 1 and second.scale != 1 and _RANGE.fullmatch(between):
+        return [frozenset({first_value * second.scale})]
+    if (
+        number is second
+        and 1000 <= first_value < 2100
+        and second_value < 100
+        and _RANGE.fullmatch(between)
+    ):
+        return [frozenset({first_value - first_value % 100 + second_value})]  # "1994–98"
+    if table.century.match(text, first.end) and table.decade.match(text, second.end):
+        return [frozenset({(first_value - 1) * 100 + second_value})]
+    if between == " " and first.scale > second_value:  # "3 Millionen 500.000"
+        return [frozenset({first_value + second_value})]
+    return [frozenset({value}) for value in _of_two_units(text, first, second)]
 
 
 # -- said ------------------------------------------------------------------------------------------
 
 
-def said(text: str, table: Table, found: Sequence[Number]) -> set[Fraction]:
-    """Every value that a `prepared` translation may say. found: all of its numbers."""
-    values = {value for number in found for value in values_of(text, number, table)}
-    for one, two in pairwise(found):
-        values.update(_said_by_two(text, one, two, table))
+def said(text: str, table: Table, numbers: Sequence[Number]) -> set[Fraction]:
+    """Return every value that a `prepared` translation may state. numbers: all of its numbers."""
+    values = {value for number in numbers for value in values_of(text, number, table)}
+    for first, second in pairwise(numbers):
+        values.update(_said_by_two(text, first, second, table))
     for match in table.hint.finditer(text):
         values.update(table.hints[match.group().casefold()])
     values.update(Fraction(_roman(match.group())) for match in _ROMAN.finditer(text))
@@ -242,39 +257,45 @@ def values_of(text: str, number: Number, table: Table) -> Iterator[Fraction]:
         yield from (value + _HALF, _HALF)
 
 
-def _said_by_two(text: str, one: Number, two: Number, table: Table) -> Iterator[Fraction]:
-    if two.start - one.end > _NEAR or not one.values or not two.values:
+def _said_by_two(text: str, first: Number, second: Number, table: Table) -> Iterator[Fraction]:
+    if second.start - first.end > _NEAR or not first.values or not second.values:
         return
-    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
-    if between == "/" and b:
-        yield a / b
-    if one.scale == 1 and two.scale != 1 and _RANGE.fullmatch(between):
-        yield a * two.scale
-    if _is_year(between, one, two):
-        yield a * 100 + b
-    if between in ("", " ") and a > b:
-        yield a + b
+    between, (first_value, second_value) = (
+        text[first.end : second.start],
+        (first.values[0], second.values[0]),
+    )
+    if between == "/" and second_value:
+        yield first_value / second_value
+    if first.scale == 1 and second.scale != 1 and _RANGE.fullmatch(between):
+        yield first_value * second.scale
+    if _is_year(between, first, second):
+        yield first_value * 100 + second_value
+    if between in ("", " ") and first_value > second_value:
+        yield first_value + second_value
     if between in ("点", "點"):
-        yield a + b / 10
-    yield from _of_two_units(text, one, two)
-    if table.century.match(text, one.end):
-        yield (a - 1) * 100 + b
+        yield first_value + second_value / 10
+    yield from _of_two_units(text, first, second)
+    if table.century.match(text, first.end):
+        yield (first_value - 1) * 100 + second_value
 
 
-def _of_two_units(text: str, one: Number, two: Number) -> Iterator[Fraction]:
-    """What a number with two units may be with one of them: seven and a half hours, 105 minutes,
-    1.78 metres, 3.99 dollars."""
-    between, (a, b) = text[one.end : two.start], (one.values[0], two.values[0])
-    if a.denominator == 1:
+def _of_two_units(text: str, first: Number, second: Number) -> Iterator[Fraction]:
+    """Yield the values of a number in two units in one of them: 7.5 hours, 105 minutes, 1.78
+    meters."""
+    between, (first_value, second_value) = (
+        text[first.end : second.start],
+        (first.values[0], second.values[0]),
+    )
+    if first_value.denominator == 1:
         for joint, smaller, many in _TWO_UNITS:
-            if b < many and joint.fullmatch(between) and smaller.match(text, two.end):
-                yield from (a + b / many, a * many + b)
+            if second_value < many and joint.fullmatch(between) and smaller.match(text, second.end):
+                yield from (first_value + second_value / many, first_value * many + second_value)
 
 
-def _is_year(between: str, one: Number, two: Number) -> bool:
-    """Whether it is a year that is read in two parts: "nineteen ninety-five"."""
-    in_words = not (one.digits or two.digits)
-    return in_words and between in (" ", "-") and 10 < one.values[0] < 100 > two.values[0]
+def _is_year(between: str, first: Number, second: Number) -> bool:
+    """Return True for a year that is read in two parts: "nineteen ninety-five"."""
+    in_words = not (first.digits or second.digits)
+    return in_words and between in (" ", "-") and 10 < first.values[0] < 100 > second.values[0]
 
 
 def _roman(word: str) -> int:

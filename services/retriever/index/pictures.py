@@ -1,4 +1,4 @@
-"""Pictures of pages: as they are stored, and the parts of them that are asked for."""
+"""Images of pages: reading, storing and cropping them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Format = Literal["png", "jpeg", "webp"]
-#: Most pixels along a side: what WebP can hold.
+#: Largest side in pixels: WebP's limit.
 MOST_SIDE = 16383
 _QUALITY = 90
-#: So many times the most pixels of a page's picture are decoded, to be made smaller.
-_TIMES = 8
-_TOO_LARGE = "it says that it has too many pixels, or none"
+#: Files with up to this many times the pixel limit are decoded and scaled down.
+_MAX_DECODE_FACTOR = 8
+_TOO_LARGE = "its header declares too many pixels, or none"
 
 
 class UnreadablePicture(Exception):
-    """A file that is no picture of use: the reason in words."""
+    """Raised if a file is not a usable image; the message is the reason."""
 
 
 class Wish(NamedTuple):
-    """Which part of a picture, and how. crop: x1, y1, x2, y2 in its pixels; None: all of it.
-    max_pixels: make it smaller, never larger, until it has at most so many; None: as it is."""
+    """The requested part and format of an image.
+
+    crop: x1, y1, x2, y2 in its pixels; None: the full image. max_pixels: scale down to at most this
+    many pixels; None: no scaling."""
 
     crop: tuple[int, int, int, int] | None = None
     max_pixels: int | None = None
@@ -34,58 +36,59 @@ class Wish(NamedTuple):
 
 
 def sha256(content: bytes) -> str:
-    """Name of a picture."""
+    """Return the digest that names an image."""
     return hashlib.sha256(content).hexdigest()
 
 
-def png_of(picture: Image) -> bytes:
-    """The same bytes for the same pixels."""
+def png_of(image: Image) -> bytes:
+    """Return a PNG; equal pixels give equal bytes."""
     out = io.BytesIO()
-    picture.save(out, "png", compress_level=6)
+    image.save(out, "png", compress_level=6)
     return out.getvalue()
 
 
 def read_picture(content: bytes, max_pixels: int) -> Image:
-    """An image file as RGB, turned as its EXIF says, on white where it is transparent, made smaller
-    where it has more than max_pixels. Raises UnreadablePicture."""
+    """Return an image file as RGB, rotated by its EXIF, with white for transparency.
+
+    It is scaled down to at most max_pixels. Raises UnreadablePicture."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as opened:
             width, height = opened.size
-            # Before it is decoded: a small file may say that it has any number of pixels.
-            if width * height > _TIMES * max_pixels or not width or not height:
+            # Check before decoding: a small file can declare any number of pixels.
+            if width * height > _MAX_DECODE_FACTOR * max_pixels or not width or not height:
                 raise UnreadablePicture(_TOO_LARGE)
-            turned = ImageOps.exif_transpose(opened) or opened
-            if turned.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
-                turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
-            if turned.has_transparency_data:
-                layer = turned.convert("RGBA")
-                ground = Image.new("RGBA", layer.size, "white")
-                picture = Image.alpha_composite(ground, layer).convert("RGB")
+            rotated = ImageOps.exif_transpose(opened) or opened
+            if rotated.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+                rotated = Image.fromarray((np.asarray(rotated) >> 8).astype(np.uint8))
+            if rotated.has_transparency_data:
+                layer = rotated.convert("RGBA")
+                background = Image.new("RGBA", layer.size, "white")
+                image = Image.alpha_composite(background, layer).convert("RGB")
             else:
-                picture = turned.convert("RGB")
+                image = rotated.convert("RGB")
     except UnidentifiedImageError:
-        raise UnreadablePicture("no PNG, JPEG or WebP picture") from None
+        raise UnreadablePicture("not a PNG, JPEG or WebP image") from None
     except Image.DecompressionBombError:
         raise UnreadablePicture(_TOO_LARGE) from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise UnreadablePicture(f"cannot be decoded ({type(error).__name__})") from None
-    return smaller(picture, max_pixels)
+    return smaller(image, max_pixels)
 
 
-def smaller(picture: Image, max_pixels: int | None) -> Image:
-    """With at most so many pixels; the same where it has no more."""
+def smaller(image: Image, max_pixels: int | None) -> Image:
+    """Return the image scaled down to at most max_pixels, or unchanged if it is small enough."""
     from PIL import Image
 
-    width, height = fitted(picture.width, picture.height, max_pixels)
-    if (width, height) == picture.size:
-        return picture
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+    width, height = fitted(image.width, image.height, max_pixels)
+    if (width, height) == image.size:
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
-    """The size with at most max_pixels and at most MOST_SIDE along a side, of the same shape."""
+    """Return (width, height) scaled to at most max_pixels and MOST_SIDE per side."""
     factor = min(1.0, MOST_SIDE / max(width, height))
     if max_pixels is not None:
         factor = min(factor, (max_pixels / (width * height)) ** 0.5)
@@ -94,15 +97,15 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     return max(1, int(width * factor)), max(1, int(height * factor))
 
 
-def part_of(png: bytes, wish: Wish) -> bytes:
-    """The part of a stored picture that is wished for, as a file."""
+def part_of(png: bytes, request: Wish) -> bytes:
+    """Return the requested part of a stored image as an encoded file."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
-        picture = opened.crop(wish.crop) if wish.crop else opened.convert("RGB")
-    picture = smaller(picture, wish.max_pixels)
-    if wish.format == "png":
-        return png_of(picture)
+        image = opened.crop(request.crop) if request.crop else opened.convert("RGB")
+    image = smaller(image, request.max_pixels)
+    if request.format == "png":
+        return png_of(image)
     out = io.BytesIO()
-    picture.save(out, wish.format, quality=_QUALITY)
+    image.save(out, request.format, quality=_QUALITY)
     return out.getvalue()

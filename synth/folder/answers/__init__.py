@@ -1,13 +1,13 @@
-"""Answers that were paid for, under a key of all that they depend on: of this run and of others.
+"""A cache of paid answers, under a key of everything that they depend on, shared by runs.
 
-A stage asks here before it asks a service. So a run that is killed, extended, or begun again
-under other settings pays only for what nobody has answered yet.
+A stage looks here before it calls a service. So a run that is killed, extended, or started with
+other settings pays only for new answers.
 
     answers = open_answers("runs/exp001/answers.sqlite")     # one machine, any number of processes
     answers = open_answers("rediss://user@host:6379/0")       # several machines
 
-A value stands behind a checksum of its key and bytes. One that is damaged is no answer: it is
-counted, and asked for again.
+A value is stored with a checksum of its key and bytes. A damaged value is counted, and its answer
+requested again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ from synth.folder.answers.redis_server import REDIS_PASSWORD, RedisAnswers
 from synth.folder.answers.sqlite_file import SqliteAnswers
 
 
-def open_answers(where: str | Path) -> Answers:
-    """A SQLite file (a path), or a Redis or Valkey (redis://, rediss://, unix://). Raises
-    UserError."""
-    check_place(str(where))
-    return RedisAnswers(str(where)) if "://" in str(where) else SqliteAnswers(Path(where))
+def open_answers(location: str | Path) -> Answers:
+    """Open a SQLite file (a path), or a Redis or Valkey (redis://, rediss://, unix://).
+
+    Raises UserError."""
+    check_place(str(location))
+    return RedisAnswers(str(location)) if "://" in str(location) else SqliteAnswers(Path(location))
 
 
-def check_place(where: str) -> None:
-    """Raise UserError for what is no place of answers, and for one with a password in it: it would
-    stand in the kept config and in logs."""
-    if "://" not in where:
+def check_place(location: str) -> None:
+    """Raise UserError for an invalid location, and for a URL with a password.
+
+    The password would be in the saved config and in logs."""
+    if "://" not in location:
         return
     try:
-        parts = urlsplit(where)
+        parts = urlsplit(location)
         has_password = parts.password is not None or "password" in parse_qs(parts.query)
-        known = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
+        is_supported = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
     except ValueError:
-        has_password, known = False, False
+        has_password, is_supported = False, False
     if has_password:
-        raise UserError(f"run.answers: no password in a URL: put it into {REDIS_PASSWORD}")
-    if not known:
+        raise UserError(
+            f"run.answers: a URL must not contain a password. Put it into {REDIS_PASSWORD}"
+        )
+    if not is_supported:
         raise UserError(
             "run.answers: give a path, redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH"
         )

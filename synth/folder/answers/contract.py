@@ -1,4 +1,4 @@
-"""What a place of kept answers does, and how a value stands in it, wherever that is."""
+"""The interface of answer caches, and the format of a stored value."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _CHECKSUM = 8  # bytes
 
 
 class Answers(Protocol):
-    """Where answers are kept. damaged: values that were found broken since it was opened."""
+    """A cache of answers. damaged: number of broken values read since it was opened."""
 
     damaged: int
 
     async def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The answers of those keys that have one."""
+        """Return the answers of those keys that have one."""
 
     async def put(self, answers: Mapping[str, Any]) -> None:
-        """Keep answers: all of them when this returns, or none. kill -9 does not lose them."""
+        """Store answers, all or none of them. Once this returns, kill -9 does not lose them."""
 
     async def close(self) -> None:
-        """Let go of the file or the connections."""
+        """Close the file or the connections."""
 
 
 def pack(key: str, answer: Any) -> tuple[bytes, bytes]:
-    """The key's bytes, and the answer behind a checksum of both."""
+    """Return the key's bytes, and the answer after a checksum of both."""
     raw = bytes.fromhex(key)
     text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     return raw, _checksum(raw, text) + text
@@ -37,7 +37,7 @@ def _checksum(key: bytes, text: bytes) -> bytes:
 
 
 def unpack(key: bytes, value: bytes) -> tuple[Any] | None:
-    """The answer, in a tuple since it may be null; None where the value is damaged."""
+    """Return the answer in a tuple, because it may be null; None if the value is damaged."""
     try:
         text = value[_CHECKSUM:]
         if value[:_CHECKSUM] != _checksum(key, text):

@@ -1,4 +1,4 @@
-"""A damaged SQLite file of answers: what can be read of it goes into a new one."""
+"""Repair a damaged SQLite file of answers by copying its readable rows into a new file."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from synth.folder.locks import held
 
 
 def mend(path: Path) -> tuple[int, int | None]:
-    """Copy what can be read of a damaged file into a new one, which takes its name; the old one
-    stays beside it as NAME.damaged.
+    """Copy the readable rows of a damaged file into a new one, which replaces it.
 
-    (answers kept, rows that cannot be read: None where nothing is wrong and nothing was done; rows
-    of which not even the place is known are in no count). Raises UserError while another process
+    The old file stays as NAME.damaged.
+
+    Returns (number of answers, number of unreadable rows; None if the file is intact and was not
+    changed). Rows whose position is unknown are not counted. Raises UserError while another process
     has the file open.
     """
-    with held([(lock_of(path), False)], "mend it"):
-        if _is_whole(path):
+    with held([(lock_of(path), False)], "repair it"):
+        if _is_intact(path):
             db = opened(path)
-            kept = int(db.execute("SELECT count(*) FROM answers").fetchone()[0])
+            num_answers = int(db.execute("SELECT count(*) FROM answers").fetchone()[0])
             db.close()
-            return kept, None
+            return num_answers, None
         fresh = path.with_name(path.name + ".mended")
         for leftover in (fresh, *beside(fresh)):
             leftover.unlink(missing_ok=True)
-        kept, lost = _salvage(path, fresh)
+        num_answers, num_unreadable = _salvage(path, fresh)
         old = path.with_name(path.name + ".damaged")
         for leftover in (old, *beside(old)):
             leftover.unlink(missing_ok=True)
-        os.link(path, old)  # at every moment there is a file of that name
+        os.link(path, old)  # a file of that name exists at every moment
         for log_file, name in zip(beside(path), beside(old), strict=True):
             if log_file.exists():
                 log_file.rename(name)
         os.replace(fresh, path)
-        return kept, lost
+        return num_answers, num_unreadable
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether SQLite and the checksums of all values find nothing wrong."""
+def _is_intact(path: Path) -> bool:
+    """Return True if SQLite and the checksums of all values find no damage."""
     log_file = beside(path)[0]
     if log_file.exists() and log_file.stat().st_size:
-        return False  # it may be damaged, too, and SQLite would pass over its end in silence
+        return False  # it may be damaged, and SQLite would silently ignore its end
     try:
         db = opened(path)
         try:
             if db.execute("PRAGMA integrity_check").fetchall() != [(b"ok",)]:
                 return False
-            found = db.execute("SELECT key, value FROM answers")
-            return all(unpack(*row) is not None for row in found)
+            stored = db.execute("SELECT key, value FROM answers")
+            return all(unpack(*row) is not None for row in stored)
         finally:
             db.close()
     except sqlite3.Error:
@@ -61,17 +62,17 @@ def _is_whole(path: Path) -> bool:
 
 
 def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
-    """(rows written to a new file, rows of the old one that cannot be read)."""
+    """Return (rows written to the new file, unreadable rows of the old file)."""
     new = opened(fresh)
-    lost = 0
-    found = rows(path)
-    while some := list(islice(found, 1000)):
-        good = [row for row in some if row is not None and unpack(*row) is not None]
-        lost += len(some) - len(good)
+    num_unreadable = 0
+    candidates = rows(path)
+    while batch := list(islice(candidates, 1000)):
+        good = [row for row in batch if row is not None and unpack(*row) is not None]
+        num_unreadable += len(batch) - len(good)
         new.execute("BEGIN")
         new.executemany("INSERT OR IGNORE INTO answers (key, value) VALUES (?, ?)", good)
         new.execute("COMMIT")
-    kept = int(new.execute("SELECT count(*) FROM answers").fetchone()[0])
+    num_answers = int(new.execute("SELECT count(*) FROM answers").fetchone()[0])
     new.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     new.close()
-    return kept, lost
+    return num_answers, num_unreadable

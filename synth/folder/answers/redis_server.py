@@ -1,4 +1,4 @@
-"""Kept answers in a Redis or Valkey."""
+"""An answer cache in a Redis or Valkey."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from synth.folder.answers.contract import pack, unpack
 
 log = structlog.get_logger()
 
-#: Environment variable with the password of a Redis: a URL stands in configs and process lists.
+#: Environment variable with the Redis password: URLs are visible in configs and process lists.
 REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
 _REDIS_TRIES = 12  # with pauses of 0.2 to 5 s: three quarters of a minute
 
 
 class RedisAnswers:
-    """Answers in a Redis or Valkey, which several machines share. One that is restarted is waited
-    for; one that may evict is refused, since a value that goes is paid for again."""
+    """Answers in a Redis or Valkey, which several machines can share.
+
+    It waits for a server that restarts. A server that may evict is refused, because evicted answers
+    are paid for again."""
 
     def __init__(self, url: str) -> None:
         self.damaged = 0
@@ -35,48 +37,49 @@ class RedisAnswers:
             ) from None
         self._url = url
         self._error = redis.RedisError
-        told: dict[str, Any] = {
+        options: dict[str, Any] = {
             "password": os.environ.get(REDIS_PASSWORD),
             "socket_timeout": 30.0,
             "socket_connect_timeout": 10.0,
         }
-        with redis.Redis.from_url(url, **told) as db:
+        with redis.Redis.from_url(url, **options) as db:
             self._check(db)
         pauses = redis.backoff.ExponentialBackoff(cap=5.0, base=0.2)
         self._db = redis.asyncio.Redis.from_url(
             url,
-            **told,
+            **options,
             retry=redis.asyncio.retry.Retry(pauses, _REDIS_TRIES),
             retry_on_error=[redis.ConnectionError, redis.TimeoutError],
         )
 
     def _check(self, db: Any) -> None:
-        """Raises UserError where nobody answers, and for a server that may evict."""
+        """Raise UserError if the server does not answer, or if it may evict values."""
         import redis.exceptions
 
         try:
             db.ping()
             memory = db.info("memory")
-        except redis.exceptions.NoPermissionError:  # whoever runs it may keep that to himself
+        except redis.exceptions.NoPermissionError:  # the operator may restrict INFO
             return
         except redis.RedisError as error:
             raise self._away(error) from None
         policy = str(memory.get("maxmemory_policy", ""))
         if memory.get("maxmemory") and policy.startswith("allkeys"):
             raise UserError(
-                f"run.answers {self._url}: may evict answers that were paid for (maxmemory-policy "
-                f"{policy}): set noeviction"
+                f"run.answers {self._url}: may evict paid answers (maxmemory-policy "
+                f"{policy}). Set noeviction"
             )
 
     async def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The answers of those keys that have one. Raises UserError where nobody answers."""
+        """Return the answers of those keys that have one. Raises UserError if the server is
+        down."""
         if not keys:
             return {}
         try:
             values = await self._db.mget([_redis_key(key) for key in keys])
         except self._error as error:
             raise self._away(error) from None
-        found: dict[str, Any] = {}
+        answers: dict[str, Any] = {}
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 continue
@@ -85,11 +88,11 @@ class RedisAnswers:
                 self.damaged += 1
                 log.warning("answer_damaged", server=self._url, key=key)
             else:
-                found[key] = answer[0]
-        return found
+                answers[key] = answer[0]
+        return answers
 
     async def put(self, answers: Mapping[str, Any]) -> None:
-        """Keep answers: all of them when this returns, or none. Raises UserError."""
+        """Store answers, all or none of them. Raises UserError."""
         rows = {_redis_key(key): pack(key, answer)[1] for key, answer in answers.items()}
         try:
             await self._db.mset(rows)
@@ -102,7 +105,7 @@ class RedisAnswers:
 
     def _away(self, error: Exception) -> UserError:
         return UserError(
-            f"run.answers {self._url}: {error}; start it, give it room, or mend its address"
+            f"run.answers {self._url}: {error}. Start it, give it memory, or correct its address"
         )
 
 

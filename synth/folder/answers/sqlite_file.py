@@ -1,4 +1,4 @@
-"""Kept answers in a SQLite file."""
+"""An answer cache in a SQLite file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BUSY_S = 60.0  # while other processes write
 
 
 class SqliteAnswers:
-    """Answers in a SQLite file, which several processes of one machine may share.
+    """Answers in a SQLite file, which several processes of one machine can share.
 
-    A write is with the kernel when it returns; a power cut may lose the last ones, and never
-    leaves a broken file.
+    A write has reached the kernel when it returns. A power cut may lose the last writes, but never
+    breaks the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,37 +33,38 @@ class SqliteAnswers:
         self.damaged = 0
         self._lock = try_lock(lock_of(path), shared=True)
         if self._lock is None:
-            raise UserError(f"run.answers {path}: is being mended; wait until that is done")
+            raise UserError(f"run.answers {path}: is being repaired. Wait until that is done")
         try:
             self._db = opened(path)
-            self._db.execute("BEGIN IMMEDIATE")  # a file that may not be written says so now,
-            self._db.execute("ROLLBACK")  # and not when an answer was paid for
+            self._db.execute("BEGIN IMMEDIATE")  # a read-only file must fail now,
+            self._db.execute("ROLLBACK")  # and not after an answer was paid for
             self._file = identity_of(path)
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
-            raise UserError(f"run.answers {path}: {error}; {_MEND}") from None
+            raise UserError(f"run.answers {path}: {error}; {_REPAIR_HINT}") from None
 
     async def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The answers of those keys that have one."""
-        found: dict[str, Any] = {}
+        """Return the answers of those keys that have one."""
+        answers_by_key: dict[str, Any] = {}
         for start in range(0, len(keys), _LOOKUP):
-            some = [bytes.fromhex(key) for key in keys[start : start + _LOOKUP]]
-            for key, value in self._rows(some):
+            batch = [bytes.fromhex(key) for key in keys[start : start + _LOOKUP]]
+            for key, value in self._rows(batch):
                 answer = unpack(key, value)
                 if answer is None:
                     self._note_damage(key.hex())
                 else:
-                    found[key.hex()] = answer[0]
-        return found
+                    answers_by_key[key.hex()] = answer[0]
+        return answers_by_key
 
     async def put(self, answers: Mapping[str, Any]) -> None:
-        """Keep answers: all of them when this returns, or none. Raises UserError for a full disk
-        and for a file that is too damaged to be written."""
+        """Store answers, all or none of them.
+
+        Raises UserError for a full disk and for a file that is too damaged."""
         rows = [pack(key, answer) for key, answer in answers.items()]
         if identity_of(self.path) != self._file:
             raise UserError(
-                f"run.answers {self.path}: was deleted or replaced while a run was at work: what "
-                "is written now would be lost; put it back, or --resume with a new one"
+                f"run.answers {self.path}: was deleted or replaced during a run, so new answers "
+                "would be lost. Put it back, or --resume with a new one"
             )
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -74,7 +75,7 @@ class SqliteAnswers:
             )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise UserError(f"run.answers {self.path}: {error}; {_MEND}") from None
+            raise UserError(f"run.answers {self.path}: {error}; {_REPAIR_HINT}") from None
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -92,8 +93,8 @@ class SqliteAnswers:
             return self._db.execute(query, keys).fetchall()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # locked, or the disk: not the file
-                raise UserError(f"run.answers {self.path}: {error}; {_MEND}") from None
-        if len(keys) > 1:  # a damaged page hides its own rows only
+                raise UserError(f"run.answers {self.path}: {error}; {_REPAIR_HINT}") from None
+        if len(keys) > 1:  # only the rows of a damaged page are lost
             return [row for key in keys for row in self._rows([key])]
         self._note_damage(keys[0].hex())
         return []
@@ -103,22 +104,22 @@ class SqliteAnswers:
         log.warning("answer_damaged", file=str(self.path), key=key)
 
 
-#: What to do about a file that does not take an answer.
-_MEND = (
-    "make room, name another, or mend it with "
-    "`python -m synth repair --config FILE`, which keeps what can be read"
+#: Hint for a file that cannot be written.
+_REPAIR_HINT = (
+    "free disk space, name another file, or repair it with "
+    "`python -m synth repair --config FILE`, which keeps the readable answers"
 )
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """The file, made where there is none. Raises sqlite3.Error."""
+    """Open the file; create it if it does not exist. Raises sqlite3.Error."""
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    db.text_factory = bytes  # a damaged value may look like a text, and be none
+    db.text_factory = bytes  # a damaged value may not be valid text
     db.execute(f"PRAGMA page_size={PAGE}")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=NORMAL")
-    # Rows by number, and the keys in an index beside them: a damaged index hides no row, and a
-    # damaged page of rows hides its own only. `salvage` knows this layout.
+    # Rows by number, with the keys in a separate index: a damaged index hides no row, and a damaged
+    # page only its own rows. `salvage` depends on this layout.
     db.execute(
         "CREATE TABLE IF NOT EXISTS answers "
         "(id INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)"
@@ -128,10 +129,10 @@ def opened(path: Path) -> sqlite3.Connection:
 
 
 def lock_of(path: Path) -> Path:
-    """Its lock: shared by those who use it, alone to mend it."""
+    """Return the file's lock: shared by users, exclusive for a repair."""
     return path.with_name(path.name + ".lock")
 
 
 def beside(path: Path) -> list[Path]:
-    """SQLite's own files of a database."""
+    """Return the WAL and shared-memory files of a database."""
     return [path.with_name(path.name + end) for end in ("-wal", "-shm")]

@@ -277,7 +277,7 @@ def test_a_service_that_is_away_fails_openrlhf_s_request():
         ({"prompts": ["p"]}, "query: Field required"),
         ({"query": ["pq"], "prompts": ["p", "p"]}, "different lengths"),
         ({"query": ["pq"], "prompts": ["other"], "labels": ["a"]}, "does not stand in the query"),
-        ({"query": ["pq"], "prompts": ["p"], "labels": [None]}, "'label' is no text but NoneType"),
+        ({"query": ["pq"], "prompts": ["p"], "labels": [None]}, "'label' is not text but NoneType"),
     ],
 )
 def test_what_cannot_be_scored_is_said_to_openrlhf(metricx, payload, fault):

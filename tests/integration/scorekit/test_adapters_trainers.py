@@ -177,7 +177,7 @@ def test_slime_raises_after_ten_tries_and_never_sees_a_number_that_is_none(metri
     [
         ({"prompt": "p"}, "response: Field required"),
         ({"prompt": "p", "response": None, "label": "a"}, "response: "),
-        ({"prompt": "p", "response": "r", "label": None}, "'label' is no text but NoneType"),
+        ({"prompt": "p", "response": "r", "label": None}, "'label' is not text but NoneType"),
     ],
 )
 def test_what_cannot_be_scored_is_said_to_slime(metricx, payload, fault):

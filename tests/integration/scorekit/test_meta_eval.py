@@ -190,7 +190,7 @@ def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_picture
         ("../x={url}", (), "a name is part of a file's name"),
         ("x={other}", (), "none of its 1 rows is one of the translations"),
         ("x={broken}", (), "line 1: span 0 to 999 is not in a translation"),
-        ("x={odd}", (), "line 1: field 'error_spans' is no list of objects"),
+        ("x={odd}", (), "line 1: field 'error_spans' is not a list of objects"),
     ],
 )
 def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, message):

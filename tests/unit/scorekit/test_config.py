@@ -61,7 +61,7 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("first:\n  limit: -1", ": first.limit: a sentence of ours"),
         ("- a", "a config is a mapping of keys, not a list"),
         ("a: [", "not YAML"),
-        ("name: a\nname: b", "the key 'name' stands twice"),
+        ("name: a\nname: b", "the key 'name' is there twice"),
     ],
 )
 def test_a_fault_names_file_and_key(tmp_path, text, fault):

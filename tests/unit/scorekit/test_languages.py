@@ -148,7 +148,7 @@ def test_an_unknown_name_is_none_and_never_what_is_near(key):
 def test_an_unknown_language_is_one_line_with_what_is_near():
     assert "Korean (ko)" in unknown_language("Koraen")
     assert unknown_language("Portugese") == (
-        "unknown language 'Portugese'; near it: Portuguese (pt)"
+        "unknown language 'Portugese'; did you mean Portuguese (pt)?"
     )
     assert unknown_language("qqq") == "unknown language 'qqq'"
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from scorekit.seeds import _STANDING, Stream, stream_seed
+from scorekit.seeds import _FIXED_STREAMS, Stream, stream_seed
 
 SEEDS, STEPS, RANKS = (0, 1, 2, 1234), range(300), range(64)
 STANDING = [
@@ -62,7 +62,7 @@ def test_a_new_stream_lies_above_all_that_stand() -> None:
         stream_seed(stream, seed, *place)
         for seed in SEEDS
         for stream in get_args(Stream)
-        if stream in _STANDING
+        if stream in _FIXED_STREAMS
         for place in places(stream)
     ]
     new: Any = "new"

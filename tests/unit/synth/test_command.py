@@ -71,7 +71,7 @@ def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
 
 WRONG = {
     "no file": ([], {}, "cannot read the config"),
-    "no URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
+    "not the URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
     "half a URL": ([], {"metricx": {"url": "http://["}}, "metricx.url"),
     "half a place": ([], {"run": {"answers": "redis://["}}, "run.answers"),
     "no prompt": ([], {"teacher": {"prompt": "/no/such/prompt"}}, "prompt template"),

@@ -1,4 +1,4 @@
-"""The sampler that a config names."""
+"""Open the sampler that a config names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from trainer.rl.world import World
 
 
 def probe_engine(cfg: SamplingConfig, *, adapters: bool, images: bool = False) -> str | None:
-    """The model's name on the server that is to sample, asked before weights are loaded; None where
-    this process samples. images: prompts show some. Raises UserError where it is away, or cannot do
-    what is wanted of it."""
+    """Return the model's name on the vLLM server, or None if this process samples.
+
+    Asked before weights are loaded.
+    images: whether prompts have images.
+    Raises UserError if the server is unavailable, or does not support what this run needs.
+    """
     if cfg.engine == "generate":
         return None
     return probe_server(cfg.vllm, adapters=adapters, images=images)
@@ -37,8 +40,13 @@ def open_sampler(
     role: str = "train",
     never: Sequence[int] = (),
 ) -> Sampler:
-    """served: what `probe_engine` gave. adapters: they learn, not the whole model. role: a run_dir
-    may have a sampler of each role at a time. never: ids that are not to be drawn. To be closed."""
+    """Return the sampler of a config. The caller closes it.
+
+    served: the result of `probe_engine`.
+    adapters: whether adapters are trained, and not the whole model.
+    role: a run_dir may have one sampler of each role at a time.
+    never: ids that must not be sampled.
+    """
     if served is None:
         return GenerateSampler(model, tokenizer, world, never=never)
     stops = stop_token_ids(unwrapped(model), tokenizer)

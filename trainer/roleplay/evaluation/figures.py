@@ -1,4 +1,4 @@
-"""The figures of a role-play run, and the table that says how each is shown."""
+"""The stats of a role-play run, and the table that describes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FRONT = (
     ),
     Figure(key="reward_group_std", column="± group", form="7.3f", narrow=True),
 )
-_NEVER = (
+_UNREWARDED = (
     Figure(
         key="chrf",
         title="chrF to the reference (never a reward)",
@@ -48,7 +48,7 @@ _NEVER = (
     ),
     Figure(
         key="repeated",
-        title="said again within a reply (never a reward)",
+        title="repeated within a reply (never a reward)",
         better="lower",
         of_line=lambda line: line["repeated"],
     ),
@@ -62,7 +62,7 @@ _NEVER = (
     replace(COMPLETION_LENGTH, title="tokens of a reply (never a reward)"),
     Figure(
         key="clipped_ratio",
-        title="cut by max_completion_length (never a reward)",
+        title="truncated by max_completion_length (never a reward)",
         better="lower",
         column="cut",
         form="5.2f",
@@ -88,11 +88,11 @@ _LEARNING = (
     Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
     Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
 )
-#: Figures of one line of an evaluation's dump that are its own, not of a reward.
-_OF_LINES = ("chrf", "copied_user", "copied_reference", "repeated", "characters", "kl_start")
+#: Stats of a line of an evaluation's dump that are not of a reward.
+_LINE_STATS = ("chrf", "copied_user", "copied_reference", "repeated", "characters", "kl_start")
 
 
-def _of_reward(reward: Reward) -> Figure:
+def _reward_stat(reward: Reward) -> Figure:
     return Figure(
         key=f"{reward.name}_mean",
         title=reward.name,
@@ -104,46 +104,46 @@ def _of_reward(reward: Reward) -> Figure:
     )
 
 
-def _component(figure: Figure) -> Figure:
-    """Indented below its reward, and read from a line of the dump."""
+def _component(stat: Figure) -> Figure:
+    """Return a stat with an indented title, read from a line of the dump."""
     return replace(
-        figure,
-        title=f"  {figure.title}",
+        stat,
+        title=f"  {stat.title}",
         hidden_at=(None,),
-        of_line=lambda line: line["components"].get(figure.key),
+        of_line=lambda line: line["components"].get(stat.key),
     )
 
 
 def table() -> tuple[Figure, ...]:
-    """Every figure that is shown anywhere, in the order in which it is: rewards each with its
-    components, then what is never rewarded."""
+    """Return every stat in the order of display: rewards with their components, then other
+    stats."""
     rewards = (
-        figure
+        stat
         for reward in REWARDS
-        for figure in (_of_reward(reward), *map(_component, reward.components))
+        for stat in (_reward_stat(reward), *map(_component, reward.components))
     )
-    return (*_FRONT, *rewards, *_NEVER, *_LEARNING)
+    return (*_FRONT, *rewards, *_UNREWARDED, *_LEARNING)
 
 
 def curves() -> tuple[Curve, ...]:
-    """The pictures of a run's page."""
-    of_rewards = (
+    """Return the charts of a run's page."""
+    reward_curves = (
         Curve(
             title=reward.name,
-            keys=(f"{reward.name}_mean", *(figure.key for figure in reward.components)),
+            keys=(f"{reward.name}_mean", *(stat.key for stat in reward.components)),
             held_out=f"{reward.name}_mean",
         )
         for reward in REWARDS
     )
     return (
         Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
-        *of_rewards,
+        *reward_curves,
         Curve(
             title="deviation of the reward within a group",
             keys=("reward_group_std", "frac_reward_zero_std"),
         ),
         Curve(
-            title="replies cut by max_completion_length",
+            title="replies truncated by max_completion_length",
             keys=("clipped_ratio",),
             held_out="clipped_ratio",
         ),
@@ -164,8 +164,8 @@ def curves() -> tuple[Curve, ...]:
 
 
 def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
-    """Of the lines of an evaluation's dump: means over those that have a value."""
-    found: Figures = {
+    """Return the means over the lines of an evaluation's dump that have a value."""
+    stats: Figures = {
         "samples": len(lines),
         "reward_mean": mean_of([line["reward"] for line in lines]),
         "completion_length_mean": mean_of([line["tokens"] for line in lines]),
@@ -174,12 +174,12 @@ def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
     }
     for reward in REWARDS:
         values = [line["rewards"][reward.name] for line in lines]
-        found[f"{reward.name}_mean"] = mean_of(values)
-    for key in _OF_LINES:
-        found[key] = mean_of([line[key] for line in lines if line[key] is not None])
+        stats[f"{reward.name}_mean"] = mean_of(values)
+    for key in _LINE_STATS:
+        stats[key] = mean_of([line[key] for line in lines if line[key] is not None])
     components = dict.fromkeys(key for line in lines for key in line["components"])
     for key in components:
-        found[key] = mean_of(
+        stats[key] = mean_of(
             [line["components"][key] for line in lines if key in line["components"]]
         )
-    return found
+    return stats

@@ -1,49 +1,54 @@
-"""Figures of a reply that no reward looks at: what a policy could buy a reward with shows here."""
+"""Stats of a reply that no reward uses: they show how a policy exploits its reward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Characters of a stretch that counts as copied, or as said again.
+#: Characters of a substring that counts as copied or repeated.
 STRETCH = 8
 
 
 def sentence_chrf(text: str, reference: str | None) -> float | None:
-    """chrF of a reply to its reference (sacrebleu, 0..100); None without one."""
+    """Return chrF of a reply to its reference (sacrebleu, 0..100); None without one."""
     if not reference:
         return None
-    from sacrebleu import sentence_chrf as of
+    from sacrebleu import sentence_chrf as compute_chrf
 
-    return float(of(text, [reference]).score)
+    return float(compute_chrf(text, [reference]).score)
 
 
 def copied(text: str, source: str | None) -> float | None:
-    """Share of a reply's characters that lie in a stretch of `STRETCH` or more that stands in
-    `source`, too (runs of white space count as one space). None of an empty reply, or without a
-    source."""
-    told, reply = _folded(source or ""), _folded(text)
-    if not told or not reply:
+    """Return the share of a reply's characters in substrings that are also in `source`.
+
+    A substring has `STRETCH` or more characters; runs of white space count as one space. None for
+    an empty reply, or without a source.
+    """
+    source_text, reply = _folded(source or ""), _folded(text)
+    if not source_text or not reply:
         return None
-    there = _stretches(told)
+    source_substrings = _substrings(source_text)
     marked = [False] * len(reply)
     for first in range(len(reply) - STRETCH + 1):
-        if reply[first : first + STRETCH] in there:
+        if reply[first : first + STRETCH] in source_substrings:
             marked[first : first + STRETCH] = [True] * STRETCH
     return sum(marked) / len(reply)
 
 
 def repeated(text: str) -> float | None:
-    """Share of a reply's stretches of `STRETCH` characters that stood in it before; 0 of a reply
-    that is shorter, None of an empty one."""
+    """Return the share of a reply's substrings of `STRETCH` characters that came before in it.
+
+    0 for a shorter reply, None for an empty one.
+    """
     reply = _folded(text)
     if not reply:
         return None
     count = max(0, len(reply) - STRETCH + 1)
-    return 1 - len(_stretches(reply)) / count if count else 0.0
+    return 1 - len(_substrings(reply)) / count if count else 0.0
 
 
 def distinct(texts: Sequence[str]) -> float | None:
-    """Share of the replies that are unlike all others; None of none."""
+    """Return the number of different replies divided by the number of replies; None without
+    replies."""
     return len({_folded(text) for text in texts}) / len(texts) if texts else None
 
 
@@ -51,5 +56,5 @@ def _folded(text: str) -> str:
     return " ".join(text.split())
 
 
-def _stretches(text: str) -> set[str]:
+def _substrings(text: str) -> set[str]:
     return {text[first : first + STRETCH] for first in range(len(text) - STRETCH + 1)}

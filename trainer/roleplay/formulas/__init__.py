@@ -1,1 +1,1 @@
-"""What each reward says of one reply, by looking at it; none of them asks anybody."""
+"""The formulas of the rewards of one reply; they make no requests."""

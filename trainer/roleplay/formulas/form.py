@@ -1,4 +1,4 @@
-"""The form of a reply: a line of narration, then a line that is said aloud."""
+"""The format reward: a line of narration, then a line of speech."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
 from trainer.roleplay.reply import CutReply
 from trainer.runs.figures import Figure
 
-#: Its components.
+#: The components of this reward.
 FIGURES = (
     Figure(key="format/two_lines", title="two lines", better="higher"),
     Figure(key="format/narration", title="a line of narration", better="higher"),
@@ -19,48 +19,50 @@ FIGURES = (
 _SWAPPED, _ONE_PART = 0.6, 0.3
 
 
-def score_form(asked: AskedReply, special: SpecialTokens = NO_TOKENS) -> ReplyScore:
-    """See `reward_format`."""
-    reply = asked.reply
-    two = len(reply.lines) == 2 and not reply.too_long
-    narrated, quoted = "narration" in reply.kinds, "quote" in reply.kinds
-    ordered = narrated and quoted and reply.kinds.index("narration") < reply.kinds.index("quote")
-    marked = bool(marker_kinds(asked, special))
-    if two and narrated and quoted and not marked:
-        value = 1.0 if ordered else _SWAPPED
+def score_form(context: AskedReply, special: SpecialTokens = NO_TOKENS) -> ReplyScore:
+    """Return the score of `reward_format`."""
+    reply = context.reply
+    has_two_lines = len(reply.lines) == 2 and not reply.too_long
+    has_narration, has_quote = "narration" in reply.kinds, "quote" in reply.kinds
+    is_ordered = (
+        has_narration and has_quote and reply.kinds.index("narration") < reply.kinds.index("quote")
+    )
+    has_marker = bool(marker_kinds(context, special))
+    if has_two_lines and has_narration and has_quote and not has_marker:
+        value = 1.0 if is_ordered else _SWAPPED
     else:
-        value = _ONE_PART if narrated or reply.spoken else 0.0
+        value = _ONE_PART if has_narration or reply.spoken else 0.0
     components = {
-        "format/two_lines": float(two),
-        "format/narration": float(narrated),
-        "format/quote": float(quoted),
-        "format/in_order": float(ordered),
+        "format/two_lines": float(has_two_lines),
+        "format/narration": float(has_narration),
+        "format/quote": float(has_quote),
+        "format/in_order": float(is_ordered),
         "format/text_beside_quote": float(_has_text_beside(reply)),
-        "format/role_marker": float(marked),
+        "format/role_marker": float(has_marker),
     }
     return ReplyScore(value, components, () if value == 1.0 else _reasons(reply, components))
 
 
 def _has_text_beside(reply: CutReply) -> bool:
-    """Whether something is said aloud in a line that has more in it."""
-    aloud = sum(kind == "quote" for kind in reply.kinds)
-    return len(reply.spoken) > aloud
+    """Return whether a line with speech has other text, too."""
+    num_quotes = sum(kind == "quote" for kind in reply.kinds)
+    return len(reply.spoken) > num_quotes
 
 
-def _reasons(reply: CutReply, found: dict[str, float]) -> tuple[str, ...]:
+def _reasons(reply: CutReply, components: dict[str, float]) -> tuple[str, ...]:
     if not reply.lines:
         return ("it is empty",)
     reasons = []
-    if not found["format/two_lines"]:
+    if not components["format/two_lines"]:
         lines = len(reply.lines)
         reasons.append("it is very long" if reply.too_long else f"lines: {lines}, not 2")
-    if not found["format/narration"]:
+    if not components["format/narration"]:
         reasons.append("no line of narration without quotation marks")
-    if not found["format/quote"]:
+    if not components["format/quote"]:
         reasons.append("no line that is one closed pair of double quotation marks")
-    if found["format/text_beside_quote"]:
+    if components["format/text_beside_quote"]:
         reasons.append("text beside the quotation in its line")
-    if found["format/role_marker"]:
+    if components["format/role_marker"]:
         reasons.append("a role marker")
     if not reasons:
         reasons.append("the quotation stands before the narration")

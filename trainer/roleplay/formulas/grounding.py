@@ -1,4 +1,5 @@
-"""From a cosine to a score, and what takes from it: questions left alone, words said after."""
+"""The grounding rewards: from a cosine to a score, minus penalties for missed questions and
+copying."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.reply import readable
 from trainer.runs.figures import Figure
 
-#: Components of the two.
+#: The components of the two rewards.
 GROUNDED_FIGURES = (
     Figure(key="grounded/cosine", title="cosine to the user turn"),
     Figure(key="grounded/similarity", title="similarity to the user turn", better="higher"),
@@ -33,12 +34,12 @@ REFERENCE_FIGURES = (
     Figure(key="reference/missing", title="rows without reference", better="lower"),
     Figure(key="reference/not_embedded", title="replies not embedded", better="lower"),
 )
-#: A question is not answered by a reply whose similarity is scored lower.
+#: With a lower similarity, a reply does not answer a question.
 _FAR_FROM_QUESTION = 0.2
-#: Share of the user turn that is said after -> what is taken away; the first that is exceeded.
+#: Share of the user turn that is repeated -> penalty; the first exceeded one counts.
 _REPEATED = ((0.70, 0.10), (0.55, 0.05))
-#: A reply is an echo if the trigrams of letters of what it says aloud and of the user turn share
-#: more than this, of both.
+#: A reply is an echo if its spoken text and the user turn share more than this part of both their
+#: letter trigrams.
 _ECHOED = 0.55
 _SHORT = 10  # letters of a user turn
 _NEUTRAL = 0.5
@@ -46,33 +47,40 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def _ngram_overlap_ratio(user_turn: str, completion: str) -> float:
-    """Share of the user turn's word trigrams that the completion has; of its trigrams of letters,
-    spaces left out, where it has fewer than three words; 0 where it has fewer than three letters.
-    Letters of any case are equal. Particles stay: 민수가 and 민수는 are two words."""
-    ours, theirs = _words(user_turn), _words(completion)
-    if len(ours) < 3:
-        ours, theirs = list("".join(ours)), list("".join(theirs))
-    grams = _trigrams(ours)
-    return len(grams & _trigrams(theirs)) / len(grams) if grams else 0.0
+    """Return the share of the user turn's word trigrams that the completion has.
+
+    With fewer than three words, trigrams of letters without spaces are used; with fewer than three
+    letters the share is 0. Letters of any case are equal. Particles stay: 민수가 and 민수는 are two
+    words.
+    """
+    user_words, reply_words = _words(user_turn), _words(completion)
+    if len(user_words) < 3:
+        user_words, reply_words = list("".join(user_words)), list("".join(reply_words))
+    grams = _trigrams(user_words)
+    return len(grams & _trigrams(reply_words)) / len(grams) if grams else 0.0
 
 
-def is_echo(asked: AskedReply) -> bool:
-    """Return whether a reply says the user turn again, and little else: of both, more than
-    `_ECHOED` of the trigrams of letters are the other's. Without a quotation all of it is read.
+def is_echo(context: AskedReply) -> bool:
+    """Return whether a reply repeats the user turn, and adds little.
 
-    Two repetitions are no echo, since people talk like that: a turn of fewer than `_SHORT` letters
-    (a greeting), and a question that is answered in its own words ("네, 오늘 학교 갔어요.")."""
-    reply = asked.reply.quote or asked.reply.text
-    user, spoken = _words(asked.user_turn), _words(reply)
-    if len("".join(user)) < _SHORT or (set(spoken) - set(user) and _answers(asked, reply)):
+    More than `_ECHOED` of the letter trigrams of both are shared. Without a quotation the full
+    reply is used.
+
+    Two repetitions are no echo, because they are normal in a dialogue: a turn of fewer than
+    `_SHORT` letters (a greeting), and a question that is answered in its own words ("네, 오늘 학교
+    갔어요.").
+    """
+    reply = context.reply.quote or context.reply.text
+    user, spoken = _words(context.user_turn), _words(reply)
+    if len("".join(user)) < _SHORT or (set(spoken) - set(user) and _answers(context, reply)):
         return False
-    theirs, ours = _trigrams(list("".join(user))), _trigrams(list("".join(spoken)))
-    shared = len(theirs & ours)
-    return bool(shared) and above(shared / max(len(theirs), len(ours)), _ECHOED)
+    user_trigrams, reply_trigrams = _trigrams(list("".join(user))), _trigrams(list("".join(spoken)))
+    shared = len(user_trigrams & reply_trigrams)
+    return bool(shared) and above(shared / max(len(user_trigrams), len(reply_trigrams)), _ECHOED)
 
 
-def _answers(asked: AskedReply, reply: str) -> bool:
-    return asks(readable(asked.user_turn)) and not asks(readable(reply))
+def _answers(context: AskedReply, reply: str) -> bool:
+    return asks(readable(context.user_turn)) and not asks(readable(reply))
 
 
 def _words(text: str) -> list[str]:
@@ -84,19 +92,20 @@ def _trigrams(parts: list[str]) -> set[tuple[str, ...]]:
 
 
 def score_grounding(
-    asked: AskedReply, cosine: float | None, similarity: float | None, echo_guard: bool = False
+    context: AskedReply, cosine: float | None, similarity: float | None, echo_guard: bool = False
 ) -> ReplyScore:
     """Return the score of `reward_grounded_to_user`.
 
-    cosine, similarity: of user turn and completion, raw and between the anchors; None where the
-    completion cannot be embedded. echo_guard: an echo of the user turn scores 0.
+    cosine, similarity: of user turn and completion, raw and between the anchors; None if the
+    completion cannot be embedded.
+    echo_guard: an echo of the user turn scores 0.
     """
-    question = asks(readable(asked.user_turn))
-    repeated = _ngram_overlap_ratio(asked.user_turn, asked.reply.given)
-    echoes = is_echo(asked)
+    question = asks(readable(context.user_turn))
+    repeated = _ngram_overlap_ratio(context.user_turn, context.reply.given)
+    is_repetition = is_echo(context)
     components = {
         "grounded/repeats_user": repeated,
-        "grounded/echo": float(echoes),
+        "grounded/echo": float(is_repetition),
         "grounded/not_embedded": float(cosine is None),
     }
     reasons = [] if cosine is not None else ["it cannot be embedded"]
@@ -111,20 +120,21 @@ def score_grounding(
     if question and below(score, _FAR_FROM_QUESTION):
         reasons.append("the user turn asks, and this is far from it")
         return ReplyScore(0.0, components, tuple(reasons))
-    if echoes and echo_guard:
+    if is_repetition and echo_guard:
         reasons.append("it echoes the user turn")
         return ReplyScore(0.0, components, tuple(reasons))
-    taken = next((taken for share, taken in _REPEATED if above(repeated, share)), 0.0)
-    if taken:
+    penalty = next((penalty for share, penalty in _REPEATED if above(repeated, share)), 0.0)
+    if penalty:
         reasons.append(f"{repeated:.0%} of the user turn is said after")
-    return ReplyScore(max(0.0, score - taken), components, tuple(reasons))
+    return ReplyScore(max(0.0, score - penalty), components, tuple(reasons))
 
 
 def score_reference(
-    asked: AskedReply, cosine: float | None, similarity: float | None
+    context: AskedReply, cosine: float | None, similarity: float | None
 ) -> ReplyScore:
-    """See `reward_reference_alignment`; like `score_grounding`."""
-    if not asked.reference or not asked.reference.strip():
+    """Return the score of `reward_reference_alignment`; the arguments are those of
+    `score_grounding`."""
+    if not context.reference or not context.reference.strip():
         return ReplyScore(_NEUTRAL, {"reference/missing": 1.0}, ("the row has no reference",))
     score = similarity or 0.0
     components = {
@@ -135,5 +145,5 @@ def score_reference(
     if cosine is None:
         return ReplyScore(0.0, components, ("it cannot be embedded",))
     components["reference/cosine"] = cosine
-    told = (f"similarity to the reference {score:.2f} (cosine {cosine:.2f})",)
-    return ReplyScore(score, components, () if score >= 1.0 else told)
+    reasons = (f"similarity to the reference {score:.2f} (cosine {cosine:.2f})",)
+    return ReplyScore(score, components, () if score >= 1.0 else reasons)

@@ -1,7 +1,7 @@
-"""Reads what a caller gives to the reward functions, and refuses what they do not know.
+"""Read the arguments of the reward functions, and reject invalid ones.
 
-A wrong value would be scored like a wrong reply, without a word: so each has an error that names
-the argument and the row.
+An invalid value would be scored like a wrong reply, without an error: so each error names the
+argument and the row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.roleplay.reply import CutReply, message_text
 from trainer.roleplay.told import parse_level
 from trainer.roleplay.turn import SpeechLevel
 
-#: Columns of the rows that the functions read; others are passed over, since trainers give all.
+#: Columns of the rows that the functions use; others are ignored, because trainers pass all.
 COLUMNS = ("reference", "player_name", "character_name", "speech_level")
 
 
@@ -50,9 +50,9 @@ def read_replies(
     ]
 
 
-def _level(where: str, text: str | None) -> SpeechLevel | None:
+def _level(name: str, text: str | None) -> SpeechLevel | None:
     """Return the level that a text names; None if it is blank. Raises UserError."""
-    return parse_level(where, text) if text and text.strip() else None
+    return parse_level(name, text) if text and text.strip() else None
 
 
 def _entries(name: str, values: Any, count: int | None) -> list[Any]:
@@ -70,42 +70,42 @@ def _entries(name: str, values: Any, count: int | None) -> list[Any]:
     return entries
 
 
-def _optional(where: str, value: Any) -> str | None:
+def _optional(name: str, value: Any) -> str | None:
     """Return a text, or None."""
     if value is None or isinstance(value, str):
         return value
-    raise UserError(f"{where}: expected a text or None, not {_kind(value)}. Correct the column.")
+    raise UserError(f"{name}: expected a text or None, not {_kind(value)}. Correct the column.")
 
 
-def _text(where: str, message: Any) -> str:
+def _text(name: str, message: Any) -> str:
     """Return the text of a prompt or completion."""
     if not isinstance(message, str):
-        _check_messages(where, message)
+        _check_messages(name, message)
     return message_text(message)
 
 
-def _user_turn(where: str, prompt: Any) -> str:
+def _user_turn(name: str, prompt: Any) -> str:
     """Return the last user turn of a prompt; a text as it is."""
     if isinstance(prompt, str):
         return prompt
-    _check_messages(where, prompt)
+    _check_messages(name, prompt)
     turns = [turn for turn in prompt if turn.get("role") == "user"]
     return message_text(turns[-1:] or prompt)
 
 
-def _check_messages(where: str, messages: Any) -> None:
+def _check_messages(name: str, messages: Any) -> None:
     """Raise UserError if these are no messages with texts, lists of parts or nothing as content."""
     is_list = isinstance(messages, list | tuple)
     if not is_list or not all(isinstance(message, Mapping) for message in messages):
         raise UserError(
-            f"{where}: expected a text or a list of messages, not {_kind(messages)}. "
+            f"{name}: expected a text or a list of messages, not {_kind(messages)}. "
             'A message is {"role": ..., "content": ...}.'
         )
     for message in messages:
         content = message.get("content")
         if not (content is None or isinstance(content, str) or _are_parts(content)):
             raise UserError(
-                f"{where}: expected a text as content, not {_kind(content)}. Correct the message."
+                f"{name}: expected a text as content, not {_kind(content)}. Correct the message."
             )
 
 

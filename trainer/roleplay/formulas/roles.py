@@ -1,4 +1,4 @@
-"""Roles that run into each other: markers of a chat in the reply, and acts of the player."""
+"""The role-split reward: no chat markers in the reply, and no actions of the player."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainer.roleplay.korean.names import aliases
 from trainer.roleplay.reply import has_letter
 from trainer.runs.figures import Figure
 
-#: Its components.
+#: The components of this reward.
 FIGURES = (
     Figure(key="role_split/markers", title="kinds of role markers", better="lower"),
     Figure(key="role_split/acts_for_player", title="acts for the player", better="lower"),
 )
 NameRule = Literal["subject", "literal"]
-#: Taken away for each kind of marker, and for acts of the player.
-_EACH = 0.45
-#: Who speaks in a chat. Words in Latin letters count anywhere, letters apart or not (U S E R :);
-#: those in Hangul, and short ones, at the start of a line.
+#: Penalty for each kind of marker, and for actions of the player.
+_PENALTY = 0.45
+#: Speakers of a chat. Words in Latin letters count anywhere, with or without spaces between letters
+#: (U S E R :); those in Hangul, and short ones, only at the start of a line.
 _SPEAKERS = {
     "system": ("system", "시스템"),
     "user": ("user human", "사용자 유저 플레이어"),
@@ -42,7 +42,7 @@ _TOKENS = re.compile(
     r"응답|지시|사용자)\b",
     re.MULTILINE,
 )
-#: What may stand before a speaker at the start of a line.
+#: Characters that may come before a speaker at the start of a line.
 _LEAD = r"^[\s\"'“‘*#>\-\[({<]{0,8}"
 _COLON = r"[\s\"'”’*\])}>]{0,4}[:：]"
 
@@ -62,43 +62,44 @@ _MARKERS = {kind: _speaker(*words) for kind, words in _SPEAKERS.items()} | {"tok
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The tokens of a model that no reply has as text: those of its tokenizer that no word is."""
+    """A model's special tokens that no reply may have as text; tokens that are words are left
+    out."""
 
     texts: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> SpecialTokens:
-        """Of a tokenizer's `all_special_tokens` or `added_tokens_decoder`; words are left out."""
+        """Return those of a tokenizer's `all_special_tokens` or `added_tokens_decoder`."""
         folded = (_folded(token).strip() for token in tokens)
-        return cls(frozenset(one for one in folded if len(one) > 2 and not one.isalnum()))
+        return cls(frozenset(text for text in folded if len(text) > 2 and not text.isalnum()))
 
 
 NO_TOKENS = SpecialTokens()
 
 
-def marker_kinds(asked: AskedReply, special: SpecialTokens = NO_TOKENS) -> tuple[str, ...]:
-    """The kinds of role markers in a reply: system, user, assistant, role, token."""
-    return _kinds(_folded(asked.reply.text), special.texts)
+def marker_kinds(context: AskedReply, special: SpecialTokens = NO_TOKENS) -> tuple[str, ...]:
+    """Return the kinds of role markers in a reply: system, user, assistant, role, token."""
+    return _kinds(_folded(context.reply.text), special.texts)
 
 
 @lru_cache(maxsize=1024)
 def _kinds(text: str, special: Collection[str]) -> tuple[str, ...]:
-    found = [kind for kind, pattern in _MARKERS.items() if pattern.search(text)]
-    if "token" not in found and any(token in text for token in special):
-        found.append("token")
-    return tuple(found)
+    kinds = [kind for kind, pattern in _MARKERS.items() if pattern.search(text)]
+    if "token" not in kinds and any(token in text for token in special):
+        kinds.append("token")
+    return tuple(kinds)
 
 
 def _folded(text: str) -> str:
-    """Without case, and with ordinary letters for wide ones (ＵＳＥＲ：)."""
+    """Return the text without case, and with ordinary letters for wide ones (ＵＳＥＲ：)."""
     return normalised("NFKC", text).casefold()
 
 
-def speaks_for(asked: AskedReply) -> bool:
-    """Whether a line begins with the player's name and a colon."""
-    if not aliases(asked.player_name or "") or asked.player_name == asked.character_name:
+def speaks_for(context: AskedReply) -> bool:
+    """Return whether a line begins with the player's name and a colon."""
+    if not aliases(context.player_name or "") or context.player_name == context.character_name:
         return False
-    return _label(asked.player_name or "").search(asked.reply.text) is not None
+    return _label(context.player_name or "").search(context.reply.text) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -108,23 +109,27 @@ def _label(name: str) -> re.Pattern[str]:
 
 
 def score_roles(
-    asked: AskedReply, rule: NameRule, special: SpecialTokens = NO_TOKENS
+    context: AskedReply, rule: NameRule, special: SpecialTokens = NO_TOKENS
 ) -> ReplyScore:
-    """See `reward_role_split`."""
-    if not has_letter(asked.reply.text):
+    """Return the score of `reward_role_split`."""
+    if not has_letter(context.reply.text):
         return ReplyScore(0.0, {}, ("it says nothing",))
-    kinds = marker_kinds(asked, special)
-    narration, player, character = asked.reply.narration, asked.player_name, asked.character_name
-    acted = speaks_for(asked) or (
+    kinds = marker_kinds(context, special)
+    narration, player, character = (
+        context.reply.narration,
+        context.player_name,
+        context.character_name,
+    )
+    acts_for_player = speaks_for(context) or (
         acts(narration, player, character)
         if rule == "subject"
-        else has_particle(asked.reply.text, player, character)
+        else has_particle(context.reply.text, player, character)
     )
     reasons = [f"a role marker: {kind}" for kind in kinds]
-    if acted:
+    if acts_for_player:
         reasons.append("it acts or speaks for the player")
     components = {"role_split/markers": float(len(kinds))}
     if player and player != character:
-        components["role_split/acts_for_player"] = float(acted)
-    value = max(0.0, 1.0 - _EACH * (len(kinds) + acted))
+        components["role_split/acts_for_player"] = float(acts_for_player)
+    value = max(0.0, 1.0 - _PENALTY * (len(kinds) + acts_for_player))
     return ReplyScore(value, components, tuple(reasons))

@@ -1,4 +1,4 @@
-"""What a function is given, and what it says."""
+"""The input and the result of a reward formula."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.roleplay.turn import SpeechLevel
 
 @dataclass(frozen=True, slots=True)
 class AskedReply:
-    """One reply and what its row tells; None where it does not."""
+    """One reply with the fields of its row; None if the row has no value."""
 
     reply: CutReply
     user_turn: str
@@ -22,8 +22,11 @@ class AskedReply:
 
 @dataclass(frozen=True, slots=True)
 class ReplyScore:
-    """A value in [0, 1] before its weight. components: by the keys of the reward's figures, those
-    that can be told of this reply. reasons: why the value is not 1, in words."""
+    """A value in [0, 1] before its weight.
+
+    components: by the keys of the reward's stats, those that are defined for this reply.
+    reasons: why the value is not 1, in words.
+    """
 
     value: float
     components: dict[str, float] = field(default_factory=dict)

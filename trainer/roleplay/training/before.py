@@ -1,4 +1,4 @@
-"""What is looked at before the first update: turns, chat template, rewards, and how replies end."""
+"""Checks before the first update: turns, chat template, rewards, and the ends of replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.chat.boundaries import Finding, check_template, refuse_faults
+from trainer.chat.boundaries import Finding, check_template, refuse_errors
 from trainer.rl.policy import autocast
 from trainer.rl.sampler import undisturbed
 from trainer.roleplay.config import RoleplayConfig
@@ -24,22 +24,23 @@ from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.checkpoint import model_folder
 
 log = logging.getLogger(__name__)
-#: Turns that the template check looks at.
-_LOOKED_AT = 50
+#: Number of turns in the template check.
+_MAX_CONVERSATIONS = 50
 
 
 def read_turns(
     cfg: RoleplayConfig, tokenizer: Any
 ) -> tuple[list[RoleplayTurn], list[RoleplayTurn]]:
-    """(to learn from, held out), those whose prompt fits. Raises UserError."""
+    """Return (training turns, held-out turns) whose prompt fits. Raises UserError."""
     train = fitting("data.train", load_train(cfg.data), cfg, tokenizer)
     held_out = held_out_turns(cfg, tokenizer)
-    if told := in_both(train, held_out):
-        log.warning("%s", told)
+    if overlap := in_both(train, held_out):
+        log.warning("%s", overlap)
     missing = ", ".join(f"{field} {count}" for field, count in untold(train).items())
     if missing:
         log.warning(
-            "data.train: of %d turns some do not tell what rewards read, and are neutral there: %s",
+            "data.train: of %d turns some have no value for these fields, whose rewards are then "
+            "neutral: %s",
             len(train),
             missing,
         )
@@ -47,7 +48,7 @@ def read_turns(
 
 
 def held_out_turns(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
-    """Those to evaluate on, whose prompt fits; none where the config names none."""
+    """Return the turns to evaluate on, whose prompt fits; none if the config names none."""
     turns = load_held_out(cfg.data, cfg.eval.eval_limit)
     return fitting("data.eval", turns, cfg, tokenizer) if turns else []
 
@@ -55,33 +56,39 @@ def held_out_turns(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
 def fitting(
     key: str, turns: Sequence[RoleplayTurn], cfg: RoleplayConfig, tokenizer: Any
 ) -> list[RoleplayTurn]:
-    """Those whose prompt has at most data.max_prompt_length tokens. Raises UserError where none
-    is left, or where the config refuses the others."""
+    """Return the turns whose prompt has at most data.max_prompt_length tokens.
+
+    Raises UserError if none remains, or if the config refuses the others.
+    """
     limit = cfg.data.max_prompt_length
-    kept, overlong = fitting_turns(turns, tokenizer, cfg.chat, limit)
+    accepted, overlong = fitting_turns(turns, tokenizer, cfg.chat, limit)
     if overlong:
-        told = (
+        message = (
             f"{key}: {len(overlong)} of {len(turns)} prompts have more than "
             f"data.max_prompt_length {limit} tokens (up to {max(n for _, n in overlong)})"
         )
-        if cfg.data.overlong_prompts == "refuse" or not kept:
-            raise UserError(f"{told}: shorten their context (prepare --context), or raise it")
-        log.warning("%s, and are left out", told)
-    return kept
+        if cfg.data.overlong_prompts == "refuse" or not accepted:
+            raise UserError(
+                f"{message}. Shorten their context (prepare --context), or raise the limit"
+            )
+        log.warning("%s, and are left out", message)
+    return accepted
 
 
 def chat_findings(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]
 ) -> list[Finding]:
-    """What the template check finds on the first turns with a reference, as they would be learned
-    by SFT before, and are sampled here."""
+    """Return the findings of the template check on the first turns with a reference.
+
+    They are checked as they are trained on by SFT, and sampled here.
+    """
     from transformers import GenerationConfig
 
     conversations = [
         [*turn.prompt, {"role": "assistant", "content": turn.reference}]
         for turn in turns
         if turn.reference
-    ][:_LOOKED_AT]
+    ][:_MAX_CONVERSATIONS]
     settings = None
     folder = model_folder(str(cfg.policy.path), cfg.policy.revision)
     if (Path(folder) / "generation_config.json").is_file():
@@ -90,24 +97,27 @@ def chat_findings(
 
 
 def check_chat(cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]) -> None:
-    """Raise UserError at a fault of the chat template, or warn, as start.template_check says."""
-    hint = "python -m trainer template-check shows all; start.template_check: warn goes on"
-    refuse_faults(chat_findings(cfg, tokenizer, turns), cfg.start.template_check, hint)
+    """Raise UserError if the chat template fails its check, or warn, as start.template_check
+    says."""
+    hint = "python -m trainer template-check prints all; start.template_check: warn continues"
+    refuse_errors(chat_findings(cfg, tokenizer, turns), cfg.start.template_check, hint)
 
 
 def try_rewards(turns: Sequence[RoleplayTurn]) -> dict[str, float]:
-    """Every reward function on two rows, before anything is loaded for them: their means. Raises
-    what they raise, and UserError where one gives no number for each."""
-    two = list(turns[:2])
-    columns = columns_of(two)
+    """Run every reward function on two rows, before anything is loaded, and return the means.
+
+    Raises what they raise, and UserError if one does not return a number for each row.
+    """
+    rows = list(turns[:2])
+    columns = columns_of(rows)
     prompts = columns.pop("prompt")
-    texts = [turn.reference or turn.user_turn for turn in two]
+    texts = [turn.reference or turn.user_turn for turn in rows]
     completions = [[{"role": "assistant", "content": text}] for text in texts]
     means = {}
     for reward in REWARDS:
         values = reward.function(prompts=prompts, completions=completions, **columns)
-        if len(values) != len(two) or not all(map(math.isfinite, values)):
-            raise UserError(f"{reward.name}: {values} is not a number for each of {len(two)} rows")
+        if len(values) != len(rows) or not all(map(math.isfinite, values)):
+            raise UserError(f"{reward.name}: {values} is not a number for each of {len(rows)} rows")
         means[reward.name] = sum(values) / len(values)
     return means
 
@@ -119,8 +129,10 @@ def sampled_ratio(
     cfg: RoleplayConfig,
     device: torch.device,
 ) -> float | None:
-    """Share of replies, sampled as in training for the first start.sample_prompts turns, that are
-    cut by their limit. Warns where all are."""
+    """Return the share of sampled replies that are truncated; log a warning if all are.
+
+    They are sampled as in training for the first start.sample_prompts turns.
+    """
     chosen = list(turns[: cfg.start.sample_prompts])
     if not chosen:
         return None
@@ -131,9 +143,9 @@ def sampled_ratio(
     ratio = sum(not reply.ended for reply in replies) / len(replies)
     if ratio == 1.0:
         log.warning(
-            "all of %d sampled replies are cut by grpo.max_completion_length %d (clipped_ratio "
-            "1.0): the policy does not end its turns; look with: python -m trainer template-check "
-            "--model %s --data %s",
+            "all of %d sampled replies are truncated by grpo.max_completion_length %d "
+            "(clipped_ratio 1.0): the policy does not end its turns. Check with: python -m trainer "
+            "template-check --model %s --data %s",
             len(replies),
             cfg.grpo.max_completion_length,
             cfg.policy.path,

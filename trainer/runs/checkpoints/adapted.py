@@ -1,5 +1,7 @@
-"""A folder that holds adapters alone, such as a checkpoint of a run with `policy.lora`: the model
-that they belong to, and both together, without an export."""
+"""Load a folder that has adapters only, such as a checkpoint of a run with `policy.lora`.
+
+Their base model is found and both are loaded together, without an export.
+"""
 
 from __future__ import annotations
 
@@ -18,50 +20,54 @@ from trainer.runs.checkpoints.resume import check_origin, weight_origin
 
 
 def holds_adapters(path: str | Path | None) -> bool:
-    """Whether a folder holds adapters without the model that they belong to."""
+    """Return whether a folder has adapters without their base model."""
     folder = Path(path or "")
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """Path and revision of the model that the adapters belong to: the run's, or what peft noted.
+    """Return path and revision of the adapters' base model: the run's, or the one in peft's config.
 
-    Raises UserError where a run's base is not there, or not what it was, and where none is named.
+    Raises UserError if a run's base is missing or has changed, or if no base is named.
     """
     if (folder / "state.json").is_file():
         state = read_state(folder)
-        trained = PolicyConfig.model_validate(state.config["policy"])
-        check_origin({"policy.path": weight_origin(trained)["policy.path"]}, state)
-        return str(trained.path), trained.revision
-    noted = _adapter_config(folder)
-    path = noted.get("base_model_name_or_path")
+        policy_config = PolicyConfig.model_validate(state.config["policy"])
+        check_origin({"policy.path": weight_origin(policy_config)["policy.path"]}, state)
+        return str(policy_config.path), policy_config.revision
+    adapter_config = _adapter_config(folder)
+    path = adapter_config.get("base_model_name_or_path")
     if not path:
         raise UserError(f"{folder}: adapter_config.json names no base_model_name_or_path")
-    return str(path), noted.get("revision")
+    return str(path), adapter_config.get("revision")
 
 
 def on_its_base(cfg: PolicyConfig) -> tuple[PolicyConfig, Path | None]:
-    """The config of the model that is loaded, and the folder of the adapters that are put on it;
-    None: `cfg.path` is a whole model. Raises UserError as `base_of`."""
+    """Return the config of the base model, and the folder of its adapters.
+
+    The folder is None if `cfg.path` is a full model. Raises UserError as `base_of`.
+    """
     if not holds_adapters(cfg.path):
         return cfg, None
     folder = Path(str(cfg.path))
     path, revision = base_of(folder)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    told = {
+    changes = {
         "path": path,
         "revision": revision,
         "tokenizer": cfg.tokenizer or (str(folder) if has_tokenizer else None),
         "lora": LoraConfig(r=_adapter_config(folder).get("r") or 1),
     }
-    return cfg.model_copy(update=told), folder
+    return cfg.model_copy(update=changes), folder
 
 
 def load_on_base(
     base: PolicyConfig, adapters: Path | None, device: torch.device
 ) -> tuple[nn.Module, Any]:
-    """(model, tokenizer) of what `on_its_base` gave, in eval mode. Raises UserError as
-    `load_policy`, and where the adapters do not fit."""
+    """Return (model, tokenizer) of a result of `on_its_base`, in eval mode.
+
+    Raises UserError as `load_policy`, and if the adapters do not fit.
+    """
     if adapters is None:
         return load_policy(base, device)
     model, tokenizer = load_policy(base.model_copy(update={"lora": LoraConfig()}), device)
@@ -69,19 +75,20 @@ def load_on_base(
 
 
 def put_on(model: Any, adapters: Path) -> Any:
-    """The model in peft's wrapper with these adapters. Raises UserError where they do not fit."""
+    """Return the model in peft's wrapper with these adapters. Raises UserError if they do not
+    fit."""
     from peft import PeftModel
 
     try:
         return PeftModel.from_pretrained(model, str(adapters)).eval()
-    except Exception as error:  # peft raises half a dozen kinds
+    except Exception as error:  # peft raises many types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{adapters}: cannot be loaded: {lines[0]}") from None
 
 
 def _adapter_config(folder: Path) -> dict[str, Any]:
     try:
-        noted = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return dict(noted)
+        values = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return dict(values)
     except (OSError, ValueError, TypeError):
         raise UserError(f"{folder}: adapter_config.json cannot be read") from None

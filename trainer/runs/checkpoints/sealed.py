@@ -1,5 +1,8 @@
-"""Checkpoints of transformers' Trainer, and so of TRL's, in the form of every run: whole, sealed,
-under their name all at once (trainer/runs/checkpoints/checkpoint.py)."""
+"""Checkpoints of transformers' and TRL's trainers in the format of every run.
+
+They are complete, have digests, and appear under their name by a rename
+(trainer/runs/checkpoints/checkpoint.py).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from trainer.runs.checkpoints.checkpoint import (
     seal_checkpoint,
 )
 
-#: What is written that a checkpoint does not need; the first is a pickle.
+#: Files that a checkpoint does not need; the first is a pickle.
 _LEFT_OUT = ("training_args.bin", "README.md")
 
 
 class SealedCheckpoints:
-    """Stands before the trainer among the bases of a class. `keep_in` is to be called before the
-    first checkpoint."""
+    """A mixin, listed before the trainer among the bases of a class.
+
+    Call `keep_in` before the first checkpoint.
+    """
 
     state: Any
     processing_class: Any
@@ -30,32 +35,35 @@ class SealedCheckpoints:
     saved: Path | None = None
 
     def keep_in(self, folder: Path, keep: int, state_of: Callable[[int], State]) -> None:
-        """folder: of the checkpoints, of which the newest `keep` stay, and the best. state_of: what
-        state.json says after an update, but its files."""
+        """Set where checkpoints are written.
+
+        folder: of the checkpoints, of which the newest `keep` and the best are retained.
+        state_of: returns the state after an update, without the files.
+        """
         self._checkpoints, self._keep, self._state_of = folder, keep, state_of
         self._partial = temporary_of(folder / "step")
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where transformers writes: beside the checkpoint's place, until it is whole."""
+        """Return a temporary folder, where transformers writes until the checkpoint is complete."""
         return str(self._partial)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Transformers' checkpoint, sealed."""
+        """Write transformers' checkpoint and its digests."""
         update = self.state.global_step
         written = self._partial / f"checkpoint-{update}"
-        place = self._checkpoints / f"step-{update:06d}"
+        target = self._checkpoints / f"step-{update:06d}"
         try:
-            with naming(place):
+            with naming(target):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]  # the trainer's
                 save_readers(model, self.processing_class, written)
                 for name in _LEFT_OUT:
                     (written / name).unlink(missing_ok=True)
                 seal_checkpoint(written, self._state_of(update))
-                put_folder(written, place)
+                put_folder(written, target)
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
-        self.saved = place
+        self.saved = target
         prune_checkpoints(self._checkpoints, self._keep)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None: a run's folder has a report."""
+        """Write no model card: the run directory has a report."""

@@ -1,1 +1,1 @@
-"""What the verbs of the command line share, whatever the task: findings, comparisons, tables."""
+"""Shared by the commands of all tasks: checks, comparisons, tables."""

@@ -1,4 +1,4 @@
-"""The curves of a run's page, as SVG."""
+"""The charts of a run's page, as SVG."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ _DASHES = ("-", "--", "-.", ":")  # of the held-out sets
 
 
 def draw_curves(curves: Sequence[Curve], updates: Lines, evals: Mapping[str, Lines]) -> list[str]:
-    """One picture for each curve that has points. evals: lines of eval.jsonl by the names of their
-    sets."""
-    pictures = (
+    """Return one chart for each curve that has points.
+
+    evals: lines of eval.jsonl by the names of their sets.
+    """
+    charts = (
         picture(curve.title, "update", partial(_draw_curve, updates, evals, curve))
         for curve in curves
     )
-    return [drawn for drawn in pictures if drawn is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def _draw_curve(updates: Lines, evals: Mapping[str, Lines], curve: Curve, axes: Any) -> int:
     from matplotlib.ticker import MaxNLocator
 
     past = 0.0 if curve.sums else _SMOOTHING
-    drawn = sum(_draw_series(axes, updates, key, past) for key in curve.keys)
+    num_series = sum(_draw_series(axes, updates, key, past) for key in curve.keys)
     if curve.held_out is not None:
-        drawn += sum(
+        num_series += sum(
             _draw_held_out(axes, lines, curve.held_out, name, dash)
             for (name, lines), dash in zip(evals.items(), cycle(_DASHES), strict=False)
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if all(key.endswith("_coverage") for key in curve.keys) and curve.keys:
         axes.set_ylim(0, 1.05)
-    return drawn
+    return num_series
 
 
 def _draw_series(axes: Any, updates: Lines, key: str, past: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a run computes on, as `python -m trainer check` looks at it."""
+"""Check the device and memory of a run, for `python -m trainer check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.runs.memory import GIB, estimate_memory, free_memory
 
 
 def look_at_device(misc: DeviceConfig) -> tuple[torch.device, str]:
-    """The device, and its name. Raises UserError on one that is not there."""
+    """Return the device, and its name. Raises UserError if it does not exist."""
     device = prepare_torch(misc.device, misc.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     return device, f"{device} ({name}), {misc.dtype}"
@@ -22,18 +22,18 @@ def look_at_device(misc: DeviceConfig) -> tuple[torch.device, str]:
 def look_at_memory(
     cfg: RunConfig, model: nn.Module, longest: int, device: torch.device, findings: Findings
 ) -> tuple[None, str]:
-    """What the run will take of the device's memory; in parts in `findings.memory`.
+    """Compare the run's memory with the device's; the parts go to `findings.memory`.
 
-    longest: of the prompts in tokens, what is sampled behind one not counted. Raises UserError
-    where there is less.
+    longest: tokens of the longest prompt, without the completion.
+    Raises UserError if there is too little.
     """
     rows = estimate_memory(cfg, model, longest)
     total, free = sum(size for _, size in rows), free_memory(device)
     findings.memory = [*rows, ("all", total), (f"free on {device.type}", free)]
-    found = f"about {total / GIB:.2f} GiB of {free / GIB:.2f} GiB that are free on {device.type}"
+    message = f"about {total / GIB:.2f} GiB of {free / GIB:.2f} GiB that are free on {device.type}"
     if total > free:
         raise UserError(
-            f"{found}: lower rl.micro_batch_tokens or generation.batch_size, set "
+            f"{message}. Lower rl.micro_batch_tokens or generation.batch_size, set "
             "policy.gradient_checkpointing, or train adapters (policy.lora.r)"
         )
-    return None, found
+    return None, message

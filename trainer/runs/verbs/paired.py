@@ -1,9 +1,9 @@
 """Paired differences of two policies on the same sources, with bootstrap intervals.
 
-Both do the same sources; sources are drawn anew with replacement, and each draw gives a difference
-between the two (Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation",
-section 3). The interval lies between the 2.5 % and the 97.5 % quantile of these differences (the
-percentile interval: Efron and Tibshirani 1993, chapter 13).
+Sources are resampled with replacement, and each resample gives a difference between the two (Koehn
+2004, "Statistical Significance Tests for Machine Translation Evaluation", section 3). The interval
+is between the 2.5 % and the 97.5 % quantile of these differences (the percentile interval: Efron
+and Tibshirani 1993, chapter 13).
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from trainer.runs.figures import Figure
 
 RESAMPLES = 2000
 SEED = 0
-#: Quantiles of so few sources say nothing: no interval is given.
+#: With fewer sources the quantiles mean nothing: no interval is given.
 FEWEST = 10
 Line = Mapping[str, Any]
 
 
 class PairedMean(NamedTuple):
-    """standard_error: of the mean; None of fewer than two differences."""
+    """A mean with its standard error.
+
+    standard_error: None with fewer than two differences.
+    """
 
     mean: float
     standard_error: float | None
 
     @property
     def errors(self) -> float | None:
-        """How many standard errors the mean lies above 0."""
+        """Return how many standard errors the mean is above 0."""
         if self.standard_error is None:
             return None
         if self.standard_error == 0:
@@ -42,8 +45,10 @@ class PairedMean(NamedTuple):
 
 
 def paired_standard_error(differences: Sequence[float]) -> PairedMean:
-    """Mean and standard error s / sqrt(n) of paired differences, s with n - 1. Raises ValueError
-    of nothing."""
+    """Return mean and standard error s / sqrt(n) of paired differences, s with n - 1.
+
+    Raises ValueError without differences.
+    """
     if not len(differences):
         raise ValueError("there are no differences")
     values = np.asarray(differences, dtype=np.float64)
@@ -53,14 +58,16 @@ def paired_standard_error(differences: Sequence[float]) -> PairedMean:
 
 @dataclass(frozen=True, slots=True)
 class PairedFigure:
-    """One figure of two policies.
+    """One stat of two policies.
 
-    sources: those that both have it for; left_out: the others (a service failed, no reference).
-    first, second: of each policy, over `sources`. difference: second - first.
-    low, high: its 95 % interval; None of fewer than FEWEST sources.
-    worse: share of the draws in which the second is worse, a tie counting half; None where neither
-        direction is better.
-    higher_is_better: None where neither is.
+    sources: those for which both have it.
+    left_out: the others (a service failed, no reference).
+    first, second: of each policy, over `sources`.
+    difference: second - first.
+    low, high: its 95 % interval; None with fewer than FEWEST sources.
+    worse: share of the resamples in which the second is worse, a tie counts half; None if no
+    direction is better.
+    higher_is_better: None if no direction is better.
     """
 
     title: str
@@ -77,7 +84,7 @@ class PairedFigure:
 
     @property
     def verdict(self) -> str:
-        """Of the second: "better" or "worse" where the interval leaves 0 out, else ""."""
+        """Return "better" or "worse" for the second if the interval excludes 0, else ""."""
         if self.low is None or self.high is None or self.higher_is_better is None:
             return ""
         if self.low <= 0 <= self.high:
@@ -90,21 +97,24 @@ def comparison_values(
     counted: Mapping[str, Any],
     paired: Sequence[PairedFigure] | Mapping[str, Sequence[PairedFigure]],
 ) -> dict[str, Any]:
-    """comparison.json. counted: what was compared, and how many. paired: figures, or those of each
-    group by name."""
+    """Return the contents of comparison.json.
 
-    def told(figures: Sequence[PairedFigure]) -> list[dict[str, Any]]:
-        return [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+    counted: what was compared, and how many.
+    paired: stats, or those of each group by name.
+    """
+
+    def describe(stats: Sequence[PairedFigure]) -> list[dict[str, Any]]:
+        return [asdict(stat) | {"verdict": stat.verdict} for stat in stats]
 
     values = {"first": policies[0], "second": policies[1], **counted}
     values |= {"resamples": RESAMPLES, "seed": SEED}
     if isinstance(paired, Mapping):
-        return values | {"groups": {name: told(figures) for name, figures in paired.items()}}
-    return values | {"figures": told(paired)}
+        return values | {"groups": {name: describe(stats) for name, stats in paired.items()}}
+    return values | {"figures": describe(paired)}
 
 
 class FigureRow(NamedTuple):
-    """A `PairedFigure` ready to be shown."""
+    """A `PairedFigure` as text."""
 
     title: str
     sources: str
@@ -116,23 +126,23 @@ class FigureRow(NamedTuple):
     verdict: str
 
 
-def as_row(figure: PairedFigure) -> FigureRow:
-    """Its numbers as text; where some sources are left out, `sources` says how many."""
+def as_row(stat: PairedFigure) -> FigureRow:
+    """Return its numbers as text; if some sources are left out, `sources` has their number."""
 
     def show(value: float | None, form: str = ".3f") -> str:
         return "–" if value is None else format(value, form)
 
-    interval = "–" if figure.low is None else f"{figure.low:+.3f} to {figure.high:+.3f}"
-    left_out = f" (-{figure.left_out})" if figure.left_out else ""
+    interval = "–" if stat.low is None else f"{stat.low:+.3f} to {stat.high:+.3f}"
+    left_out = f" (-{stat.left_out})" if stat.left_out else ""
     return FigureRow(
-        figure.title,
-        f"{figure.sources}{left_out}",
-        show(figure.first),
-        show(figure.second),
-        show(figure.difference, "+.3f"),
+        stat.title,
+        f"{stat.sources}{left_out}",
+        show(stat.first),
+        show(stat.second),
+        show(stat.difference, "+.3f"),
         interval,
-        show(figure.worse),
-        figure.verdict,
+        show(stat.worse),
+        stat.verdict,
     )
 
 
@@ -143,24 +153,27 @@ def compare_lines(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> list[PairedFigure]:
-    """The figures of `table` that a line of a dump has (`of_line`), over the sources that both
-    policies have them for. first, second: lines of the same sources in the same order."""
-    figures = []
-    for shown in table:
-        if shown.of_line is None:
+    """Return the stats of `table` that lines of a dump have (`of_line`), for sources with both
+    values.
+
+    first, second: lines of the same sources in the same order.
+    """
+    paired_stats = []
+    for stat in table:
+        if stat.of_line is None:
             continue
-        values = [(shown.of_line(a), shown.of_line(b)) for a, b in zip(first, second, strict=True)]
+        values = [(stat.of_line(a), stat.of_line(b)) for a, b in zip(first, second, strict=True)]
         both = [pair for pair in values if None not in pair]
-        if None in shown.hidden_at and not both:
+        if None in stat.hidden_at and not both:
             continue
-        stats = np.array(both, dtype=np.float64).reshape(-1, 2, 1)
+        pairs_N2S = np.array(both, dtype=np.float64).reshape(-1, 2, 1)
         mean = partial(_mean, count=len(both))
         left_out = len(values) - len(both)
-        higher = None if shown.better is None else shown.better == "higher"
-        figures.append(
-            paired_figure(shown.title, shown.key, stats, left_out, mean, higher, resamples, seed)
+        higher = None if stat.better is None else stat.better == "higher"
+        paired_stats.append(
+            paired_figure(stat.title, stat.key, pairs_N2S, left_out, mean, higher, resamples, seed)
         )
-    return figures
+    return paired_stats
 
 
 def _mean(sums: Any, count: int) -> float:
@@ -177,7 +190,10 @@ def paired_figure(
     resamples: int,
     seed: int,
 ) -> PairedFigure:
-    """stats_N2S: statistics of each source for either policy; `score` of their sums is a figure."""
+    """Return the paired stat of two policies.
+
+    stats_N2S: statistics of each source for either policy; `score` maps their sums to the stat.
+    """
     count = len(stats_N2S)
     if not count:
         unknown = dict.fromkeys(("first", "second", "difference", "low", "high", "worse"))
@@ -198,9 +214,10 @@ def paired_figure(
 def bootstrap_differences(
     stats_N2S: Any, score: Callable[[Any], float], resamples: int = RESAMPLES, seed: int = SEED
 ) -> Any:
-    """The difference of the second to the first in each of `resamples` draws of N sources.
+    """Return the difference second - first in each of `resamples` resamples of N sources.
 
-    stats_N2S: statistics that add up over sources, [N, 2, S]. score: of their sums [S].
+    stats_N2S: statistics that add up over sources, [N, 2, S].
+    score: of their sums [S].
     """
     random = np.random.default_rng(seed)
     count = len(stats_N2S)
@@ -214,6 +231,6 @@ def bootstrap_differences(
 
 
 def percentile_interval(draws: Any) -> tuple[float, float]:
-    """The middle 95 % of the draws."""
+    """Return the middle 95 % of the differences."""
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)

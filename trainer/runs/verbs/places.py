@@ -1,4 +1,4 @@
-"""Where a run writes, as `python -m trainer check` looks at it."""
+"""Check where a run writes, for `python -m trainer check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.runs.trackers import check_trackers
 
 
 def look_at_places(findings: Findings, cfg: Any) -> None:
-    """Trackers and folder of a run; cfg: of any task."""
+    """Check trackers and folder of a run; cfg: of any task."""
     findings.look("misc.trackers", _trackers, cfg)
     findings.look("misc.run_dir", _run_dir, cfg)
 
@@ -25,7 +25,7 @@ def _trackers(cfg: Any) -> tuple[None, str]:
 
 
 def _run_dir(cfg: Any) -> tuple[None, str]:
-    """Fit for a new run, or to go on with the one that stands there."""
+    """Check that the folder is fit for a new run, or for resuming the one in it."""
     folder = Path(cfg.misc.run_dir)
     if folder.is_file():
         raise UserError(f"misc.run_dir: {folder} is a file")
@@ -33,6 +33,6 @@ def _run_dir(cfg: Any) -> tuple[None, str]:
     if any(folder.glob("checkpoints/step-*")) and not cfg.misc.overwrite:
         checkpoint = checkpoint_to_resume(cfg)
         done = read_state(checkpoint).update if checkpoint else 0
-        return None, f"{folder}: holds a run of {done} updates; go on with --resume"
+        return None, f"{folder}: has a run of {done} updates. Resume it with --resume"
     check_run_dir(cfg)
     return None, f"{folder}: can be written to"

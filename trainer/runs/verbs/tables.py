@@ -1,4 +1,4 @@
-"""What stands in the terminal of a run and its evaluations: columns of an update, and tables."""
+"""Terminal tables of a run and its evaluations, and the columns of an update."""
 
 from __future__ import annotations
 
@@ -17,56 +17,60 @@ _VERDICTS = {"better": "green", "worse": "red", "": ""}
 
 
 def columns(table: Sequence[Figure]) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Of the line of an update, title -> (key, format), and those where not all have room. `±` is
-    the deviation of what stands before it."""
-    shown = [figure for figure in table if figure.column]
-    narrow = [figure.column for figure in shown if figure.narrow]
-    return {figure.column: (figure.key, figure.form) for figure in shown}, narrow
+    """Return the columns of an update, title -> (key, format), and those for a narrow terminal.
+
+    `±` is the deviation of the column before it.
+    """
+    stats = [stat for stat in table if stat.column]
+    narrow = [stat.column for stat in stats if stat.narrow]
+    return {stat.column: (stat.key, stat.form) for stat in stats}, narrow
 
 
 def evaluation_line(
     table: Sequence[Figure], update: int, figures: Mapping[str, Any], name: str = THE_SET
 ) -> str:
-    """What is said of an evaluation of a set; of how many samples a mean is, where it is not of all
-    that were asked for."""
-    values = []
-    for figure in table:
-        if figure.said:
-            of = figures.get(figure.coverage, 1.0)
-            share = "" if of in (None, 1.0) else f" (of {of:.0%})"
-            value = figures.get(figure.key)
-            shown = "-" if value is None else f"{value:.3f}"
-            values.append(f"{figure.key.removesuffix('_mean')} {shown}{share}")
-    of_set = "" if name == THE_SET else f" ({name})"
-    return f"held out{of_set}, after update {update}: {', '.join(values)}"
+    """Return the console line of an evaluation of a set.
+
+    A mean that does not cover all samples has its coverage.
+    """
+    texts = []
+    for stat in table:
+        if stat.said:
+            coverage = figures.get(stat.coverage, 1.0)
+            share = "" if coverage in (None, 1.0) else f" (of {coverage:.0%})"
+            value = figures.get(stat.key)
+            text = "-" if value is None else f"{value:.3f}"
+            texts.append(f"{stat.key.removesuffix('_mean')} {text}{share}")
+    set_label = "" if name == THE_SET else f" ({name})"
+    return f"held out{set_label}, after update {update}: {', '.join(texts)}"
 
 
 def comparison_table(
     table: Sequence[Figure], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Table:
-    """Two reports side by side, with the change."""
-    shown = Table("", *(Column(title, justify="right") for title in ("before", "after", "change")))
+    """Return two reports side by side, with the change."""
+    result = Table("", *(Column(title, justify="right") for title in ("before", "after", "change")))
     for row in compare(table, before, after):
-        shown.add_row(row.title, row.before, row.after, Text(row.change, _VERDICTS[row.verdict]))
-    return shown
+        result.add_row(row.title, row.before, row.after, Text(row.change, _VERDICTS[row.verdict]))
+    return result
 
 
-def paired_table(figures: Sequence[PairedFigure]) -> Table:
-    """Two policies side by side, with the interval of the difference."""
+def paired_table(paired_stats: Sequence[PairedFigure]) -> Table:
+    """Return two policies side by side, with the interval of the difference."""
     titles = ("sources", "A", "B", "B - A", "95 % interval", "p(worse)")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)
-    shown = Table("", *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # in 80 columns
-    for row in (as_row(figure) for figure in figures):
+    result = Table("", *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # in 80 columns
+    for row in (as_row(stat) for stat in paired_stats):
         difference = Text(row.difference, _VERDICTS[row.verdict])
-        shown.add_row(
+        result.add_row(
             row.title, row.sources, row.first, row.second, difference, row.interval, row.worse
         )
-    return shown
+    return result
 
 
 def report_table(table: Sequence[Figure], figures: Mapping[str, Any]) -> Table:
-    """The figures of one report."""
-    shown = Table("", Column("value", justify="right"))
+    """Return the stats of one report."""
+    result = Table("", Column("value", justify="right"))
     for row in compare(table, figures, {}):
-        shown.add_row(row.title, row.before)
-    return shown
+        result.add_row(row.title, row.before)
+    return result

@@ -1,4 +1,4 @@
-"""What can be told of a model before its weights are loaded."""
+"""Check a model before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from trainer.runs.checkpoints.checkpoint import model_folder
 
 
 def look_at_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, str]:
-    """The model without its weights, on the meta device; how many there are, in its files too."""
+    """Return the model without its weights, on the meta device, and a description of its size.
+
+    Raises UserError if its files have fewer weights.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     if path is None:
-        raise UserError(f"{key} is not set: give the folder or hub id of a causal LM")
+        raise UserError(f"{key}: required. Set the folder or hub id of a causal LM")
     check_4bit(cfg)
     check_folder(path, key)
     check_whole(path, key)
@@ -37,17 +40,19 @@ def look_at_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Mod
         raise UserError(f"{key}: {path}: {str(error).strip().splitlines()[0]}") from None
     with suppress(OSError):  # there may be none
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    wanted = sum(parameter.numel() for parameter in model.parameters())
-    there = count_weights(folder)
-    if there is not None and there < wanted:
-        raise UserError(f"{key}: {path}: has {there:,} weights, its config tells of {wanted:,}")
-    found = f"{type(model).__name__}, {wanted:,} weights"
+    expected_count = sum(parameter.numel() for parameter in model.parameters())
+    file_count = count_weights(folder)
+    if file_count is not None and file_count < expected_count:
+        raise UserError(
+            f"{key}: {path}: has {file_count:,} weights, but its config defines {expected_count:,}"
+        )
+    description = f"{type(model).__name__}, {expected_count:,} weights"
     if key != "policy.path":
-        return model, found
+        return model, description
     if cfg.lora.r:
         model = with_adapters(model, cfg)
     freeze_unread(model)
-    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if learning < wanted:
-        found += f", {learning:,} {'in adapters ' if cfg.lora.r else ''}learn"
-    return model, found
+    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if num_trained < expected_count:
+        description += f", {num_trained:,} {'in adapters ' if cfg.lora.r else ''}trained"
+    return model, description

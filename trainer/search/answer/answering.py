@@ -1,4 +1,4 @@
-"""An episode's way from its end to a judged answer."""
+"""Answer and judge a finished episode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.evidence import evidence
 from trainer.search.answer.generator import Generator
 from trainer.search.answer.judging import Judging
-from trainer.search.answer.money import Money, together
+from trainer.search.answer.money import Money, sum_charges
 from trainer.search.records import (
     Charge,
     GeneratedAnswer,
@@ -21,26 +21,25 @@ from trainer.search.records import (
     Trajectory,
 )
 
-#: Ends of episodes that are answered: the policy's own, and that of its turns or its context. Who
-#: gave the search up wants no answer, and a failed episode is not all that was played.
+#: Ends of episodes that get an answer: by the policy, or because turns or context are used up. Not
+#: episodes that were given up or that failed.
 _ANSWERED = ("complete", "forced", "context")
 
 
 def is_asked(trajectory: Trajectory, cfg: AnsweringConfig) -> bool:
-    """Whether the generator is asked about a finished episode."""
-    shown = any(turn.views for turn in trajectory.turns)
-    return trajectory.end in _ANSWERED and (shown or cfg.judge.no_evidence == "ask")
+    """Return whether the generator gets a request for a finished episode."""
+    has_views = any(turn.views for turn in trajectory.turns)
+    return trajectory.end in _ANSWERED and (has_views or cfg.judge.no_evidence == "ask")
 
 
 class Answering:
-    """Generator, judge and the file of what was paid for, of one run; in one process, which is rank
-    0, and one event loop.
+    """Generator, judge and the file of paid answers of one run.
 
-    cfg: of the run. run: its name. folder: the run's, where answers.sqlite lies unless the config
-    names another file.
+    Use it in one process (rank 0) and one event loop. cfg: of the run. run: its name. folder: run
+    directory, which has answers.sqlite unless the config names another file.
 
-    `check` opens the file and meets the servers; `finish` an episode at a time, any number at once;
-    `close` at the end. Raises UserError where the file cannot be had.
+    `check` opens the file and checks the servers; `finish` handles one episode, any number
+    concurrently; `close` at the end. Raises UserError if the file cannot be opened.
     """
 
     def __init__(self, cfg: AnsweringConfig, *, run: str, folder: Path) -> None:
@@ -51,124 +50,130 @@ class Answering:
         self._counts: Counter[str] = Counter()
 
     async def check(self) -> None:
-        """Raises UserError where generator or judge is not there, or not as configured."""
+        """Raise UserError if generator or judge does not answer, or not as configured."""
         _, _, generator, judging = await self._opened()
         await generator.check()
         await judging.check()
 
     async def close(self) -> None:
-        """Give up what is under way, and let go of all."""
+        """Cancel pending calls and close file and connections."""
         parts, self._parts = self._parts, None
         if parts is not None:
-            kept, _, generator, judging = parts
+            paid_answers, _, generator, judging = parts
             await generator.close()
             await judging.close()
-            kept.close()
+            paid_answers.close()
 
     @property
     def totals(self) -> Charge:
-        """What the run has asked for since it began, earlier processes of it included."""
-        return together(self.spent)
+        """Return the usage of the run since it started, including its earlier processes."""
+        return sum_charges(self.spent)
 
     @property
     def spent(self) -> dict[str, Charge]:
-        """The same by server: generator, judge."""
+        """Return the usage of the run by server: generator, judge."""
         return {} if self._parts is None else self._parts[1].totals
 
     @property
     def judge_model(self) -> str:
-        """The judge's model and revision, as it was met."""
+        """Return the judge's model and revision, as the service reported them."""
         return "" if self._parts is None else self._parts[3].model
 
     def figures(self) -> dict[str, float]:
-        """For a run's log: what was spent since the run began, and what became of the episodes that
-        this process has finished."""
-        found = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
+        """Return stats for the log: usage of the run, outcomes of this process's episodes."""
+        stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
         for server, charge in self.spent.items():
-            found[f"cost/{server}_calls"] = float(charge.calls)
-            found[f"cost/{server}_prompt_tokens"] = float(charge.prompt_tokens)
-            found[f"cost/{server}_completion_tokens"] = float(charge.completion_tokens)
+            stats[f"cost/{server}_calls"] = float(charge.calls)
+            stats[f"cost/{server}_prompt_tokens"] = float(charge.prompt_tokens)
+            stats[f"cost/{server}_completion_tokens"] = float(charge.completion_tokens)
             if charge.money is not None:
-                found[f"cost/{server}_money"] = charge.money
+                stats[f"cost/{server}_money"] = charge.money
         if self._parts is not None:
-            found["answers/damaged"] = float(self._parts[0].damaged)
-            found["answers/retries"] = float(self._parts[2].retries)
-        return found
+            stats["answers/damaged"] = float(self._parts[0].damaged)
+            stats["answers/retries"] = float(self._parts[2].retries)
+        return stats
 
-    async def finish(self, trajectory: Trajectory, pictures: Callable[[str], bytes]) -> Trajectory:
-        """A copy with the generator's answer and the verdicts on it.
+    async def finish(
+        self, trajectory: Trajectory, load_image: Callable[[str], bytes]
+    ) -> Trajectory:
+        """Return a copy of an episode with the generator's answer and its verdicts.
 
-        pictures: SHA-256 -> PNG of what the episode was shown; written before this is called.
-        An episode that was given up, or failed, is not answered, and its verdict has no score; one
-        without evidence is judged 0 and nobody is asked, unless the config has it asked for; of one
-        without a reference the answer is not judged. What fails is a status: without an answer
-        there is no verdict and no score. Raises MoneySpent, UserError.
+        load_image: SHA-256 -> PNG of the episode's images. An episode that was given up or failed
+        gets no answer, and its verdict has no score. One without evidence scores 0 without a call,
+        unless the config asks for one. Without a reference the answer is not judged. A failure
+        becomes a status: without an answer there is no verdict and no score. Raises MoneySpent,
+        UserError.
         """
         _, _, generator, judging = await self._opened()
         if trajectory.end not in _ANSWERED:
-            return self._unasked(trajectory, f"the episode's end: {trajectory.end}", None)
+            return self._skip(trajectory, f"the episode's end: {trajectory.end}", None)
         if not is_asked(trajectory, self.cfg):
-            return self._unasked(trajectory, "no evidence", 0.0)
-        shown = evidence(trajectory, generator.cfg.max_images, generator.cfg.crop_slots)
-        pngs = {image: pictures(image) for image in shown}
-        asked = trajectory.question
-        answer = await generator.answer(asked.question, pngs)
+            return self._skip(trajectory, "no evidence", 0.0)
+        image_hashes = evidence(trajectory, generator.cfg.max_images, generator.cfg.crop_slots)
+        pngs = {image: load_image(image) for image in image_hashes}
+        question = trajectory.question
+        answer = await generator.answer(question.question, pngs)
         self._counts["cached" if answer.charge.cached else answer.status] += 1
         if answer.text is None:
             failed = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
             grounded = failed if judging.cfg.grounded else None
             update = {"answer": answer, "judged": failed, "grounded": grounded}
             return trajectory.model_copy(update=update)
-        judged, grounded = await self._judged(judging, asked, answer.text, pngs)
+        judged, grounded = await self._judged(judging, question, answer.text, pngs)
         self._counts[f"judged_{judged.status}"] += 1
         update = {"answer": answer, "judged": judged, "grounded": grounded}
         return trajectory.model_copy(update=update)
 
     async def _judged(
-        self, judging: Judging, asked: Question, text: str, pngs: Mapping[str, bytes]
+        self, judging: Judging, question: Question, text: str, pngs: Mapping[str, bytes]
     ) -> tuple[JudgedAnswer, JudgedAnswer | None]:
-        """Both verdicts, asked for at once."""
-        judged = asyncio.create_task(_correctness(judging, asked, text))
-        grounded = asyncio.create_task(_grounded(judging, asked, text, pngs))
+        """Return both verdicts, requested concurrently."""
+        judged = asyncio.create_task(_correctness(judging, question, text))
+        grounded = asyncio.create_task(_grounded(judging, question, text, pngs))
         try:
             return await asyncio.gather(judged, grounded)
-        finally:  # of one that raises the other is given up
+        finally:  # if one raises, cancel the other
             judged.cancel()
             grounded.cancel()
 
-    def _unasked(self, trajectory: Trajectory, why: str, score: float | None) -> Trajectory:
+    def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
         self._counts["no_evidence" if score is not None else "not_answered"] += 1
-        answer = GeneratedAnswer(status="skipped", error=why)
-        judged = JudgedAnswer(status="skipped", score=score, reason=why)
+        answer = GeneratedAnswer(status="skipped", error=reason)
+        judged = JudgedAnswer(status="skipped", score=score, reason=reason)
         return trajectory.model_copy(update={"answer": answer, "judged": judged})
 
     async def _opened(self) -> tuple[PaidAnswers, Money, Generator, Judging]:
-        """Made in the loop that uses them."""
+        """Return the parts, created in the loop that uses them."""
         if self._parts is None:
-            kept = PaidAnswers(self._path, self._run)
+            paid_answers = PaidAnswers(self._path, self._run)
             try:
-                money = Money(self.cfg.money, kept.spent())
-                generator = Generator(self.cfg.generator, kept, money)
-                self._parts = kept, money, generator, Judging(self.cfg.judge, kept, money)
+                money = Money(self.cfg.money, paid_answers.spent())
+                generator = Generator(self.cfg.generator, paid_answers, money)
+                self._parts = (
+                    paid_answers,
+                    money,
+                    generator,
+                    Judging(self.cfg.judge, paid_answers, money),
+                )
             except BaseException:
-                kept.close()
+                paid_answers.close()
                 raise
         return self._parts
 
 
-async def _correctness(judging: Judging, asked: Question, text: str) -> JudgedAnswer:
-    if not asked.reference_answer:
-        why = "the question has no reference answer"
-        return JudgedAnswer(status="skipped", reason=why, model=judging.model)
-    return await judging.correctness(asked.question, text, asked.reference_answer)
+async def _correctness(judging: Judging, question: Question, text: str) -> JudgedAnswer:
+    if not question.reference_answer:
+        cause = "the question has no reference answer"
+        return JudgedAnswer(status="skipped", reason=cause, model=judging.model)
+    return await judging.correctness(question.question, text, question.reference_answer)
 
 
 async def _grounded(
-    judging: Judging, asked: Question, text: str, pngs: Mapping[str, bytes]
+    judging: Judging, question: Question, text: str, pngs: Mapping[str, bytes]
 ) -> JudgedAnswer | None:
     if not judging.cfg.grounded:
         return None
-    if not pngs:  # nothing supports it
-        why = "no evidence"
-        return JudgedAnswer(status="skipped", score=0.0, reason=why, model=judging.model)
-    return await judging.grounded(asked.question, text, list(pngs.values()))
+    if not pngs:  # no image can support the answer
+        cause = "no evidence"
+        return JudgedAnswer(status="skipped", score=0.0, reason=cause, model=judging.model)
+    return await judging.grounded(question.question, text, list(pngs.values()))

@@ -1,8 +1,8 @@
-"""What was paid for, in a SQLite file: answers under a key of all that they depend on, and charges.
+"""Store paid answers and their usage in a SQLite file, by a key of all that an answer depends on.
 
-An answer and its charge are written together, and stand on the disk before anybody is told; so a
-run that is killed (-9, or by a power cut) pays for no answer again, and knows what it has spent.
-Only calls that were under way when it was killed are lost.
+An answer and its usage are written together and are on disk before a caller gets them. So a run
+that is killed (-9, or by a power cut) pays for no answer twice, and knows what it has spent. Only
+pending calls are lost.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ _TABLES = (
 
 
 def paid_key(server: str, content: Any) -> bytes:
-    """128 bits over all that an answer of a server depends on (what JSON can say)."""
+    """Return a hash of 128 bits of all that an answer of a server depends on (JSON values)."""
     return hashlib.blake2b(to_json([server, content]), digest_size=16, person=b"paid 1").digest()
 
 
 def spent_in(path: Path) -> Charge:
-    """What all runs together have asked for, as a file says; nothing where there is none yet.
-    Raises UserError for one that is no such file, or damaged."""
+    """Return the usage of all runs in a file; zero if there is no file yet.
+
+    Raises UserError for another kind of file, or a damaged one.
+    """
     if not path.exists():
         return Charge()
     query = "SELECT sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges"
@@ -55,18 +57,20 @@ def spent_in(path: Path) -> Charge:
         ) as db:
             calls, prompt, completion = db.execute(query).fetchone()
     except sqlite3.DatabaseError as error:
-        told = str(error)
-        if "no such table" in told or "unable to open" in told:  # it is being made
+        message = str(error)
+        if (
+            "no such table" in message or "unable to open" in message
+        ):  # another process creates it now
             return Charge()
-        raise UserError(f"{path}: no file of paid answers, or damaged: {told}") from None
+        raise UserError(f"{path}: damaged, or not a file of paid answers: {message}") from None
     return Charge(calls=calls or 0, prompt_tokens=prompt or 0, completion_tokens=completion or 0)
 
 
 class PaidAnswers:
-    """The file. Several runs of one machine may share it; a run has one process that opens it.
+    """The file of paid answers. Several runs of one machine may share it; one process per run.
 
-    damaged: answers that were found broken, and are asked for again. Raises UserError where the
-    file cannot be opened, written, or another process of the same run has it.
+    damaged: number of damaged answers, which are requested again. Raises UserError if the file
+    cannot be opened or written, or if another process of the same run has it open.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -80,12 +84,12 @@ class PaidAnswers:
         except (sqlite3.Error, OSError) as error:
             self._thread.shutdown()
             os.close(self._lock)
-            raise self._trouble(error) from None
+            raise self._file_error(error) from None
 
     async def get(self, key: bytes) -> dict[str, Any] | None:
-        """The answer of a key, if there is one."""
+        """Return the answer of a key, or None."""
         query = "SELECT value FROM answers WHERE key = ?"
-        row = await self._done(lambda db: db.execute(query, (key,)).fetchone())
+        row = await self._execute(lambda db: db.execute(query, (key,)).fetchone())
         if row is None:
             return None
         answer = _unpack(key, row[0])
@@ -93,18 +97,20 @@ class PaidAnswers:
         return answer
 
     async def put(self, key: bytes, answer: Mapping[str, Any], server: str, charge: Charge) -> None:
-        """Keep an answer and what it took, both or neither; they are on the disk when this
-        returns. Raises UserError."""
-        await self._written(
+        """Store an answer and its usage, both or neither; they are on disk when this returns.
+
+        Raises UserError.
+        """
+        await self._write(
             ("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, _pack(key, answer))),
-            self._charged(server, charge),
+            self._charge_statement(server, charge),
         )
 
     async def charge(self, server: str, charge: Charge) -> None:
-        """Keep what was paid for nothing. Raises UserError."""
-        await self._written(self._charged(server, charge))
+        """Store the usage of a call without an answer. Raises UserError."""
+        await self._write(self._charge_statement(server, charge))
 
-    def _charged(self, server: str, charge: Charge) -> tuple[str, tuple[Any, ...]]:
+    def _charge_statement(self, server: str, charge: Charge) -> tuple[str, tuple[Any, ...]]:
         used = (charge.calls, charge.prompt_tokens, charge.completion_tokens)
         return (
             "INSERT INTO charges (run, server, calls, prompt_tokens, completion_tokens) "
@@ -113,14 +119,14 @@ class PaidAnswers:
         )
 
     async def first_judge(self, model: str) -> str:
-        """The judge that the run began with: this one, unless another was named before."""
-        await self._written(("INSERT OR IGNORE INTO judges VALUES (?, ?)", (self._run, model)))
+        """Return the first judge of the run: `model`, unless another one is stored."""
+        await self._write(("INSERT OR IGNORE INTO judges VALUES (?, ?)", (self._run, model)))
         query = "SELECT model FROM judges WHERE run = ?"
-        (first,) = await self._done(lambda db: db.execute(query, (self._run,)).fetchone())
+        (first,) = await self._execute(lambda db: db.execute(query, (self._run,)).fetchone())
         return bytes(first).decode()
 
     def spent(self) -> dict[str, Charge]:
-        """What the run has asked for since it began, by server; without money."""
+        """Return the usage of the run by server, without its price."""
         query = (
             "SELECT server, sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges "
             "WHERE run = ? GROUP BY server"
@@ -129,19 +135,19 @@ class PaidAnswers:
         try:
             rows = ask.result()
         except sqlite3.Error as error:
-            raise self._trouble(error) from None
+            raise self._file_error(error) from None
         names = ("calls", "prompt_tokens", "completion_tokens")
         return {
             server.decode(): Charge(**dict(zip(names, sums, strict=True))) for server, *sums in rows
         }
 
     def close(self) -> None:
-        """Close the file, and let another process have the run."""
+        """Close the file and release the lock of the run."""
         self._thread.submit(self._db.close).result()
         self._thread.shutdown()
         os.close(self._lock)
 
-    async def _written(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -154,47 +160,51 @@ class PaidAnswers:
 
         if identity_of(self.path) != self._file:
             raise UserError(
-                f"answers {self.path}: was deleted or replaced while a run was at work: what is "
-                "written now would be lost; put it back, or go on with another file"
+                f"answers {self.path}: deleted or replaced during a run, so new answers would be "
+                "lost. Restore it, or continue with another file."
             )
-        await self._done(write)
+        await self._execute(write)
 
-    async def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _execute(self, work: Callable[[sqlite3.Connection], T]) -> T:
         loop = asyncio.get_running_loop()
         written = loop.run_in_executor(self._thread, lambda: work(self._db))
         try:
-            return await asyncio.shield(written)  # what was paid for is written though nobody waits
+            return await asyncio.shield(
+                written
+            )  # a paid answer is written even if the caller is cancelled
         except sqlite3.Error as error:
-            raise self._trouble(error) from None
+            raise self._file_error(error) from None
 
-    def _trouble(self, error: Exception) -> UserError:
+    def _file_error(self, error: Exception) -> UserError:
         return UserError(
-            f"answers {self.path}: {error}; make room, or name another file: what stands in this "
-            "one is asked for again"
+            f"answers {self.path}: {error}. Free disk space, or name another file (the answers in "
+            "this file are then paid for again)."
         )
 
 
 def judge_of(path: Path, run: str) -> str | None:
-    """The judge that a run began with (`PaidAnswers.first_judge`); None where the file knows none.
-    Only looks. Raises UserError where the file cannot be read."""
+    """Return the first judge of a run (`PaidAnswers.first_judge`), or None; only reads the file.
+
+    Raises UserError if the file cannot be read.
+    """
     if not path.is_file():
         return None
     try:
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
         ) as db:
-            found = db.execute("SELECT model FROM judges WHERE run = ?", (run,)).fetchone()
+            row = db.execute("SELECT model FROM judges WHERE run = ?", (run,)).fetchone()
     except sqlite3.Error as error:
         raise UserError(f"answers {path}: {error}") from None
-    return None if found is None else str(found[0])
+    return None if row is None else str(row[0])
 
 
 def _opened(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    db.text_factory = bytes  # a damaged value may look like a text, and be none
+    db.text_factory = bytes  # a damaged value may not be valid text
     try:
-        # A page that is damaged would be met after hours, or be no error but a wrong sum.
+        # Without this check a damaged page fails hours later, or gives a wrong sum.
         ((health,),) = db.execute("PRAGMA quick_check(1)")
         if health != b"ok":
             raise sqlite3.DatabaseError("the file is damaged")
@@ -202,7 +212,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous=FULL")  # an answer costs more than a write
         for table in _TABLES:
             db.execute(table)
-        db.execute("BEGIN IMMEDIATE")  # a file that may not be written says so now
+        db.execute("BEGIN IMMEDIATE")  # fails now if the file is not writable
         db.execute("ROLLBACK")
     except sqlite3.Error:
         db.close()
@@ -211,20 +221,20 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _locked(path: Path, run: str) -> int:
-    """The run's own lock. Raises UserError where another process has it."""
+    """Return the locked file of the run. Raises UserError if another process has the lock."""
     name = f"{path.name}.{hashlib.sha256(run.encode()).hexdigest()[:12]}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UserError(f"answers {path}: {error.strerror}; name another file") from None
+        raise UserError(f"answers {path}: {error.strerror}. Name another file.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         raise UserError(
-            f"answers {path}: another process of the run {run!r} has it: end that one, or give "
-            "this run another name"
+            f"answers {path}: another process of the run {run!r} has it open. End that process, or "
+            "give this run another name."
         ) from None
     return lock
 
@@ -235,7 +245,7 @@ def _pack(key: bytes, answer: Mapping[str, Any]) -> bytes:
 
 
 def _unpack(key: bytes, value: bytes) -> dict[str, Any] | None:
-    """None where the value is damaged, or another's."""
+    """Return the answer; None if the value is damaged or belongs to another key."""
     try:
         text = value[_CHECKSUM:]
         if value[:_CHECKSUM] != hashlib.blake2b(text, digest_size=_CHECKSUM, key=key).digest():

@@ -137,7 +137,7 @@ class MoneyConfig(Config):
 
 
 class AnsweringConfig(Config):
-    """From an episode to its judged answer."""
+    """The generator, the judge and the budget of answers."""
 
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig, description="Generator.")
     judge: AnswerJudgeConfig = Field(default_factory=AnswerJudgeConfig, description="Judge.")

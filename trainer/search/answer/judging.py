@@ -1,4 +1,4 @@
-"""The judge of answers: a judge service, whose model is met at the start and kept to."""
+"""The judge of answers: a judge service whose model may not change during a run."""
 
 from __future__ import annotations
 
@@ -25,40 +25,42 @@ from trainer.search.answer.money import Money
 from trainer.search.answer.once import Once
 from trainer.search.records import Charge, JudgedAnswer
 
-#: Tokens reckoned for a verdict, for the rubric's own words, and for a picture.
-_VERDICT, _RUBRIC, _PICTURE = 128, 400, 1500
+#: Estimated tokens of a verdict, of the rubric, and of an image.
+_VERDICT, _RUBRIC, _IMAGE = 128, 400, 1500
 
 
-def reckoned_verdict(texts: Iterable[str], pictures: int, cfg: AnswerJudgeConfig) -> Charge:
-    """What a verdict on texts and pictures takes at most, where the judge asks once."""
+def reckoned_verdict(texts: Iterable[str], num_images: int, cfg: AnswerJudgeConfig) -> Charge:
+    """Return the max usage of one judge call on texts and images."""
     words = sum(len(text.encode()) for text in texts) // 3
-    prompt = words + _RUBRIC + pictures * _PICTURE
+    prompt = words + _RUBRIC + num_images * _IMAGE
     return Charge(calls=1, prompt_tokens=prompt, completion_tokens=cfg.max_tokens or _VERDICT)
 
 
 async def meet_judge(client: ScoringClient, cfg: AnswerJudgeConfig) -> Info:
-    """What the judge says of itself. Raises UserError where none is there, another kind of service,
-    or one that is not as configured."""
+    """Return the description of the judge.
+
+    Raises UserError if no judge answers, or if the service is not as configured.
+    """
     try:
         info = await client.info()
     except (ServiceUnreachable, RequestError) as error:
         raise UserError(
-            f"answering.judge.url: no judge answers at {cfg.url} ({error}): start one "
-            "(python -m services.judge), or mend the address"
+            f"answering.judge.url: no judge answers at {cfg.url} ({error}). Start one "
+            "(python -m services.judge) or correct the address."
         ) from None
     check_service("answering.judge.url", cfg.url, info, "judge")
     if cfg.model is not None and info.model != cfg.model:
         raise UserError(f"answering.judge.model: {cfg.url} has {info.model!r}, not {cfg.model!r}")
     if cfg.grounded and info.model == "rules":
         raise UserError(
-            "judge.grounded: rules cannot look at pictures: start the judge with "
-            "--backend openai and a vision model, or set it to false"
+            "answering.judge.grounded: the backend rules cannot read images. Start the judge with "
+            "--backend openai and a vision model, or set the key to false."
         )
     return info
 
 
 class _Verdict(BaseModel):
-    """What is kept of a verdict."""
+    """The stored part of a verdict."""
 
     score: float
     reason: str
@@ -67,15 +69,14 @@ class _Verdict(BaseModel):
 class Judging:
     """One judge service. Use it in one event loop.
 
-    model: what it said of itself, `NAME@REVISION`; empty before `check`. A verdict is kept under
-    that and all that it is about; so one is paid for once, also where the judge's own cache is
-    gone.
+    model: `NAME@REVISION` from its description; empty before `check`. The key of a stored verdict
+    has the model and the full request, so it is paid for once, even if the judge loses its cache.
     """
 
-    def __init__(self, cfg: AnswerJudgeConfig, kept: PaidAnswers, money: Money) -> None:
+    def __init__(self, cfg: AnswerJudgeConfig, paid_answers: PaidAnswers, money: Money) -> None:
         self.cfg = cfg
         self.model = ""
-        self._kept, self._money = kept, money
+        self._paid_answers, self._money = paid_answers, money
         self._once = Once[_Verdict]()
         self._client = ScoringClient(
             cfg.url,
@@ -85,33 +86,36 @@ class Judging:
         )
 
     async def check(self) -> Info:
-        """Meet the service. Raises UserError where none is there, another kind of service, one with
-        another model than configured, or another than the run began with."""
+        """Check the service and return its description.
+
+        Raises UserError if no judge answers, or if its model differs from the config or from the
+        run's first judge.
+        """
         info = await meet_judge(self._client, self.cfg)
-        first = await self._kept.first_judge(judge_name(info))
+        first = await self._paid_answers.first_judge(judge_name(info))
         if first != judge_name(info):
             raise self._other(first, judge_name(info))
         self.model = first
         return info
 
     async def close(self) -> None:
-        """Give up what is under way, and close the connections."""
+        """Cancel pending calls and close the connections."""
         await self._once.close()
         await self._client.close()
 
     async def correctness(self, question: str, answer: str, reference: str) -> JudgedAnswer:
-        """How far the answer agrees with the reference. Raises UserError, MoneySpent."""
+        """Judge how far an answer agrees with the reference. Raises UserError, MoneySpent."""
         texts = {"query": question, "answer": answer, "reference": reference}
         return await self._judged({"task": "answer_correctness", **texts})
 
-    async def grounded(self, question: str, answer: str, pictures: Sequence[bytes]) -> JudgedAnswer:
-        """How far the pictures show what the answer says. Raises UserError, MoneySpent."""
-        images = [b64encode(png).decode() for png in pictures]
+    async def grounded(self, question: str, answer: str, pngs: Sequence[bytes]) -> JudgedAnswer:
+        """Judge how far images support an answer. Raises UserError, MoneySpent."""
+        images = [b64encode(png).decode() for png in pngs]
         texts = {"query": question, "answer": answer}
         return await self._judged({"task": "answer_grounded", **texts, "images": images})
 
     async def _judged(self, sample: Mapping[str, Any]) -> JudgedAnswer:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         if not self.model:
             await self.check()
         key = paid_key("judge", [self.model, sorted(sample.items())])
@@ -119,10 +123,10 @@ class Judging:
 
         async def ask(turn: Callable[[], None]) -> tuple[_Verdict, bool]:
             nonlocal charge
-            kept = await self._kept.get(key)
-            if kept is not None:
-                return _Verdict.model_validate(kept), False
-            verdict, charge = await self._asked(key, sample, turn)
+            stored = await self._paid_answers.get(key)
+            if stored is not None:
+                return _Verdict.model_validate(stored), False
+            verdict, charge = await self._request_verdict(key, sample, turn)
             return verdict, not charge.cached
 
         try:
@@ -131,9 +135,9 @@ class Judging:
             await self._raise_if_other(error)
             return JudgedAnswer(
                 status="failed",
-                reason=_why(error),
+                reason=_failure_reason(error),
                 model=self.model,
-                latency_s=time.monotonic() - begun,
+                latency_s=time.monotonic() - started_at,
             )
         return JudgedAnswer(
             status="ok",
@@ -141,87 +145,95 @@ class Judging:
             reason=verdict.reason,
             model=self.model,
             charge=charge if is_new else Charge(cached=True),
-            latency_s=time.monotonic() - begun,
+            latency_s=time.monotonic() - started_at,
         )
 
-    async def _asked(
+    async def _request_verdict(
         self, key: bytes, sample: Mapping[str, Any], turn: Callable[[], None]
     ) -> tuple[_Verdict, Charge]:
-        """A verdict of the service, counted and kept before anybody is told. Raises SampleError
-        where it has none."""
+        """Request a verdict; count and store it before returning it.
+
+        Raises SampleError if the service has no verdict.
+        """
         texts = [text for text in sample.values() if isinstance(text, str)]
-        most = reckoned_verdict(texts, len(sample.get("images", ())), self.cfg)
+        estimated = reckoned_verdict(texts, len(sample.get("images", ())), self.cfg)
         options = {} if self.cfg.max_tokens is None else {"max_tokens": self.cfg.max_tokens}
-        # asked for twice, where the first answer is no verdict
-        room = 2 * most.prompt_tokens, 2 * most.completion_tokens
-        async with self._money.reserved("judge", *room):
+        # the judge retries once if the first answer is not a verdict
+        reserved = 2 * estimated.prompt_tokens, 2 * estimated.completion_tokens
+        async with self._money.reserved("judge", *reserved):
             turn()
             (result,) = await self._client.score([sample], options)
             assert isinstance(result, JudgeScored | JudgeFailed), "a judge gives verdicts"
-            paid = self._paid(result, most, room)
+            paid = self._paid(result, estimated, reserved)
             if isinstance(result, Failed):
-                if paid is not None:  # its model answered, and said no verdict
-                    await self._kept.charge("judge", paid)
+                if paid is not None:  # its model answered without a verdict
+                    await self._paid_answers.charge("judge", paid)
                 raise SampleError(result.error.type, result.error.message)
-            said = result.verdict
-            reason = ": ".join(word for word in (said.reason_code, said.notes) if word)
+            raw_verdict = result.verdict
+            reason = ": ".join(
+                part for part in (raw_verdict.reason_code, raw_verdict.notes) if part
+            )
             verdict = _Verdict(score=result.score, reason=reason)
             charge = paid or Charge(cached=True)
-            await self._kept.put(key, verdict.model_dump(), "judge", charge)
+            await self._paid_answers.put(key, verdict.model_dump(), "judge", charge)
         return verdict, charge
 
     def _paid(
-        self, result: JudgeScored | JudgeFailed, most: Charge, room: tuple[int, int]
+        self, result: JudgeScored | JudgeFailed, estimated: Charge, reserved: tuple[int, int]
     ) -> Charge | None:
-        """Count what a result has cost; None where nobody was paid.
+        """Count and return the usage of a result; None without a paid call.
 
-        Where the model's server does not count: `most` for each answer, so that the cap holds. An
-        older judge says 0 then, and of a failed sample nothing: `room` for both its answers.
+        If the model's server does not count: `estimated` for each answer, so the cap still holds.
+        An older judge reports 0 then, and nothing for a failed sample: `reserved` for both answers.
         """
         if not isinstance(result, Failed) and result.cached:
             return None
         used, calls = result.usage, result.upstream_calls
         if used is not None:
-            sent = used.prompt_tokens or most.prompt_tokens
+            prompt_tokens = used.prompt_tokens or estimated.prompt_tokens
             return self._money.count(
-                "judge", sent, used.completion_tokens or most.completion_tokens
+                "judge", prompt_tokens, used.completion_tokens or estimated.completion_tokens
             )
         if calls:
-            sent, back = calls * most.prompt_tokens, calls * most.completion_tokens
-            return self._money.count("judge", sent, back)
+            prompt_tokens, completion_tokens = (
+                calls * estimated.prompt_tokens,
+                calls * estimated.completion_tokens,
+            )
+            return self._money.count("judge", prompt_tokens, completion_tokens)
         if isinstance(result, Failed) and result.error.type == "model_failure":
-            return self._money.count("judge", *room)
+            return self._money.count("judge", *reserved)
         return None
 
     async def _raise_if_other(self, error: ServiceUnreachable | ServiceError) -> None:
-        """Raise UserError where the key is refused, or another judge answers than before: verdicts
-        of two judges must not stand in one run. Whatever else went wrong is one verdict's failure.
+        """Raise UserError if the key is refused or if another judge answers than before.
+
+        A run must not mix verdicts of two judges. Any other error fails only one verdict.
         """
         if isinstance(error, RequestError) and error.type == "unauthorized":
             raise UserError(f"answering.judge.url: {error}") from None
         if error.retryable or isinstance(error, ServiceError):
             return
         try:
-            now = judge_name(await self._client.info())
+            current = judge_name(await self._client.info())
         except (ServiceUnreachable, RequestError):
             return
-        if now != self.model:
-            raise self._other(self.model, now) from None
+        if current != self.model:
+            raise self._other(self.model, current) from None
 
-    def _other(self, before: str, now: str) -> UserError:
+    def _other(self, first: str, current: str) -> UserError:
         return UserError(
-            f"answering.judge.url: {self.cfg.url} was {before} and is {now} now: start the "
-            "first one again, or begin another run"
+            f"answering.judge.url: {self.cfg.url} was {first} and is now {current}. Start "
+            "the first judge again, or start a new run."
         )
 
 
 def judge_name(info: Info) -> str:
-    """As a run keeps it."""
+    """Return `NAME@REVISION`, the form in which a run stores its judge."""
     return f"{info.model}@{info.revision}"
 
 
-def _why(error: ServiceUnreachable | ServiceError) -> str:
-    """In our own words: the service's may quote what it was sent."""
+def _failure_reason(error: ServiceUnreachable | ServiceError) -> str:
+    """Return a reason without the service's text, which may quote the request."""
     if isinstance(error, RequestError):
         return f"{error.type}: HTTP {error.status}"
     return error.type if isinstance(error, ServiceError) else "unreachable"

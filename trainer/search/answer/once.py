@@ -1,4 +1,4 @@
-"""Calls that are made once, however many want what they give."""
+"""Run equal concurrent calls once."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Asked(Generic[T]):
-    """A call under way, which several may wait for. begun: it has had its turn."""
+class _Call(Generic[T]):
+    """A pending call that several callers may wait for. started: the call has begun to run."""
 
     task: asyncio.Task[tuple[T, bool]]
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Once(Generic[T]):
     """Equal calls at the same time are one call. Use it in one event loop.
 
-    deadline_s: how long one is waited for, from its turn on; None: until it ends. It goes on when
-    nobody waits any more: it is paid for.
+    deadline_s: max seconds to wait from the start of the call; None: until it ends. A call
+    continues when nobody waits for it any more, because it is paid for.
     """
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_s
-        self._asked: dict[bytes, _Asked[T]] = {}
+        self._calls: dict[bytes, _Call[T]] = {}
 
     async def get(
         self,
         key: bytes,
         call: Callable[[Callable[[], None]], Coroutine[Any, Any, tuple[T, bool]]],
     ) -> tuple[T, bool]:
-        """What the call of this key gives, and whether it was paid for now, by this caller.
+        """Return the value of a key's call, and whether this caller has just paid for it.
 
-        call: is given what to call when its turn has come; gives a value, and whether that was paid
-        for. Raises what it raises, TimeoutError at the deadline.
+        call: gets a function to call at its start; returns the value and whether it was paid for.
+        Raises what `call` raises, TimeoutError at the deadline.
         """
-        asked, is_first = self._asked.get(key), False
-        if asked is None:  # nothing is awaited until it is noted: equal ones find it
-            asked, is_first = self._begun(key, call), True
-        await asked.begun.wait()
+        pending, is_first = self._calls.get(key), False
+        if pending is None:  # no await before it is registered, so equal calls see it
+            pending, is_first = self._start(key, call), True
+        await pending.started.wait()
         async with asyncio.timeout(self._deadline_s):
-            value, paid = await asyncio.shield(asked.task)
+            value, paid = await asyncio.shield(pending.task)
         return value, paid and is_first
 
-    def _begun(
+    def _start(
         self,
         key: bytes,
         call: Callable[[Callable[[], None]], Coroutine[Any, Any, tuple[T, bool]]],
-    ) -> _Asked[T]:
-        begun = asyncio.Event()
-        task = asyncio.create_task(call(begun.set))
-        asked = self._asked[key] = _Asked(task, begun)
+    ) -> _Call[T]:
+        started = asyncio.Event()
+        task = asyncio.create_task(call(started.set))
+        pending = self._calls[key] = _Call(task, started)
 
-        def forget(ended: asyncio.Task[tuple[T, bool]]) -> None:
-            begun.set()
-            del self._asked[key]
-            if not ended.cancelled():
-                ended.exception()  # looked at: it may be that nobody waits any more
+        def forget(finished: asyncio.Task[tuple[T, bool]]) -> None:
+            started.set()
+            del self._calls[key]
+            if not finished.cancelled():
+                finished.exception()  # mark as retrieved: perhaps nobody waits any more
 
         task.add_done_callback(forget)
-        return asked
+        return pending
 
     async def close(self) -> None:
-        """Give up what is under way."""
-        tasks = [asked.task for asked in self._asked.values()]
+        """Cancel all pending calls."""
+        tasks = [pending.task for pending in self._calls.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Generator and judge, asked again about what the episodes have left: k answers and their verdicts.
+"""Get new answers and verdicts for stored episodes from generator and judge.
 
-What is asked is kept as a run keeps it (`PaidAnswers`), so that a command that was killed pays for
-nothing twice, and the same inputs give the same bytes. What fails is no verdict: it is None.
+Answers are stored as in a run (`PaidAnswers`), so a killed command pays for nothing twice, and
+equal inputs give equal bytes. A failed verdict is None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.search.answer.answers import PaidAnswers
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
 from trainer.search.answer.generator import Generator, reckoned_words
 from trainer.search.answer.judging import Judging, reckoned_verdict
-from trainer.search.answer.money import Money, money_of, together, told
+from trainer.search.answer.money import Money, money_of, sum_charges, told
 from trainer.search.answer.paid_chat import PaidChat
 from trainer.search.config import RetrieverConfig, SearchConfig
 from trainer.search.curation.config import CurationConfig
@@ -30,20 +30,19 @@ from trainer.search.records import Charge
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", bound=Config)
-#: Rows under way, for each call that may be in flight: one may wait for its pages meanwhile.
+#: Pending rows for each call in flight: one row may wait for its pages meanwhile.
 _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The answers to one question from the same pictures, and their verdicts; None where a call
-    failed."""
+    """The answers to a question from the same images, and their scores; None if a call failed."""
 
     answers: tuple[str | None, ...]
     scores: tuple[float | None, ...]
 
     def share(self, right: float) -> float | None:
-        """Of the answers, how many were judged `right` at least; None where one has no verdict."""
+        """Return the share of answers with a score >= `right`; None if a score is missing."""
         scores = [score for score in self.scores if score is not None]
         if not scores or len(scores) < len(self.scores):
             return None
@@ -55,7 +54,7 @@ Others = Mapping[str, tuple[ChatModelConfig, PriceConfig | None]]
 
 
 class Asking:
-    """Generator, judge and further models (`chats`, by name) of a command, in one event loop."""
+    """The generator, judge and further models (`chats`, by name), in one event loop."""
 
     def __init__(
         self, generator: Generator, judging: Judging, chats: Mapping[str, PaidChat]
@@ -63,42 +62,42 @@ class Asking:
         self.generator, self.judging, self.chats = generator, judging, chats
 
     async def answers(
-        self, question: str, pictures: Sequence[bytes], times: int = 1
+        self, question: str, pngs: Sequence[bytes], times: int = 1
     ) -> list[str | None]:
-        """`times` answers from pictures, each asked for by itself; None of one that failed."""
-        shown = {hashlib.sha256(png).hexdigest(): png for png in pictures}
-        samples = (self.generator.answer(question, shown, sample=n) for n in range(times))
-        return [one.text for one in await asyncio.gather(*samples)]
+        """Return `times` independent answers from images; None for a failed one."""
+        png_by_hash = {hashlib.sha256(png).hexdigest(): png for png in pngs}
+        samples = (self.generator.answer(question, png_by_hash, sample=n) for n in range(times))
+        return [answer.text for answer in await asyncio.gather(*samples)]
 
     async def score(self, question: str, answer: str | None, reference: str) -> float | None:
-        """The judge's on an answer; None where it failed, or there is none."""
+        """Return the judge's score of an answer; None if there is no answer or score."""
         if answer is None:
             return None
         judged = await self.judging.correctness(question, answer, reference)
         return judged.score
 
     async def tried(
-        self, question: str, reference: str, pictures: Sequence[bytes], times: int = 1
+        self, question: str, reference: str, pngs: Sequence[bytes], times: int = 1
     ) -> Tried:
-        """Answers from pictures, and the judge's scores against the reference."""
-        answers = await self.answers(question, pictures, times)
+        """Return answers from images, and the judge's scores against the reference."""
+        answers = await self.answers(question, pngs, times)
         scores = [self.score(question, answer, reference) for answer in answers]
         return Tried(tuple(answers), tuple(await asyncio.gather(*scores)))
 
 
 def ask_all(
     cfg: AnsweringConfig,
-    kept: Path,
+    answers_path: Path,
     name: str,
     jobs: Sequence[Callable[[Asking], Awaitable[T]]],
-    others: Others = MappingProxyType({}),
+    other_models: Others = MappingProxyType({}),
 ) -> list[T]:
-    """What each job gives, in their order; many at once.
+    """Run all jobs concurrently and return their results in order.
 
-    kept: the file of answers. name: whose they are, for its sums: a command and its folder. Raises
-    UserError where one of those that are asked is not there, MoneySpent; what was paid for is kept.
+    answers_path: file of answers. name: key of the usage in it: a command and its folder. Raises
+    UserError if a service is unavailable, MoneySpent; paid answers stay stored.
     """
-    return asyncio.run(_ask_all(cfg, kept, name, jobs, others)) if jobs else []
+    return asyncio.run(_ask_all(cfg, answers_path, name, jobs, other_models)) if jobs else []
 
 
 async def _ask_all(
@@ -106,20 +105,24 @@ async def _ask_all(
     path: Path,
     name: str,
     jobs: Sequence[Callable[[Asking], Awaitable[T]]],
-    others: Others,
+    other_models: Others,
 ) -> list[T]:
-    kept = PaidAnswers(path, name)
-    money = Money(cfg.money, kept.spent(), {of: price for of, (_, price) in others.items()})
-    generator = Generator(cfg.generator, kept, money)
-    judging = Judging(cfg.judge, kept, money)
-    chats = {of: PaidChat(of, model, kept, money) for of, (model, _) in others.items()}
+    paid_answers = PaidAnswers(path, name)
+    money = Money(
+        cfg.money, paid_answers.spent(), {key: price for key, (_, price) in other_models.items()}
+    )
+    generator = Generator(cfg.generator, paid_answers, money)
+    judging = Judging(cfg.judge, paid_answers, money)
+    chats = {
+        key: PaidChat(key, model, paid_answers, money) for key, (model, _) in other_models.items()
+    }
     asking = Asking(generator, judging, chats)
     models: list[Generator | Judging | PaidChat] = [generator, judging, *chats.values()]
-    room, done = asyncio.Semaphore(_AHEAD * cfg.generator.max_requests), 0
+    semaphore, done = asyncio.Semaphore(_AHEAD * cfg.generator.max_requests), 0
 
-    async def one(job: Callable[[Asking], Awaitable[T]]) -> T:
+    async def run_job(job: Callable[[Asking], Awaitable[T]]) -> T:
         nonlocal done
-        async with room:
+        async with semaphore:
             result = await job(asking)
         done += 1
         if done % max(1, len(jobs) // 10) == 0:
@@ -130,7 +133,7 @@ async def _ask_all(
     try:
         for model in models:
             await model.check()
-        tasks = [asyncio.create_task(one(job)) for job in jobs]
+        tasks = [asyncio.create_task(run_job(job)) for job in jobs]
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
@@ -138,12 +141,12 @@ async def _ask_all(
         await asyncio.gather(*tasks, return_exceptions=True)
         for model in models:
             await model.close()
-        kept.close()
+        paid_answers.close()
 
 
 @dataclass(frozen=True, slots=True)
 class ToAsk:
-    """What may be asked of generator and judge about one question, for an estimate."""
+    """The planned calls of generator and judge for a question, for an estimate."""
 
     question: str
     reference: str
@@ -151,23 +154,28 @@ class ToAsk:
     times: int = 1
 
 
-def reckoned(asked: Sequence[ToAsk], cfg: AnsweringConfig) -> list[str]:
-    """Calls, tokens and money at most, in words; nobody is asked. An answer takes all of
-    `max_output_tokens`, a picture `tokens_per_image`; what is kept already costs nothing of it."""
-    of = cfg.generator
+def reckoned(planned: Sequence[ToAsk], cfg: AnsweringConfig) -> list[str]:
+    """Return lines about the max calls, tokens and cost, without a call.
+
+    An answer counts `max_output_tokens`, an image `tokens_per_image`. Stored answers cost nothing.
+    """
+    generator_cfg = cfg.generator
     generator, judge = Charge(), Charge()
-    for one in asked:
-        sent = reckoned_words(of.system, one.question) + one.pictures * of.tokens_per_image
-        said = Charge(
-            calls=one.times,
-            prompt_tokens=one.times * sent,
-            completion_tokens=one.times * of.max_output_tokens,
+    for item in planned:
+        prompt_tokens = (
+            reckoned_words(generator_cfg.system, item.question)
+            + item.pictures * generator_cfg.tokens_per_image
         )
-        generator = together({"so far": generator, "now": said})
-        texts = one.question, one.reference, one.reference
-        for _ in range(one.times):
+        usage = Charge(
+            calls=item.times,
+            prompt_tokens=item.times * prompt_tokens,
+            completion_tokens=item.times * generator_cfg.max_output_tokens,
+        )
+        generator = sum_charges({"so far": generator, "now": usage})
+        texts = item.question, item.reference, item.reference
+        for _ in range(item.times):
             verdict = reckoned_verdict(texts, 0, cfg.judge)
-            judge = together({"so far": judge, "now": verdict})
+            judge = sum_charges({"so far": judge, "now": verdict})
     charges = {"generator": generator, "judge": judge}
     prices = {"generator": cfg.money.generator, "judge": cfg.money.judge}
     priced = {
@@ -176,37 +184,41 @@ def reckoned(asked: Sequence[ToAsk], cfg: AnsweringConfig) -> list[str]:
         )
         for name, charge in charges.items()
     }
-    return [f"at most: {told(priced)}", "what is kept in the file of answers costs nothing of it"]
+    return [f"at most: {told(priced)}", "answers in the file of answers cost nothing"]
 
 
 def kept_answers(cfg: CurationConfig, out: Path) -> Path:
-    """The file of answers of a command that writes to `out`."""
+    """Return the file of answers of a command that writes to `out`."""
     return out.absolute().parent / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
 
 
 def servers(runs: Sequence[Path], cfg: CurationConfig) -> tuple[AnsweringConfig, RetrieverConfig]:
-    """Those of the last run, with the keys that the command's own config names. Raises UserError
-    where that run's config is not there."""
+    """Return the servers of the last run, with the keys that the command's config sets.
+
+    Raises UserError if that run has no config.
+    """
     if not runs:
         return cfg.answering, cfg.retriever
     path = runs[-1] / "config.yaml"
     if not path.is_file():
-        raise UserError(f"{path}: not there: generator and judge are those of the last run")
+        raise UserError(
+            f"{path}: does not exist, but names the generator and judge of the last run"
+        )
     run = load_config(SearchConfig, path)
     return _over(run.answering, cfg.answering), _over(run.retriever, cfg.retriever)
 
 
 def _over(under: C, over: C) -> C:
-    """A config with the keys that were given in another."""
-    told = over.model_dump(exclude_unset=True)
-    return type(under).model_validate(merged(under.model_dump(exclude_unset=True), told))
+    """Return a config with the keys that are set in another."""
+    set_values = over.model_dump(exclude_unset=True)
+    return type(under).model_validate(merged(under.model_dump(exclude_unset=True), set_values))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a config with those of another over them, key by key."""
-    found = dict(under)
+    """Return the sections of two configs merged key by key; those of `over` win."""
+    result = dict(under)
     for name, value in over.items():
-        below = found.get(name)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        found[name] = merged(below or {}, value) if both else value
-    return found
+        existing = result.get(name)
+        are_sections = isinstance(value, Mapping) and isinstance(existing, Mapping)
+        result[name] = merged(existing or {}, value) if are_sections else value
+    return result

@@ -1,4 +1,4 @@
-"""What a command reads about rows besides their episodes: decisions of commands and of people."""
+"""Read the decisions about rows of earlier commands and of people."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """buckets: id -> bucket, of `search buckets`; None: they are made of the episodes given.
-    record: what was decided about rows and episodes. inputs: what all this was read from, and its
-    digest."""
+    """Decisions of earlier commands and of people.
+
+    buckets: id -> bucket, of `search buckets`; None: compute them from the episodes. record:
+    decisions about rows and episodes. inputs: path -> digest of what was read.
+    """
 
     buckets: Mapping[str, str] | None = None
     record: CurationRecord = field(default_factory=CurationRecord)
@@ -41,8 +43,9 @@ def read_known(
     excluded: Sequence[Path] = (),
     records: Sequence[Path] = (),
 ) -> Known:
-    """Return what the folders and files say. Raises UserError where one is not what it is taken
-    for, or is of other data.
+    """Return the decisions in folders and files.
+
+    Raises UserError if one is of another command or of other data.
 
     buckets, verified: folders of these commands. excluded: files, see `_excluded`. records: see
     `read_decided`. A later one overrules an earlier one of the same command.
@@ -53,10 +56,10 @@ def read_known(
     if buckets is not None:
         _, lines = read_decisions(buckets, "buckets")
         sorted_into = {row["id"]: str(row.get("bucket")) for row in lines}
-        if lacks := sorted(ids - sorted_into.keys()):
+        if missing := sorted(ids - sorted_into.keys()):
             raise UserError(
-                f"{buckets}: has no bucket of {len(lacks)} rows ({lacks[0]} first): it was made of "
-                "other data"
+                f"{buckets}: has no bucket of {len(missing)} rows ({missing[0]} first). It was "
+                "made from other data."
             )
         inputs[str(buckets)] = decisions_digest(buckets)
     record, digests = read_decided(records, verified, excluded, ids)
@@ -95,12 +98,12 @@ def read_decided(
     for path in excluded:
         named, inputs[str(path)] = _excluded(path)
         _check_known(path, named, ids)
-        record.update(RecordEntry(id, EXCLUDE, "drop", why) for id, why in named.items())
+        record.update(RecordEntry(id, EXCLUDE, "drop", reason) for id, reason in named.items())
     return record, inputs
 
 
 def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
-    """What a folder without a record.jsonl decided."""
+    """Return the entries of a folder without a record.jsonl."""
     manifest, lines = read_decisions(folder, command)
     name = str(manifest["command"])
     if name not in DECIDE:
@@ -114,30 +117,29 @@ def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
 def only_kept(
     prompts: Sequence[CuratedPrompt], folder: Path | None
 ) -> tuple[list[CuratedPrompt], dict[str, str]]:
-    """(the prompts whose rows a command has kept, what was read). None: all."""
+    """Return (prompts whose rows a command kept, path -> digest). folder: None: all prompts."""
     if folder is None:
         return list(prompts), {}
     _, lines = read_decisions(folder, None)
     ids = {row["id"] for row in lines if row["kept"]}
     chosen = [prompt for prompt in prompts if prompt.question.id in ids]
     if len(chosen) < len(ids):
-        lacks = sorted(ids - {prompt.question.id for prompt in chosen})
+        missing = sorted(ids - {prompt.question.id for prompt in chosen})
         raise UserError(
-            f"{folder}: {len(lacks)} of its rows are not in the data ({lacks[0]} first)"
+            f"{folder}: {len(missing)} of its rows are not in the data ({missing[0]} first)"
         )
     return chosen, {str(folder): decisions_digest(folder)}
 
 
 def _excluded(path: Path) -> tuple[dict[str, str], str]:
-    """(id -> why, digest) of a file with an id a line and, behind a tab, why; a line that begins
-    with # is a comment."""
+    """Return (id -> reason, digest) of a file with lines `id`, tab, reason; # starts a comment."""
     try:
         content = path.read_bytes()
         lines = content.decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     parts = (line.partition("\t") for line in lines if line.strip() and line[0] != "#")
-    named = {id.strip(): why.strip() for id, _, why in parts}
+    named = {id.strip(): reason.strip() for id, _, reason in parts}
     return named, hashlib.sha256(content).hexdigest()
 
 
@@ -146,7 +148,7 @@ def _digest(path: Path) -> str:
 
 
 def _check_known(path: Path, named: Iterable[str], ids: set[str] | None) -> None:
-    """Rows that are not in the data are of an earlier round; a file of no others is another's."""
+    """Warn of ids that are not in the data. Raises UserError if no id is in it."""
     if ids is None:
         return
     names = set(named)

@@ -1,4 +1,4 @@
-"""What grows with the episodes: on the disk, in a file that no name leads to."""
+"""Store records in an unnamed temporary file to bound memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ T = TypeVar("T")
 
 
 class Spool(Generic[T]):
-    """Things in the order in which they were put there, each of them under a key or under none.
+    """Records in the order in which they were added, each with a key or without one.
 
-    They lie as JSON in the folder for temporary files (TMPDIR), and go with the process, whatever
-    ends it; memory has 2 MB of them at most. What is a tuple in them comes back as a list.
-
-    kind: a dataclass whose fields are what JSON has, or a type that JSON has. Raises UserError
-    where there is no room.
+    They are stored as JSON in the folder for temporary files (TMPDIR) until the process ends; at
+    most 2 MB are in memory. A tuple in them becomes a list. kind: a dataclass with JSON fields, or
+    a JSON type. Raises UserError if the disk is full.
     """
 
     def __init__(self, kind: type[T]) -> None:
@@ -32,60 +30,59 @@ class Spool(Generic[T]):
         self._db.execute("CREATE TABLE things (key TEXT, line TEXT)")
         self._db.execute("CREATE INDEX by_key ON things (key) WHERE key IS NOT NULL")
 
-    def append(self, thing: T, key: str | None = None) -> None:
-        """Put one behind the others."""
-        line = json.dumps(thing, default=_values)
+    def append(self, record: T, key: str | None = None) -> None:
+        """Add a record at the end."""
+        line = json.dumps(record, default=_values)
         with room():
             self._db.execute("INSERT INTO things VALUES (?, ?)", (key, line))
         self._count += 1
 
     def under(self, key: str) -> list[T]:
-        """Those with that key."""
-        return list(self._found("WHERE key = ? ORDER BY rowid", key))
+        """Return the records with a key."""
+        return list(self._select("WHERE key = ? ORDER BY rowid", key))
 
     def get(self, key: str) -> T | None:
-        """The last with that key; None: there is none."""
-        return next(self._found("WHERE key = ? ORDER BY rowid DESC LIMIT 1", key), None)
+        """Return the last record with a key, or None."""
+        return next(self._select("WHERE key = ? ORDER BY rowid DESC LIMIT 1", key), None)
 
     def __getitem__(self, key: str) -> T:
-        """The same, where there must be one."""
-        thing = self.get(key)
-        if thing is None:
+        """Return the last record with a key. Raises KeyError without one."""
+        record = self.get(key)
+        if record is None:
             raise KeyError(key)
-        return thing
+        return record
 
     def __iter__(self) -> Iterator[T]:
-        return self._found("ORDER BY rowid")
+        return self._select("ORDER BY rowid")
 
     def __len__(self) -> int:
         return self._count
 
-    def _found(self, which: str, *values: str) -> Iterator[T]:
+    def _select(self, which: str, *values: str) -> Iterator[T]:
         with room():
             for (line,) in self._db.execute(f"SELECT line FROM things {which}", values):
-                thing = json.loads(line)
-                yield self._kind(*thing) if self._has_fields else thing
+                record = json.loads(line)
+                yield self._kind(*record) if self._has_fields else record
 
 
-def _values(thing: Any) -> list[Any]:
-    """Of a dataclass, in the order of its fields."""
-    return [getattr(thing, field.name) for field in fields(thing)]
+def _values(record: Any) -> list[Any]:
+    """Return the values of a dataclass in the order of its fields."""
+    return [getattr(record, field.name) for field in fields(record)]
 
 
 @contextmanager
 def room() -> Iterator[None]:
-    """Around what is put into temporary files and taken out. Raises UserError where there is no
-    room for them."""
+    """Raise a UserError if temporary files fail because the disk is full."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         raise UserError(
-            f"no room for temporary files ({error}): name a folder that has some: TMPDIR=FOLDER"
+            f"no space for temporary files ({error}). Name another folder with TMPDIR=FOLDER."
         ) from None
 
 
-def in_groups(things: Iterable[T], most: int) -> Iterator[list[T]]:
-    """So many at a time."""
-    left = iter(things)
-    while group := list(islice(left, most)):
+def in_groups(items: Iterable[T], max_size: int) -> Iterator[list[T]]:
+    """Yield lists of at most `max_size` items."""
+    remaining = iter(items)
+    while group := list(islice(remaining, max_size)):
         yield group

@@ -1,4 +1,4 @@
-"""The figures of a search run, and the table that says how each is shown."""
+"""The stats of a search run, and the table of their titles, formats and directions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trainer.search.sight.views import CropFault
 
 __all__ = ["SUCCESS", "by_document", "by_type", "curves", "figures_of", "table"]
 
-#: Why a turn was no action: its form, its box, a query that the search does not take.
+#: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
-#: Of the loop, where a line is short of room.
+#: Stats of the loop that a narrow console has.
 _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
 def _of(key: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """Of a line of `values_of`."""
+    """Return a function that reads a key of `values_of`."""
     return lambda line: line[key]
 
 
@@ -108,7 +108,7 @@ _FRONT = (
     ),
     Figure(key="format_mean", title="well-formed episodes", better="higher"),
 )
-_WAYS = (
+_BEHAVIOR = (
     Figure(
         key="turns_mean",
         title="turns",
@@ -165,7 +165,7 @@ _WAYS = (
     Figure(key="declined_share", title="given up", hidden_at=(None, 0)),
     Figure(key="no_evidence", title="ended without a picture", digits=0, better="lower"),
 )
-_NEIGHBOURS = (
+_SERVICES = (
     Figure(key="answers_failed", title="answers failed (generator)", digits=0, better="lower"),
     Figure(key="judgements_failed", title="judgements failed", digits=0, better="lower"),
     Figure(key="search_failed", title="searches failed (retriever)", digits=0, better="lower"),
@@ -181,14 +181,13 @@ _NEIGHBOURS = (
 
 
 def table() -> tuple[Figure, ...]:
-    """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
-    comparisons read this one."""
+    """Return all stats in the order of console, tables, pages and comparisons."""
     learning = (replace(figure, narrow=figure.key in _NARROW) for figure in OF_LEARNING)
-    return (*_FRONT, *_WAYS, *_NEIGHBOURS, *learning)
+    return (*_FRONT, *_BEHAVIOR, *_SERVICES, *learning)
 
 
 def curves() -> tuple[Curve, ...]:
-    """The pictures of a run's page."""
+    """Return the charts of a run's page."""
     parts = ("reward", "ndcg", "judge", "format")
     return (
         Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
@@ -219,28 +218,34 @@ _CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
 def figures_of(episodes: Sequence[Trajectory]) -> Figures:
-    """Of rewarded episodes: means over those that have a value, None of nothing; counts; and the
-    share of invalid turns, which is of turns."""
-    found: Figures = {"samples": len(episodes), **reward_figures(episodes)}
-    for key, of in VALUES.items():
-        found[key] = mean_of([value for one in episodes if (value := of(one)) is not None])
-    turns = [turn for one in episodes for turn in own_turns(one)]
+    """Return the stats of rewarded episodes: means (None without a value), counts, and shares."""
+    stats: Figures = {"samples": len(episodes), **reward_figures(episodes)}
+    for key, value_of in VALUES.items():
+        stats[key] = mean_of(
+            [value for episode in episodes if (value := value_of(episode)) is not None]
+        )
+    turns = [turn for episode in episodes for turn in own_turns(episode)]
     reasons = Counter(turn.reason for turn in turns if turn.action == "invalid")
-    found["invalid_share"] = mean_of([turn.action == "invalid" for turn in turns])
-    found |= {f"invalid_{reason}": reasons[reason] for reason in REASONS}
-    failed = [one for one in episodes if one.end == "failed"]
-    of_policy = sum(one.end_detail.startswith("policy:") for one in failed)
-    found |= {"policy_failed": of_policy, "search_failed": len(failed) - of_policy}
-    found["goldless"] = sum(
-        one.reward is not None and one.reward.error == NO_GOLD for one in episodes
+    stats["invalid_share"] = mean_of([turn.action == "invalid" for turn in turns])
+    stats |= {f"invalid_{reason}": reasons[reason] for reason in REASONS}
+    failed = [episode for episode in episodes if episode.end == "failed"]
+    of_policy = sum(episode.end_detail.startswith("policy:") for episode in failed)
+    stats |= {"policy_failed": of_policy, "search_failed": len(failed) - of_policy}
+    stats["goldless"] = sum(
+        episode.reward is not None and episode.reward.error == NO_GOLD for episode in episodes
     )
-    return found | _cost(episodes)
+    return stats | _cost(episodes)
 
 
 def _cost(episodes: Sequence[Trajectory]) -> Figures:
-    """What they asked of paid servers; an answer that was known before costs nothing."""
-    answers = [one.answer.charge for one in episodes if one.answer]
-    verdicts = [said.charge for one in episodes for said in (one.judged, one.grounded) if said]
+    """Return the paid usage of episodes; a cached answer costs nothing."""
+    answers = [episode.answer.charge for episode in episodes if episode.answer]
+    verdicts = [
+        verdict.charge
+        for episode in episodes
+        for verdict in (episode.judged, episode.grounded)
+        if verdict
+    ]
     paid = [charge.money for charge in (*answers, *verdicts) if charge.money is not None]
     return {
         "generator_calls": sum(charge.calls for charge in answers),
@@ -251,27 +256,30 @@ def _cost(episodes: Sequence[Trajectory]) -> Figures:
 
 
 def by_document(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
-    """Those figures that stand by groups, of each document that is asked about; {} of one alone."""
-    return _by(episodes, lambda one: document_of(one.question))
+    """Return the grouped stats of each document; {} for a single document."""
+    return _by(episodes, lambda episode: document_of(episode.question))
 
 
 def by_type(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
-    """The same of each type of question."""
-    return _by(episodes, lambda one: one.question.question_type)
+    """Return the grouped stats of each type of question; {} for a single type."""
+    return _by(episodes, lambda episode: episode.question.question_type)
 
 
 def document_of(question: Question) -> str:
-    """The file that holds the answer, else the document of the first gold page; "": unknown."""
+    """Return the file of the answer, else the document of the first gold page, else ""."""
     return question.file_name or "".join(question.gold[:1]).rpartition("_")[0]
 
 
 def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Figures]:
     groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for one in episodes:
-        groups[name_of(one) or "(unknown)"].append(one)
-    keys = ["samples", *(of for f in table() if f.by_group for of in (f.key, f.coverage) if of)]
+    for episode in episodes:
+        groups[name_of(episode) or "(unknown)"].append(episode)
+    keys = [
+        "samples",
+        *(group for f in table() if f.by_group for group in (f.key, f.coverage) if group),
+    ]
     return {
         name: {key: figures.get(key) for key in keys}
-        for name, of in (groups.items() if len(groups) > 1 else ())
-        for figures in [figures_of(of)]
+        for name, group in (groups.items() if len(groups) > 1 else ())
+        for figures in [figures_of(group)]
     }

@@ -1,4 +1,4 @@
-"""What the episodes of a step say of it, for the run's log."""
+"""Compute the reward stats of a step for the run's log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ PARTS = ("judge", "ndcg", "format")
 
 
 def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, float]]:
-    """Group -> the rewards of its episodes that have one. Those that failed or are late have left
-    it: a group may be smaller than it was sampled, or empty."""
+    """Return the rewards of each group by trajectory id.
+
+    Failed and late episodes are not in their group, which may be smaller than sampled, or empty.
+    """
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for id, trajectory in collected.items():
         of_group = groups[trajectory.group]
@@ -23,23 +25,26 @@ def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, fl
 
 
 def step_figures(collected: Mapping[str, Trajectory]) -> dict[str, float]:
-    """Those of the episodes and of their groups: how many were sampled, have lost an episode, and
-    have too few left to be compared."""
+    """Return the stats of episodes and groups.
+
+    Groups: how many were sampled, miss an episode, or are too small for a comparison.
+    """
     sampled, groups = Counter(t.group for t in collected.values()), group_rewards(collected)
     return reward_figures(list(collected.values())) | {
         "groups": len(groups),
-        "groups_smaller": sum(len(of) < sampled[group] for group, of in groups.items()),
-        # A group of one has nothing to be compared with.
-        "groups_lost": sum(len(of) < min(2, sampled[group]) for group, of in groups.items()),
+        "groups_smaller": sum(len(rewards) < sampled[group] for group, rewards in groups.items()),
+        # A group sampled with one episode never has a comparison.
+        "groups_lost": sum(
+            len(rewards) < min(2, sampled[group]) for group, rewards in groups.items()
+        ),
     }
 
 
 def reward_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Coverage beside every mean: of the episodes, and of each part of the reward (over those that
-    have it); and what failed, by who it was."""
+    """Return means and coverages of the reward and its components, and counts of failures."""
     rewards = [t.reward for t in episodes if t.reward is not None]
     statuses = Counter(reward.status for reward in rewards)
-    found = {
+    stats = {
         "reward_coverage": _share(statuses["ok"], len(episodes)),
         "reward_failed": statuses["failed"],
         "reward_late": statuses["late"],
@@ -52,19 +57,21 @@ def reward_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
         "forced_share": _share(sum(t.forced for t in episodes), len(episodes)),
     }
     values = [reward.value for reward in rewards if reward.value is not None]
-    found |= _mean("reward", values)
+    stats |= _mean("reward", values)
     for part in PARTS:
-        had = [reward.parts[part] for reward in rewards if part in reward.parts]
-        found |= {f"{part}_coverage": _share(len(had), len(episodes))} | _mean(part, had)
-    return found
+        values_of_part = [reward.parts[part] for reward in rewards if part in reward.parts]
+        stats |= {f"{part}_coverage": _share(len(values_of_part), len(episodes))} | _mean(
+            part, values_of_part
+        )
+    return stats
 
 
-def _share(count: int, of: int) -> float:
-    return count / of if of else 0.0
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
 
 
 def _mean(name: str, values: list[float]) -> dict[str, float]:
-    """No mean of nothing."""
+    """Return the mean; nothing for an empty list."""
     return {f"{name}_mean": fmean(values)} if values else {}
 
 
@@ -73,7 +80,7 @@ def _status(answer: GeneratedAnswer | JudgedAnswer | None) -> Status | None:
 
 
 def _is_without_evidence(trajectory: Trajectory) -> bool:
-    """Judged 0 without a call, though the search was not given up."""
+    """Return whether an episode scored 0 without a call and was not given up."""
     judged = trajectory.judged
     skipped = judged is not None and judged.status == "skipped" and judged.score == 0
     return skipped and trajectory.end != "declined"

@@ -1,4 +1,4 @@
-"""What the folder of a loop says of its rounds, in figures."""
+"""Summarize the rounds in the folder of a loop as stats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.steps import StepRecord, read_steps
 
 REWARD = "reward_mean"
-#: Of an evaluation: key -> title.
+#: Stats of an evaluation: key -> title.
 SHOWN = {
     REWARD: "reward",
     "ndcg_mean": "NDCG",
@@ -28,9 +28,12 @@ _PARTS = {"judge": "judge's score", "ndcg": "NDCG", "format": "form"}
 
 @dataclass(frozen=True, slots=True)
 class RoundTold:
-    """updates, episodes: of its training, so far. reward: what it is made of, in words. held_out:
-    set -> (figures before the training, and behind its last evaluation). rows: command -> (kept, of
-    so many). reasons: command -> what its manifest counts. steps: what was begun."""
+    """The summary of a round.
+
+    updates, episodes: of its training so far. reward: text of its formula. held_out: set -> (stats
+    before the training, stats of its last evaluation). rows: command -> (kept, total). reasons:
+    command -> counts of its manifest. steps: the started steps.
+    """
 
     name: str
     folder: Path
@@ -44,33 +47,33 @@ class RoundTold:
 
     @property
     def hours(self) -> float:
-        """Of work."""
-        return sum(of.seconds for of in self.steps.values()) / 3600
+        """Return the hours of all steps."""
+        return sum(step.seconds for step in self.steps.values()) / 3600
 
     @property
     def calls(self) -> int:
-        """Of paid servers."""
-        return sum(of.calls for of in self.steps.values())
+        """Return the calls of paid servers."""
+        return sum(step.calls for step in self.steps.values())
 
     @property
     def tokens(self) -> int:
-        """Of these calls."""
-        return sum(of.tokens for of in self.steps.values())
+        """Return the tokens of paid servers."""
+        return sum(step.tokens for step in self.steps.values())
 
 
-def told(of: RoundConfig, folder: Path, reward: SearchRewardConfig) -> RoundTold:
-    """A round, begun or not. reward: of its training."""
+def told(round_cfg: RoundConfig, folder: Path, reward: SearchRewardConfig) -> RoundTold:
+    """Return the summary of a round, which may not have started. reward: of its training."""
     log = read_jsonl(folder / "train/log.jsonl")
     rows: dict[str, tuple[int, int]] = {}
     reasons: dict[str, dict[str, int]] = {}
-    for command in of.then:
+    for command in round_cfg.then:
         path = folder / command / "manifest.json"
         if path.is_file():
             counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
             rows[command] = counts["kept"], counts["rows"]
             reasons[command] = counts["reasons"]
     return RoundTold(
-        name=of.name,
+        name=round_cfg.name,
         folder=folder,
         updates=len(log),
         episodes=sum(line["samples"] for line in log),
@@ -88,71 +91,83 @@ def _held_out(
     sets: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         sets.setdefault(line.get("set", THE_SET), []).append(line)
-    return {name: (of[0], of[-1]) for name, of in sets.items()}
+    return {name: (rows[0], rows[-1]) for name, rows in sets.items()}
 
 
 def reward_words(reward: SearchRewardConfig) -> str:
-    """Return what a reward is made of; equal texts are equal rewards."""
+    """Return the formula of a reward as text; equal texts are equal rewards."""
     parts = [f"{weight:g} {_PARTS[name]}" for name, weight in reward.weights.items() if weight]
-    usual = SearchRewardConfig(**{f"w_{name}": of for name, of in reward.weights.items()})
+    default_reward = SearchRewardConfig(
+        **{f"w_{name}": weight_of_part for name, weight_of_part in reward.weights.items()}
+    )
     more = [
         f"{key} {getattr(reward, key)}"
         for key in ("gate", "ndcg_gold", "forced_completion", "forced_penalty")
-        if getattr(reward, key) != getattr(usual, key)
+        if getattr(reward, key) != getattr(default_reward, key)
     ]
     return ", ".join([" + ".join(parts), *more])
 
 
 def figures_shown(rounds: Sequence[RoundTold]) -> Iterator[tuple[str, str, list[RoundTold]]]:
-    """Yield (key, title, the rounds whose values compare with one another) of each figure. A reward
-    that only some rounds have is a figure of its own."""
-    rewards = list(dict.fromkeys(of.reward for of in rounds))
+    """Yield (key, title, comparable rounds) of each stat; each reward formula is one."""
+    rewards = list(dict.fromkeys(summary.reward for summary in rounds))
     for key, title in SHOWN.items():
         if key != REWARD or len(rewards) == 1:
             yield key, title, list(rounds)
             continue
         for reward in rewards:
-            yield key, f"{title} ({reward})", [of for of in rounds if of.reward == reward]
+            yield (
+                key,
+                f"{title} ({reward})",
+                [summary for summary in rounds if summary.reward == reward],
+            )
 
 
 def rounds_table(
     cfg: RoundsConfig, rounds: Sequence[RoundTold]
 ) -> tuple[list[str], list[list[str]]]:
-    """(titles, lines): a column a round. What was played, kept and spent, and the held-out figures
-    of the first set before and behind each training: each reward in a line of its own, since values
-    of two rewards do not compare."""
+    """Return (titles, lines) of a table with a column for each round.
+
+    It has counts, cost, and the held-out stats of the first set before and after each training.
+    Each reward formula has its own line, because values of two formulas are not comparable.
+    """
     lines = [
-        ["updates", *(str(of.updates) for of in rounds)],
-        ["episodes", *(str(of.episodes) for of in rounds)],
+        ["updates", *(str(summary.updates) for summary in rounds)],
+        ["episodes", *(str(summary.episodes) for summary in rounds)],
     ]
     for key, title, compared in figures_shown(rounds):
-        values = [tuple(_value(of, key, at) for at in (0, 1)) for of in rounds]
+        values = [tuple(_value(summary, key, index) for index in (0, 1)) for summary in rounds]
         values = [
-            pair if of in compared else (None, None)
-            for of, pair in zip(rounds, values, strict=True)
+            pair if summary in compared else (None, None)
+            for summary, pair in zip(rounds, values, strict=True)
         ]
-        if any(then is not None for _, then in values):
-            pairs = [(_cell(now), _cell(then)) for now, then in values]
-            lines.append([f"held out: {title}", *(f"{now} → {then}" for now, then in pairs)])
+        if any(after is not None for _, after in values):
+            pairs = [(_cell(before), _cell(after)) for before, after in values]
+            lines.append(
+                [f"held out: {title}", *(f"{before} → {after}" for before, after in pairs)]
+            )
     for command in _COMMANDS:
-        if any(command in of.then for of in cfg.rounds):
-            kept = [of.rows.get(command) for of in rounds]
-            cells = ["–" if one is None else f"{one[0]} of {one[1]}" for one in kept]
+        if any(command in summary.then for summary in cfg.rounds):
+            counts = [summary.rows.get(command) for summary in rounds]
+            cells = [
+                "–" if num_kept is None else f"{num_kept[0]} of {num_kept[1]}"
+                for num_kept in counts
+            ]
             lines.append([f"{command}: kept", *cells])
     lines += [
-        ["calls", *(f"{of.calls:,}" for of in rounds)],
-        ["tokens", *(f"{of.tokens:,}" for of in rounds)],
-        ["hours", *(f"{of.hours:.3f}" for of in rounds)],
+        ["calls", *(f"{summary.calls:,}" for summary in rounds)],
+        ["tokens", *(f"{summary.tokens:,}" for summary in rounds)],
+        ["hours", *(f"{summary.hours:.3f}" for summary in rounds)],
     ]
-    return ["", *(of.name for of in rounds)], lines
+    return ["", *(summary.name for summary in rounds)], lines
 
 
 _COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
 
 
-def _value(of: RoundTold, key: str, place: int) -> float | None:
-    first = next(iter(of.held_out.values()), None)
-    return None if first is None else first[place].get(key)
+def _value(summary: RoundTold, key: str, index: int) -> float | None:
+    first = next(iter(summary.held_out.values()), None)
+    return None if first is None else first[index].get(key)
 
 
 def _cell(value: float | None) -> str:

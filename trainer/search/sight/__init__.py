@@ -1,1 +1,1 @@
-"""Pictures as a policy sees them: frames, sizes, the letters that are large enough to read."""
+"""Images as the policy gets them: frames, sizes, and the lines that are large enough to read."""

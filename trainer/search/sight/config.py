@@ -1,4 +1,4 @@
-"""How pictures are shown to the policy: the section `sight` of a config."""
+"""The section `sight` of a config: sizes of images and limits of crops."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pydantic import Field, model_validator
 from scorekit.config import Config
 from trainer.search.records import BoxConvention
 
-#: From here on the sizes of Qwen's processors are no longer kept by their own limits.
+#: Above this aspect, Qwen's processors return sizes beyond their own limits.
 _LARGEST_ASPECT = 50.0
 
 
 class SightConfig(Config):
-    """Sizes of what is shown, and what of a page may be cut out. The same in training and
-    evaluation: a policy that learnt in one frame is lost in another."""
+    """The sizes of images and the limits of crops.
+
+    They must be the same in training and evaluation, because boxes depend on them.
+    """
 
     min_pixels: int = Field(
         200_704, ge=1, description="Least area of a picture as shown; smaller ones are enlarged."
@@ -58,7 +60,7 @@ class SightConfig(Config):
     def _sizes_are_possible(self) -> SightConfig:
         if self.max_pixels < 2 * self.min_pixels or self.min_pixels < self.factor**2:
             raise ValueError(
-                "max_pixels must be at least twice min_pixels, and that at least factor squared: "
-                "else not every picture has a size between them"
+                "max_pixels must be at least twice min_pixels, and min_pixels at least factor "
+                "squared. Otherwise some images have no size between them."
             )
         return self

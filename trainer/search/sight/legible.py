@@ -1,6 +1,6 @@
-"""A page in words: the lines that are large enough to read at the size at which it is shown.
+"""Describe a view as text: its lines that are large enough to read.
 
-So a policy without sight sees what one with sight does, and a crop shows it more.
+So a policy that reads only text gets what one with images can read, and a crop shows more.
 """
 
 from __future__ import annotations
@@ -17,36 +17,42 @@ from trainer.search.sight.views import in_frame
 
 
 def legible_lines(page: Page, view: View, sight: SightConfig) -> list[str]:
-    """The text layer of what a view shows, in reading order: a box of the view's frame and its
-    text. What is too small to read is a box without text; several in a row are one. Of the lines
-    beyond `max_lines` is told how many they are; what a crop would show is told always.
+    """Return the lines of a view in reading order: a box in the view's frame and its text.
 
-    Raises PictureError where the index speaks of another picture than the view is of.
+    Lines too small to read have a box without text; adjacent ones share a box. Lines beyond
+    `max_lines` are only counted, but boxes of small lines are always listed. Raises PictureError if
+    the page of the index has another size than that of the view.
     """
     if (page.width, page.height) != (view.page_width, view.page_height):
-        raise PictureError(f"the picture of page {view.page_id} has not the size of its text layer")
+        raise PictureError(
+            f"the picture of page {view.page_id} differs in size from its text layer"
+        )
     zoom = view.height / (view.region[3] - view.region[1])
     seen = [(box, text) for box in page.boxes if (text := _text_within(box, view.region))]
-    lines, left = [], sight.max_lines or len(seen)
+    lines, max_left = [], sight.max_lines or len(seen)
     for large, group in groupby(
-        seen, key=lambda one: one[0].letter_height * zoom >= sight.legible_px
+        seen, key=lambda entry: entry[0].letter_height * zoom >= sight.legible_px
     ):
         if large:
-            told = list(group)
-            lines += [f"{_place([box], view, sight)} {text}" for box, text in told[:left]]
-            if more := len(told[left:]):
+            readable = list(group)
+            lines += [
+                f"{_box_text([box], view, sight)} {text}" for box, text in readable[:max_left]
+            ]
+            if more := len(readable[max_left:]):
                 lines.append(f"({more} more lines)" if more > 1 else "(1 more line)")
-            left = max(0, left - len(told))
+            max_left = max(0, max_left - len(readable))
         else:
             small = [box for box, _ in group]
-            of = f"{len(small)} lines" if len(small) > 1 else "a line"
-            lines.append(f"{_place(small, view, sight)} ({of} too small to read)")
+            count_text = f"{len(small)} lines" if len(small) > 1 else "a line"
+            lines.append(f"{_box_text(small, view, sight)} ({count_text} too small to read)")
     return lines
 
 
 def _text_within(box: TextBox, region: Region) -> str:
-    """The letters that lie in a part of the page: all are taken for as wide; none where less than
-    half of their height does."""
+    """Return the letters of a line within a region, as if all letters had the same width.
+
+    "" if less than half of their height is within it.
+    """
     left, top, right, bottom = region
     if min(box.y2, bottom) - max(box.y1, top) < (box.y2 - box.y1) / 2 or box.x1 >= box.x2:
         return ""
@@ -57,20 +63,20 @@ def _text_within(box: TextBox, region: Region) -> str:
     return text[max(0, first) : max(0, last)].strip()
 
 
-def _place(boxes: list[TextBox], view: View, sight: SightConfig) -> str:
-    """Around some boxes, as far as the view shows them."""
+def _box_text(boxes: list[TextBox], view: View, sight: SightConfig) -> str:
+    """Return the box around some boxes, clipped to the view."""
     left, top, right, bottom = view.region
-    around = (
+    bounds = (
         max(left, min(box.x1 for box in boxes)),
         max(top, min(box.y1 for box in boxes)),
         min(right, max(box.x2 for box in boxes)),
         min(bottom, max(box.y2 for box in boxes)),
     )
-    return written_box(in_frame(around, view, sight.box_convention), sight.box_convention)
+    return written_box(in_frame(bounds, view, sight.box_convention), sight.box_convention)
 
 
 def written_box(box: Region, convention: BoxConvention) -> str:
-    """As a policy writes one."""
+    """Return a box in the form in which a policy writes it."""
     return f"[{', '.join(_numbers(box, convention))}]"
 
 

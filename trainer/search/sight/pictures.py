@@ -1,4 +1,4 @@
-"""Pictures: bytes -> pixels of a known size -> bytes, and the hash that names them."""
+"""Decode, resize, encode and hash images."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from trainer.search.sight.config import SightConfig
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-#: Of zlib, 0 to 9: slides become hardly smaller above it, and take twice the time.
+#: Level of zlib, 0 to 9. Higher levels take twice the time and hardly shrink slides.
 _COMPRESSION = 1
 
 
 class PictureError(ScorekitError):
-    """A picture cannot be read, or is not what the index says of it."""
+    """An image cannot be read, or does not match its description in the index."""
 
 
 def read_picture(data: bytes) -> PILImage:
-    """Its pixels as RGB, on white where it is transparent. Raises PictureError."""
+    """Decode an image to RGB, on white where it is transparent. Raises PictureError."""
     from PIL import Image
 
     try:
-        picture = Image.open(BytesIO(data))
-        if not picture.has_transparency_data:
-            return picture.convert("RGB")
-        colours = picture.convert("RGBA")
+        image = Image.open(BytesIO(data))
+        if not image.has_transparency_data:
+            return image.convert("RGB")
+        rgba = image.convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise PictureError(f"no picture that can be read: {type(error).__name__}") from None
-    white = Image.new("RGBA", colours.size, "white")
-    return Image.alpha_composite(white, colours).convert("RGB")
+        raise PictureError(f"the image cannot be read: {type(error).__name__}") from None
+    white = Image.new("RGBA", rgba.size, "white")
+    return Image.alpha_composite(white, rgba).convert("RGB")
 
 
-def write_png(picture: PILImage) -> bytes:
-    """The same bytes for the same pixels."""
-    written = BytesIO()
-    picture.save(written, "PNG", compress_level=_COMPRESSION)
-    return written.getvalue()
+def write_png(image: PILImage) -> bytes:
+    """Encode an image as PNG; equal pixels give equal bytes."""
+    buffer = BytesIO()
+    image.save(buffer, "PNG", compress_level=_COMPRESSION)
+    return buffer.getvalue()
 
 
 def picture_hash(png: bytes) -> str:
-    """SHA-256, as trajectories name a picture."""
+    """Return the SHA-256 of a PNG, by which trajectories refer to it."""
     return hashlib.sha256(png).hexdigest()
 
 
 def shown_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
-    """Width and height as shown: multiples of the factor, of an area within the limits, and of
-    nearly the same aspect. As Qwen2-VL's processor finds them (`smart_resize`), which then leaves
-    the picture as it is.
+    """Return width and height of an image for the policy.
 
-    Raises PictureError above the largest aspect, where its own limits do not hold.
+    They are multiples of the factor, with an area within the limits and nearly the same aspect, as
+    from Qwen2-VL's processor (`smart_resize`), which then does not resize the image. Raises
+    PictureError above the max aspect, where its own limits do not hold.
     """
     if above(max(width, height), sight.max_aspect * min(width, height)):
         raise PictureError(
-            f"a picture of {width} x {height} is too long: sight.max_aspect is {sight.max_aspect:g}"
+            f"an image of {width} x {height} is too long: sight.max_aspect is {sight.max_aspect:g}"
         )
     factor = sight.factor
     sides = [round(side / factor) * factor for side in (width, height)]

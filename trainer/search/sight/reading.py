@@ -1,7 +1,7 @@
-"""Pictures as a policy that sees reads them: how many ids each stands for, and its patches.
+"""Count the ids of an image for a policy, and compute its patches.
 
-Pictures come resized already (trainer/search/sight/pictures.py), so that its own processor, a vLLM
-server's and the store have the same pixels; a processor that would resize them again is refused.
+Images are resized already (trainer/search/sight/pictures.py), so the policy's processor, a vLLM
+server and the store have the same pixels. A processor that would resize them again is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.search.sight.views import Shown
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenPicture:
-    """A picture of an episode as `trainer.rl.forward.Image`; patches are made when asked for."""
+    """An image of an episode as `trainer.rl.forward.Image`; patches are computed on access."""
 
     png: bytes
     grid: tuple[int, int, int]
@@ -27,71 +27,73 @@ class SeenPicture:
 
     @property
     def patches(self) -> Tensor:
-        """[P, D], as the model's image processor gives them."""
+        """Return the patches [P, D] from the model's image processor."""
         return self.reader.patches(self)
 
 
 class PictureReader:
-    """For Qwen2-VL, Qwen2.5-VL, Qwen3-VL, and what reads pictures as they do.
+    """The image processor of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and compatible models.
 
-    processor: the model's image processor. config: the model's. image_id: stands for a merged
-    square of patches. never: ids that must not be sampled, since the model would look for a picture
-    behind them. Raises UserError where the sizes of `sight` are none of this model's.
+    processor: the model's image processor. config: the model's. image_id: id of a merged square of
+    patches. never: ids that must not be sampled, because the model would expect an image after
+    them. Raises UserError if the sizes of `sight` do not fit the model.
     """
 
     def __init__(self, processor: Any, config: Any, sight: SightConfig) -> None:
         self._processor = processor
         try:
             self._patch, self._merge = int(processor.patch_size), int(processor.merge_size)
-            least, most = (processor.size[key] for key in ("shortest_edge", "longest_edge"))
+            smallest, largest = (processor.size[key] for key in ("shortest_edge", "longest_edge"))
             self.image_id = int(config.image_token_id)
             names = ("image", "video", "vision_start", "vision_end")
             self.never = [int(getattr(config, f"{name}_token_id")) for name in names]
         except (AttributeError, KeyError, TypeError):
             raise UserError(
-                f"policy.path: a {config.model_type} reads pictures in another way than Qwen2-VL, "
-                "Qwen2.5-VL and Qwen3-VL, which are known here: take one of these, or "
-                "episode.observation text"
+                f"policy.path: a {config.model_type} reads images differently from Qwen2-VL, "
+                "Qwen2.5-VL and Qwen3-VL. Use one of these, or set episode.observation to text."
             ) from None
         factor = self._patch * self._merge
         if sight.factor != factor:
             raise UserError(
-                f"sight.factor is {sight.factor}, but the policy merges its patches to squares of "
-                f"{factor} pixels: set {factor}"
+                f"episode.sight.factor: it is {sight.factor}, but the policy merges its patches to "
+                f"squares of {factor} pixels. Set {factor}."
             )
-        if sight.min_pixels < least or sight.max_pixels > most:
+        if sight.min_pixels < smallest or sight.max_pixels > largest:
             raise UserError(
-                f"sight.min_pixels and max_pixels, {sight.min_pixels} to {sight.max_pixels}, must "
-                f"lie within the policy's own limits, {least} to {most}: else it resizes pictures "
-                "again, and boxes are of another frame"
+                "episode.sight: min_pixels to max_pixels "
+                f"({sight.min_pixels} to {sight.max_pixels}) must be within the policy's limits "
+                f"({smallest} to {largest}). Otherwise it resizes images again, and boxes have "
+                "another frame."
             )
 
-    def ids(self, shown: Shown) -> int:
-        """How many ids a picture stands for, without those around it."""
-        _, height, width = self._grid(shown)
+    def ids(self, image: Shown) -> int:
+        """Return the number of ids of an image, without start and end ids."""
+        _, height, width = self._grid(image)
         return int(height * width // self._merge**2)
 
-    def read(self, shown: Shown) -> SeenPicture:
-        """The picture as the engine takes it."""
-        return SeenPicture(shown.png, self._grid(shown), self)
+    def read(self, image: Shown) -> SeenPicture:
+        """Return the image in the form of the engine."""
+        return SeenPicture(image.png, self._grid(image), self)
 
     def patches(self, seen: SeenPicture) -> Tensor:
-        """Of one. Raises PictureError where the processor has resized it after all."""
-        read = self._processor(images=[read_picture(seen.png)], return_tensors="pt")
-        if tuple(read["image_grid_thw"][0].tolist()) != seen.grid:
-            raise PictureError("the policy's processor has resized a picture")
-        patches: Tensor = read["pixel_values"]
+        """Return the patches of an image. Raises PictureError if the processor resized it."""
+        encoded = self._processor(images=[read_picture(seen.png)], return_tensors="pt")
+        if tuple(encoded["image_grid_thw"][0].tolist()) != seen.grid:
+            raise PictureError("the policy's processor has resized an image")
+        patches: Tensor = encoded["pixel_values"]
         return patches
 
-    def _grid(self, shown: Shown) -> tuple[int, int, int]:
-        return 1, shown.view.height // self._patch, shown.view.width // self._patch
+    def _grid(self, image: Shown) -> tuple[int, int, int]:
+        return 1, image.view.height // self._patch, image.view.width // self._patch
 
 
 def load_reader(
     path: str, config: Any, sight: SightConfig, revision: str | None = None
 ) -> PictureReader | None:
-    """Of the policy in `path` (revision: of a hub id); None of one that reads text alone. Raises
-    UserError."""
+    """Return the image processor of the policy in `path`; None if it reads only text.
+
+    revision: of a hub id. Raises UserError.
+    """
     if getattr(config, "vision_config", None) is None:
         return None
     from transformers import AutoImageProcessor
@@ -100,5 +102,7 @@ def load_reader(
         processor = AutoImageProcessor.from_pretrained(path, revision=revision)
     except Exception as error:  # transformers raises half a dozen kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"policy.path: {path}: its image processor: {reason}") from None
+        raise UserError(
+            f"policy.path: {path}: its image processor cannot be loaded: {reason}"
+        ) from None
     return PictureReader(processor, config, sight)

@@ -1,7 +1,7 @@
-"""Pages and crops as the policy is shown them, and the frames in which it writes its boxes.
+"""Build the images of pages and crops, and convert boxes between frames.
 
-A view knows which part of its page it shows, in pixels of the page's own picture. So there is one
-step from a box to the page, however many crops lie between, and every crop is cut from the page.
+A view stores its region in pixels of the page's full image. So a box converts to the page in one
+step after any number of crops, and every crop is cut from the page.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trainer.search.sight.pictures import (
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-#: Why a box is not cut out.
+#: The reasons why a crop fails.
 CropFault = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A view and its picture."""
+    """A view and its image."""
 
     view: View
     png: bytes
@@ -38,49 +38,51 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class NotCropped:
-    """A box that is not cut out. detail: why, in words for the policy."""
+    """A failed crop. detail: the message to the policy."""
 
     reason: CropFault
     detail: str
 
 
 def page_view(page_id: str, image: bytes, sight: SightConfig) -> Shown:
-    """A whole page. image: its picture, in whatever form. Raises PictureError."""
-    picture = read_picture(image)
-    width, height = picture.size
-    return _shown("page", page_id, picture, (0.0, 0.0, float(width), float(height)), sight)
+    """Return the view of a full page. image: its file, of any format. Raises PictureError."""
+    full_image = read_picture(image)
+    width, height = full_image.size
+    return _resized_view(
+        "page", page_id, full_image, (0.0, 0.0, float(width), float(height)), sight
+    )
 
 
 def crop_view(view: View, box: Region, image: bytes, sight: SightConfig) -> Shown | NotCropped:
-    """What a box cuts out of a view, as large as may be shown.
+    """Return the crop of a box in a view, enlarged within the limits.
 
-    box: in the view's frame, by `sight.box_convention`. image: the picture of the view's page.
-    Raises PictureError where that is another one than the view is of.
+    box: in the view's frame, by `sight.box_convention`. image: the image file of the view's page.
+    Raises PictureError if its size differs from that in the view.
     """
     region = crop_region(view, box, sight)
     if isinstance(region, NotCropped):
         return region
-    picture = read_picture(image)
-    if picture.size != (view.page_width, view.page_height):
-        raise PictureError(f"the picture of page {view.page_id} has changed its size")
-    return _shown("crop", view.page_id, picture, region, sight)
+    full_image = read_picture(image)
+    if full_image.size != (view.page_width, view.page_height):
+        raise PictureError(f"the image of page {view.page_id} has changed its size")
+    return _resized_view("crop", view.page_id, full_image, region, sight)
 
 
 def crop_region(view: View, box: Region, sight: SightConfig) -> Region | NotCropped:
-    """The whole pixels of the page that a box of the view covers, with its padding."""
+    """Return the region of the page that a box covers with its padding, in full pixels."""
     x1, y1, x2, y2 = in_pixels(box, view, sight.box_convention)
     if not (x1 < x2 and y1 < y2):
         return NotCropped("box_order", "x1 must be less than x2, and y1 less than y2")
     if x1 < 0 or y1 < 0 or x2 > view.width or y2 > view.height:
         return NotCropped("box_outside", "the box reaches out of the picture last shown")
     left, top, right, bottom = view.region
-    across, down = (right - left) / view.width, (bottom - top) / view.height
+    x_scale, y_scale = (right - left) / view.width, (bottom - top) / view.height
     pad = sight.crop_padding
     region = (
-        max(0.0, floor(left + (x1 - pad) * across)),
-        max(0.0, floor(top + (y1 - pad) * down)),
-        min(float(view.page_width), ceil(left + (x2 + pad) * across)),
-        min(float(view.page_height), ceil(top + (y2 + pad) * down)),
+        max(0.0, floor(left + (x1 - pad) * x_scale)),
+        max(0.0, floor(top + (y1 - pad) * y_scale)),
+        min(float(view.page_width), ceil(left + (x2 + pad) * x_scale)),
+        min(float(view.page_height), ceil(top + (y2 + pad) * y_scale)),
     )
     width, height = region[2] - region[0], region[3] - region[1]
     if min(width, height) < sight.min_crop:
@@ -99,34 +101,34 @@ def crop_region(view: View, box: Region, sight: SightConfig) -> Region | NotCrop
 
 
 def in_pixels(box: Region, view: View, convention: BoxConvention) -> Region:
-    """A box of the view's frame in its pixels."""
-    across, down = _units(view, convention)
+    """Convert a box from the view's frame to pixels of the view."""
+    x_scale, y_scale = _units(view, convention)
     x1, y1, x2, y2 = box
-    return x1 * across, y1 * down, x2 * across, y2 * down
+    return x1 * x_scale, y1 * y_scale, x2 * x_scale, y2 * y_scale
 
 
 def in_frame(region: Region, view: View, convention: BoxConvention) -> Region:
-    """A part of the page as a box of the view's frame, of which it may reach out."""
-    across, down = _units(view, convention)
+    """Convert a region of the page to the view's frame; it may exceed the view."""
+    x_scale, y_scale = _units(view, convention)
     left, top, right, bottom = view.region
-    across *= (right - left) / view.width
-    down *= (bottom - top) / view.height
+    x_scale *= (right - left) / view.width
+    y_scale *= (bottom - top) / view.height
     x1, y1, x2, y2 = region
-    return (x1 - left) / across, (y1 - top) / down, (x2 - left) / across, (y2 - top) / down
+    return (x1 - left) / x_scale, (y1 - top) / y_scale, (x2 - left) / x_scale, (y2 - top) / y_scale
 
 
 def _units(view: View, convention: BoxConvention) -> tuple[float, float]:
-    """Pixels of the view that 1 stands for, across and down."""
+    """Return the pixels per unit of the frame, in x and in y."""
     if convention == "pixel":
         return 1.0, 1.0
     parts = 1000 if convention == "thousand" else 1
     return view.width / parts, view.height / parts
 
 
-def _shown(
+def _resized_view(
     kind: Literal["page", "crop"],
     page_id: str,
-    picture: PILImage,
+    full_image: PILImage,
     region: Region,
     sight: SightConfig,
 ) -> Shown:
@@ -134,15 +136,15 @@ def _shown(
 
     left, top, right, bottom = region
     size = shown_size(int(right - left), int(bottom - top), sight)
-    png = write_png(picture.resize(size, Image.Resampling.BICUBIC, box=region))
+    png = write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))
     view = View(
         kind=kind,
         page_id=page_id,
         width=size[0],
         height=size[1],
         region=region,
-        page_width=picture.width,
-        page_height=picture.height,
+        page_width=full_image.width,
+        page_height=full_image.height,
         image=picture_hash(png),
     )
     return Shown(view, png)

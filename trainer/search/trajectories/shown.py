@@ -1,4 +1,4 @@
-"""What of an episode stands on the page to look at: its kinds, its turns, boxes on its pictures."""
+"""Lay out an episode for the page: its kinds, its turns, and boxes on its images."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KINDS = {
 
 
 class BoxMark(NamedTuple):
-    """A box on a picture, its sides as 0-1 of the picture's. kind: `written` by the policy, or
-    `cut` out of the page. turn: number of the turn that it is of."""
+    """A box on an image, in 0-1 of its sides. kind: `written` by the policy, or `cut` out of the
+    page. turn: number of its turn."""
 
     kind: str
     region: Region
@@ -31,21 +31,21 @@ class BoxMark(NamedTuple):
 
 @dataclass
 class ShownPicture:
-    """A picture of a turn. marks: the boxes of later turns on it."""
+    """An image of a turn. marks: the boxes of later turns on it."""
 
     view: View
     marks: list[BoxMark] = field(default_factory=list)
 
 
 class ShownTurn(NamedTuple):
-    """A turn and its pictures."""
+    """A turn and its images."""
 
     turn: Turn
     pictures: list[ShownPicture]
 
 
 class ShownEpisode(NamedTuple):
-    """An episode as it is laid out."""
+    """An episode in the form of the page."""
 
     trajectory: Trajectory
     turns: list[ShownTurn]
@@ -53,8 +53,7 @@ class ShownEpisode(NamedTuple):
 
 
 def lay_out(trajectory: Trajectory) -> ShownEpisode:
-    """Put each box on the picture that the policy had before it when it wrote it; and what was cut
-    out, on the page too."""
+    """Add each box to the image that the policy saw before it, and each crop to its page."""
     turns: list[ShownTurn] = []
     last: ShownPicture | None = None
     pages: dict[str, ShownPicture] = {}
@@ -62,13 +61,13 @@ def lay_out(trajectory: Trajectory) -> ShownEpisode:
         if last is not None and turn.box is not None:
             last.marks.append(_written(turn, last.view))
         pictures = [ShownPicture(view) for view in turn.views]
-        for picture in pictures:
-            if picture.view.kind == "page":
-                pages[picture.view.page_id] = picture
-            elif (page := pages.get(picture.view.page_id)) is not None:
-                region = in_frame(picture.view.region, page.view, "unit")
+        for image in pictures:
+            if image.view.kind == "page":
+                pages[image.view.page_id] = image
+            elif (page := pages.get(image.view.page_id)) is not None:
+                region = in_frame(image.view.region, page.view, "unit")
                 page.marks.append(BoxMark("cut", region, turn.number))
-            last = picture
+            last = image
         turns.append(ShownTurn(turn, pictures))
     return ShownEpisode(trajectory, turns, list(_kinds(trajectory)))
 
@@ -77,22 +76,22 @@ def _written(turn: Turn, view: View) -> BoxMark:
     assert turn.box is not None
     x1, y1, x2, y2 = in_pixels(turn.box, view, turn.convention or "pixel")
     sides = x1 / view.width, y1 / view.height, x2 / view.width, y2 / view.height
-    within = [min(max(side, 0.0), 1.0) for side in sides]  # a refused one may reach out
+    within = [min(max(side, 0.0), 1.0) for side in sides]  # a refused box may exceed the image
     return BoxMark("written", (within[0], within[1], within[2], within[3]), turn.number)
 
 
 def _kinds(trajectory: Trajectory) -> Iterator[str]:
-    """The kinds that an episode is of, by the keys of KINDS.
+    """Yield the kinds of an episode, as keys of KINDS.
 
-    Without evidence: no page with the fact was shown (no page at all, where no gold is known), or
-    the judge finds no support for the answer in what was.
+    Without evidence: no page with the fact was visible (no page at all, without known gold pages),
+    or the judge found no support for the answer in the evidence.
     """
     yield "all"
     support = trajectory.grounded.score if trajectory.grounded else None
     if trajectory.success is False and set(trajectory.question.gold) & {*trajectory.shown_pages}:
         yield "seen-wrong"
-    unshown = not trajectory.saw_evidence or (support is not None and support < SUCCESS)
-    if trajectory.success and unshown:
+    lacks_evidence = not trajectory.saw_evidence or (support is not None and support < SUCCESS)
+    if trajectory.success and lacks_evidence:
         yield "unshown-right"
     if trajectory.forced:
         yield "forced"
@@ -103,7 +102,7 @@ def _kinds(trajectory: Trajectory) -> Iterator[str]:
 
 
 class MeanFigure(NamedTuple):
-    """A mean, and of how many of all it is: no mean stands without its coverage."""
+    """A mean and its coverage: `known` of `of` episodes have a value."""
 
     name: str
     mean: float | None
@@ -112,7 +111,7 @@ class MeanFigure(NamedTuple):
 
 
 def figures(episodes: Sequence[Trajectory]) -> list[MeanFigure]:
-    """Means over the episodes."""
+    """Return the means over the episodes."""
     values: dict[str, list[float | None]] = {
         "reward": [t.reward.value if t.reward else None for t in episodes],
         "judge": [t.judged.score if t.judged else None for t in episodes],
@@ -120,9 +119,9 @@ def figures(episodes: Sequence[Trajectory]) -> list[MeanFigure]:
         "NDCG": [t.ndcg for t in episodes],
         "turns": [float(len(t.turns)) for t in episodes],
     }
-    found = []
-    for name, of in values.items():
-        known = [value for value in of if value is not None]
-        mean = sum(known) / len(known) if known else None
-        found.append(MeanFigure(name, mean, len(known), len(of)))
-    return found
+    means = []
+    for name, column in values.items():
+        present = [value for value in column if value is not None]
+        mean = sum(present) / len(present) if present else None
+        means.append(MeanFigure(name, mean, len(present), len(column)))
+    return means

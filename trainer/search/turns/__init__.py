@@ -1,1 +1,1 @@
-"""Turn by turn: prompts, ids that are joined, policies, the episode."""
+"""Run episodes turn by turn: prompts, joined ids, policies."""

@@ -1,4 +1,4 @@
-"""What an episode may do: the section `episode` of a config."""
+"""The section `episode` of a config: limits of an episode and the form of its observations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LinePart = Literal["page", "rank", "frame", "turns_left"]
 
 
 class EpisodeConfig(Config):
-    """From a question to the end of the search."""
+    """The limits of an episode and the form of its observations."""
 
     max_turns: int = Field(
         7,
@@ -53,7 +53,7 @@ class EpisodeConfig(Config):
 
 
 class TurnSamplingConfig(SamplingConfig):
-    """How a turn is sampled; a server is asked for length, temperature, top_p and top_k."""
+    """The sampling settings of a turn. A server gets length, temperature, top_p and top_k."""
 
     max_new_tokens: int = Field(
         1024, ge=1, description="Longest turn in tokens: a think block and its action."

@@ -1,8 +1,8 @@
-"""Episodes from their questions to their ends: all take their turns side by side.
+"""Run episodes from their questions to their ends, in parallel rounds.
 
-A round is a turn of every episode that runs, then the searches of all in one request, then what is
-shown to each. An episode that ends is handed over at once, while the others go on. What the policy
-does wrong is an observation; what a neighbour fails to give one episode ends that one as failed.
+A round is a turn of every running episode, then the searches of all in one request, then their
+observations. A finished episode is passed on at once while the others continue. A mistake of the
+policy becomes an observation. If a service fails for one episode, that episode ends as failed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trainer.search.turns.tools import Acted, Pages, ToolResult, Tools
 
 log = logging.getLogger(__name__)
 
-#: What stands in place of a turn where the policy has no more of them.
+#: The text of the last turn if the policy has no turns left.
 FORCED_TEXT = "<think>There are no turns left.</think>\n<search_complete>true</search_complete>"
-#: Pictures that are fetched and made at once.
+#: Max images fetched and rendered concurrently.
 _AT_ONCE = 8
 
 
@@ -46,15 +46,16 @@ def run_episodes(
     step: int = 0,
     attempt: int = 0,
 ) -> list[Trajectory]:
-    """`samples` episodes of each question that does not say itself, ended; in the order of the
-    questions. None: one of each.
+    """Run episodes and return the finished trajectories in the order of the questions.
 
-    new_id: of a question and the number of the sample -> an id that is alone in its run.
-    on_done: is given each trajectory when it ends. keep_picture: each picture by its SHA-256, once,
-    before a trajectory refers to it. tools: of these pages, where they serve several calls.
-    groups: of each question, its group's name; None: its id, and a number where it comes again.
-    on_turn: is given a trajectory behind each of its turns. All are called in this thread.
-    Raises what `pages` does where it is away for all (ServiceUnreachable), and UserError.
+    samples: episodes of a question without an `n_agent`; None: one of each question.
+    new_id: (question, number of the sample) -> an id that is unique in its run.
+    on_done: is called with each trajectory when it ends. keep_picture: is called once with the
+    SHA-256 and the PNG of each image before a trajectory refers to it. tools: tools of these pages,
+    if several calls share them. groups: the group name of each question; None: its id, with a
+    number if the question occurs more than once. on_turn: is called with a trajectory after each of
+    its turns. All are called in this thread.
+    Raises what `pages` raises if it is unavailable for all (ServiceUnreachable), and UserError.
     """
     revision = pages.info().revision
     started = [
@@ -89,19 +90,19 @@ def run_episodes(
 
 
 def group_names(questions: Sequence[Question]) -> list[str]:
-    """A question that comes twice is two groups."""
+    """Return a group name for each question; a question that occurs twice is two groups."""
     seen: Counter[str] = Counter()
     names = []
     for question in questions:
         seen[question.id] += 1
-        again = seen[question.id]
-        names.append(question.id if again == 1 else f"{question.id}#{again}")
+        occurrence = seen[question.id]
+        names.append(question.id if occurrence == 1 else f"{question.id}#{occurrence}")
     return names
 
 
 @dataclass(slots=True)
 class _Episode:
-    """One that runs. written: tokens of the policy so far. action: of the turn under way."""
+    """A running episode. written: tokens sampled so far. action: of the current turn."""
 
     trajectory: Trajectory
     cfg: EpisodeConfig
@@ -115,10 +116,10 @@ class _Episode:
 
     @property
     def turns_left(self) -> int:
-        most = self.trajectory.question.max_turns or self.cfg.max_turns
-        return most - len(self.trajectory.turns)
+        max_turns = self.trajectory.question.max_turns or self.cfg.max_turns
+        return max_turns - len(self.trajectory.turns)
 
-    def asked(self) -> TurnAsked:
+    def turn_request(self) -> TurnAsked:
         return TurnAsked(
             trajectory_id=self.trajectory.trajectory_id,
             turn=len(self.trajectory.turns) + 1,
@@ -127,13 +128,13 @@ class _Episode:
             tokens_left=self.cfg.max_response_length - self.written,
         )
 
-    def acted(self) -> Acted:
+    def tool_call(self) -> Acted:
         assert self.action is not None
         seen = frozenset(self.trajectory.shown_pages)
         return Acted(self.action, self.view, seen, self.turns_left)
 
     def note_reply(self, reply: PolicyTurn, seconds: float) -> None:
-        """A turn of the policy, with which the episode may end."""
+        """Add a turn of the policy; the episode may end with it."""
         if reply.end is not None:
             self.end(reply.end, reply.detail)
             return
@@ -157,13 +158,13 @@ class _Episode:
             _note_action(turns[-1], action, self.cfg)
 
     def note_outcome(self, outcome: ToolResult, seconds: float) -> None:
-        """What the turn's action came to, with which the episode may end."""
+        """Add the result of the turn's action; the episode may end with it."""
         turn, gold = self.trajectory.turns[-1], self.trajectory.question.gold
         if outcome.reason is not None:
             turn.action, turn.reason, turn.detail = "invalid", outcome.reason, outcome.detail
         turn.hits, turn.rank, turn.tool_s = outcome.hits, outcome.rank, seconds
         turn.observation = outcome.text
-        turn.views = [shown.view for shown in outcome.shown]
+        turn.views = [item.view for item in outcome.shown]
         new = [view.page_id for view in turn.views if view.kind == "page"]
         turn.golden = any(page in gold for page in new) if new and gold else None
         self.view = turn.views[-1] if turn.views else self.view
@@ -175,11 +176,11 @@ class _Episode:
         elif self.written >= self.cfg.max_response_length:
             self.force("max_response_length")
 
-    def force(self, why: str) -> None:
-        """End it in the policy's place."""
+    def force(self, reason: str) -> None:
+        """End the episode because a limit is reached."""
         turns = self.trajectory.turns
         turns.append(Turn(number=len(turns) + 1, text=FORCED_TEXT, forced=True, action="complete"))
-        self.end("forced", why)
+        self.end("forced", reason)
 
     def end(self, name: EndName, detail: str = "") -> None:
         self.trajectory.end, self.trajectory.end_detail = name, detail
@@ -203,10 +204,10 @@ def _note_action(turn: Turn, action: Search | Crop | Invalid, cfg: EpisodeConfig
 def _policy_turns(
     running: list[_Episode], policy: Policy, on_done: Callable[[Trajectory], None]
 ) -> list[_Episode]:
-    """The episodes whose action is still to be done."""
-    began = time.perf_counter()
-    replies = policy.act([episode.asked() for episode in running])
-    seconds = time.perf_counter() - began
+    """Run a turn of the policy and return the episodes whose action must be executed."""
+    started_at = time.perf_counter()
+    replies = policy.act([episode.turn_request() for episode in running])
+    seconds = time.perf_counter() - started_at
     for episode, reply in zip(running, replies, strict=True):
         episode.note_reply(reply, seconds)
         _hand_over(episode, policy, on_done)
@@ -220,9 +221,9 @@ def _tool_turns(
     policy: Policy,
     on_done: Callable[[Trajectory], None],
 ) -> None:
-    began = time.perf_counter()
-    outcomes = tools.apply([episode.acted() for episode in acting], pool)
-    seconds = time.perf_counter() - began
+    started_at = time.perf_counter()
+    outcomes = tools.apply([episode.tool_call() for episode in acting], pool)
+    seconds = time.perf_counter() - started_at
     for episode, outcome in zip(acting, outcomes, strict=True):
         episode.note_outcome(outcome, seconds)
         _hand_over(episode, policy, on_done)
@@ -232,5 +233,5 @@ def _hand_over(episode: _Episode, policy: Policy, on_done: Callable[[Trajectory]
     if episode.trajectory.end is None:
         return
     episode.trajectory.tokens = policy.finish(episode.trajectory.trajectory_id)
-    episode.messages = []  # with their pictures
+    episode.messages = []  # frees their images
     on_done(episode.trajectory)

@@ -1,9 +1,9 @@
-"""The ids of an episode: joined as they come, never tokenised again.
+"""Join the ids of an episode turn by turn, without tokenizing a turn again.
 
-What the policy samples stays as it was sampled. What stands between two of its turns is the
-difference of two renders of the chat template, made behind a placeholder in place of the turn: so
-it does not hang on what was sampled, nor on what a template does to earlier turns (Qwen3 takes
-their thinking out). The action mask is made here, with the ids.
+Sampled ids stay as they are. The ids between two turns are the difference of two renders of the
+chat template with a placeholder as the turn. So they do not depend on the sampled text, nor on what
+a template does to earlier turns (Qwen3 removes their thinking). The action mask is built here with
+the ids.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from trainer.search.turns.prompt import Message, template_messages
 _PLACE = "@@"
 _BEFORE = (Message("system", "s"), Message("user", "u"))
 _OPENED, _THOUGHT = "<think>", "why</think>\n<search>what</search>"
-#: What a generation prompt may open for the policy, and an earlier turn be without.
+#: A think block that a generation prompt may open, and that earlier turns may not have.
 _PREFILL = re.compile(r"\s*<think>\s*(</think>\s*)?")
 
 
 class TurnIds:
     """The ids of prompts and observations under one chat template.
 
-    reader: of a policy that sees; stops: ids at which the policy's turn ends. prefill: of a think
-    block that the generation prompt has opened for it; "". Raises UserError where the template
-    cannot be joined: which turns it writes hangs on more than themselves.
+    reader: of a policy that sees images; stops: ids that end a turn of the policy. prefill: the
+    start of a think block in the generation prompt, or "". Raises UserError if turns cannot be
+    joined under the template, because the text of a turn depends on other turns.
     """
 
     def __init__(
@@ -48,19 +48,21 @@ class TurnIds:
     ) -> None:
         self.tokenizer, self._chat, self.reader = tokenizer, chat, reader
         self.stops = list(stops)
-        self._known = lru_cache(512)(self._text_ids)  # a group asks alike, at one time
+        self._cached_ids = lru_cache(512)(
+            self._text_ids
+        )  # a group has equal texts at the same time
         self.prefill = self._check()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """What stands before the first turn."""
+        """Return the ids before the first turn."""
         return self._ids(self._rendered(messages), messages)
 
     def observation(self, message: Message) -> list[int]:
-        """What stands between a turn and the next, from the id that ends a turn on."""
+        """Return the ids between two turns, starting with the id that ends a turn."""
         return self._ids(self._tail(message), [message])
 
     def text(self, sampled: Sequence[int]) -> str:
-        """A turn as it is parsed: what the prompt has opened belongs to it, its end does not."""
+        """Return the text of a turn for the parser: with the prefill, without the end id."""
         ids = list(sampled)
         if ids and ids[-1] in self.stops:
             del ids[-1]
@@ -70,26 +72,30 @@ class TurnIds:
         return f"{self.prefill}{decoded}"
 
     def unopened(self, text: str) -> str | None:
-        """A turn's text without the think block's beginning that the prompt has opened, as it
-        would be sampled; None where it does not begin so."""
+        """Return a turn's text without the prefill, as it would be sampled.
+
+        None if the text does not begin with the prefill.
+        """
         if not self.prefill:
             return text
         opened = self.prefill if text.startswith(self.prefill) else self.prefill.strip()
         return text.removeprefix(opened) if text.startswith(opened) else None
 
     def serving_note(self) -> str | None:
-        """Where a chat server with this template, which renders earlier turns anew, gives the
-        policy another context than it is trained in: what is different."""
+        """Return a warning if a chat server with this template changes the policy's context.
+
+        Such a server renders earlier turns again, and training keeps them as sampled. None: equal.
+        """
         written = _THOUGHT if self.prefill else _OPENED + _THOUGHT
         turn = Message("assistant", self.prefill + written)
-        whole = self._rendered([*_BEFORE, turn, Message("user", "v")])
-        if whole.startswith(self._rendered(_BEFORE) + written):
+        rendered = self._rendered([*_BEFORE, turn, Message("user", "v")])
+        if rendered.startswith(self._rendered(_BEFORE) + written):
             return None
-        what = "changes" if "why" in whole else "drops the thinking of"
+        change = "changes" if "why" in rendered else "drops the thinking of"
         return (
-            f"the chat template {what} earlier turns, which training keeps as they were sampled: "
-            "a server that is sent messages (an evaluation by URL) shows the policy another "
-            "context than it learns in; send it ids, or take a template that keeps them"
+            f"the chat template {change} earlier turns, which training keeps as they were sampled: "
+            "a server that gets messages (an evaluation by URL) gives the policy another "
+            "context than in training. Send it ids, or use a template that keeps them."
         )
 
     # -- renders ----------------------------------------------------------------------------------
@@ -100,61 +106,73 @@ class TurnIds:
 
     def _tail(self, message: Message) -> str:
         placeholder = Message("assistant", _PLACE)
-        whole = self._rendered([*_BEFORE, placeholder, message])
-        return whole[whole.index(_PLACE) + len(_PLACE) :]
+        rendered = self._rendered([*_BEFORE, placeholder, message])
+        return rendered[rendered.index(_PLACE) + len(_PLACE) :]
 
     def _ids(self, text: str, messages: Sequence[Message]) -> list[int]:
-        """Tokenised, with as many ids for each picture as it stands for."""
-        ids = self._known(text)
-        images = [shown for message in messages for shown in message.images]
+        """Tokenize a text and repeat the image id for each image as often as it needs."""
+        ids = self._cached_ids(text)
+        images = [image for message in messages for image in message.images]
         if self.reader is None:
             if images:
-                raise ValueError("pictures for a policy that sees none")
+                raise ValueError("there are images, but the policy has no image processor")
             return list(ids)
-        image_id, left, joined = self.reader.image_id, iter(images), list[int]()
+        image_id, remaining, joined = self.reader.image_id, iter(images), list[int]()
         if ids.count(image_id) != len(images):
-            raise ValueError(f"{ids.count(image_id)} marks for {len(images)} pictures")
-        for one in ids:
-            joined += [one] * self.reader.ids(next(left)) if one == image_id else [one]
+            raise ValueError(f"{ids.count(image_id)} image marks for {len(images)} images")
+        for token_id in ids:
+            joined += (
+                [token_id] * self.reader.ids(next(remaining))
+                if token_id == image_id
+                else [token_id]
+            )
         return joined
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
-        # verbose: it would warn of what is longer than its own limit, which `context` holds
+        # verbose: the tokenizer would warn of texts beyond its limit; `context` bounds them
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     # -- checks -----------------------------------------------------------------------------------
 
     def _check(self) -> str:
-        """The prefill. Raises UserError."""
-        one, two = Message("user", "first words"), Message("user", "other words")
-        place = Message("assistant", _PLACE)
+        """Check the template and return the prefill. Raises UserError."""
+        first_message, second_message = (
+            Message("user", "first words"),
+            Message("user", "other words"),
+        )
+        placeholder = Message("assistant", _PLACE)
         prompt = self._rendered(_BEFORE)
-        head, *tails = self._rendered([*_BEFORE, place, one, place, two]).split(_PLACE)
+        head, *tails = self._rendered(
+            [*_BEFORE, placeholder, first_message, placeholder, second_message]
+        ).split(_PLACE)
         opened = prompt.removeprefix(head)
         if not prompt.startswith(head) or (opened and not _PREFILL.fullmatch(opened)):
             raise UserError(
-                "the chat template does not begin a conversation as it begins its prompt, so that "
-                "an episode cannot be joined of its turns: name another in chat.template"
+                "the chat template begins a conversation differently from its prompt, so the turns "
+                "of an episode cannot be joined. Name another one in chat.template."
             )
-        if len(tails) != 2 or tails != [self._tail(one).removesuffix(opened), self._tail(two)]:
+        if len(tails) != 2 or tails != [
+            self._tail(first_message).removesuffix(opened),
+            self._tail(second_message),
+        ]:
             raise UserError(
-                "the chat template writes a turn otherwise where others come before or behind it, "
-                "so that an episode cannot be joined of its turns: name another in chat.template"
+                "the chat template writes a turn differently depending on the turns around it, so "
+                "the turns of an episode cannot be joined. Name another one in chat.template."
             )
         first = self._text_ids(tails[0])[:1]
         if not set(first) <= set(self.stops) or not first:
             ends = self.tokenizer.decode(list(first))
             raise UserError(
-                f"the chat template ends a turn with {ends!r}, at which the policy does not stop: "
-                "add its id to eos_token_id in the policy's generation_config.json"
+                f"the chat template ends a turn with {ends!r}, at which the policy does not stop. "
+                "Add its id to eos_token_id in the policy's generation_config.json."
             )
         return opened if "</think>" not in opened else ""
 
 
 @dataclass(slots=True)
 class JoinedEpisode:
-    """The ids of an episode so far. logprobs: of the sampler, 0 between its turns; None: unasked.
-    images: what the ids show, with their hashes."""
+    """The ids of an episode so far. logprobs: of the sampler, 0 between turns; None: not requested.
+    images: the images of the ids. hashes: their SHA-256."""
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
@@ -165,11 +183,11 @@ class JoinedEpisode:
 
     @property
     def ids(self) -> list[int]:
-        """All."""
+        """Return prompt and completion ids."""
         return self.prompt_ids + self.completion_ids
 
     def add_turn(self, sampled: Sampled) -> None:
-        """What the policy wrote."""
+        """Add the sampled ids of a turn."""
         self._add(sampled.token_ids, action=True)
         if sampled.logprobs is None:
             self.logprobs = None
@@ -177,22 +195,22 @@ class JoinedEpisode:
             self.logprobs += sampled.logprobs
 
     def add_observation(self, ids: Sequence[int]) -> None:
-        """What came in between. A turn that was cut off has not its own end: then it is this one's,
-        and not an action."""
+        """Add the ids between two turns. After a truncated turn they include its end id, which is
+        then not an action."""
         own_end = self.completion_ids[-1:] == list(ids[:1])
         added = ids[1:] if own_end else ids
         self._add(added, action=False)
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(added)
 
-    def show(self, shown: Sequence[Shown], reader: PictureReader | None) -> None:
-        """The pictures of ids that were added."""
+    def show(self, images: Sequence[Shown], reader: PictureReader | None) -> None:
+        """Add the images of the last added ids."""
         if reader is not None:
-            self.images += [reader.read(one) for one in shown]
-            self.hashes += [one.view.image for one in shown]
+            self.images += [reader.read(image) for image in images]
+            self.hashes += [image.view.image for image in images]
 
     def record(self) -> TokenRecord:
-        """As it is stored."""
+        """Return the record that is stored."""
         return TokenRecord(
             prompt_ids=self.prompt_ids,
             completion_ids=self.completion_ids,
@@ -202,7 +220,7 @@ class JoinedEpisode:
         )
 
     def rollout(self, trajectory_id: str, group: int, stops: Sequence[int]) -> Rollout:
-        """As it is trained on. Raises ValueError where the policy wrote nothing."""
+        """Return the rollout for training. Raises ValueError if the policy wrote nothing."""
         if not self.completion_ids:
             raise ValueError(f"trajectory {trajectory_id} has no turn of the policy")
         return Rollout(

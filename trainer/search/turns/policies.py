@@ -1,6 +1,6 @@
-"""Who takes the turns of an episode: the protocol, and two that need no weights here.
+"""The protocol of a policy, and two policies that need no weights in this process.
 
-The third, a model that learns, is in trainer/search/turns/sampled.py.
+The policy that is trained is in trainer/search/turns/sampled.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trainer.search.records import EndName, TokenRecord
 from trainer.search.turns.prompt import Message, chat_messages
 
 log = logging.getLogger(__name__)
-#: Characters of what a server said of a turn that it did not give.
+#: Max characters of a server's error message.
 _LONGEST_DETAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAsked:
-    """An episode that waits for a turn. turn: its number, from 1. messages: all so far.
-    temperature: of its row; None: the policy's own. tokens_left: that it may still write."""
+    """A request for a turn of an episode. turn: its number, from 1. messages: all so far.
+    temperature: of the row; None: the policy's default. tokens_left: max tokens of the turn."""
 
     trajectory_id: str
     turn: int
@@ -37,8 +37,8 @@ class TurnAsked:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTurn:
-    """A turn's text as written. tokens: of it; None: not known. end: why there is none, where
-    there is none; detail: the same in words. seconds: that it took; None: those of the round."""
+    """The text of a turn. tokens: their number; None: unknown. end: the reason if there is no
+    turn; detail: its message. seconds: its duration; None: the duration of the round."""
 
     text: str = ""
     tokens: int | None = None
@@ -48,132 +48,134 @@ class PolicyTurn:
 
 
 class Policy(Protocol):
-    """Who takes turns."""
+    """A policy: it writes the turns of episodes."""
 
     name: str
 
     def goes_on(self, running: int) -> bool:
-        """Whether there is another round, with so many episodes in this process."""
+        """Return whether there is another round with `running` episodes in this process."""
         ...
 
-    def act(self, asked: Sequence[TurnAsked]) -> list[PolicyTurn]:
-        """A turn of each, in order."""
+    def act(self, requests: Sequence[TurnAsked]) -> list[PolicyTurn]:
+        """Return a turn for each request, in order."""
         ...
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """What it knows of an episode that has ended, which it may forget; None: no ids."""
+        """Return the ids of a finished episode, which the policy may forget; None: no ids."""
         ...
 
 
 class ScriptPolicy:
-    """A function of what was said so far: for tests, measurements, and a baseline."""
+    """A function of the conversation so far, for tests, measurements and a baseline."""
 
     def __init__(self, script: Callable[[TurnAsked], str], name: str = "script") -> None:
         self.name = name
         self._script = script
 
     def goes_on(self, running: int) -> bool:
-        """While there are any."""
+        """Return whether any episode runs."""
         return running > 0
 
-    def act(self, asked: Sequence[TurnAsked]) -> list[PolicyTurn]:
-        """Its text; what it raises is a fault of the script."""
-        return [PolicyTurn(self._script(one)) for one in asked]
+    def act(self, requests: Sequence[TurnAsked]) -> list[PolicyTurn]:
+        """Return the texts of the script. Its exceptions are raised as they are."""
+        return [PolicyTurn(self._script(request)) for request in requests]
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """There is nothing."""
+        """Return None: a script has no ids."""
         return None
 
 
 class ChatPolicy:
-    """A vision model behind an OpenAI-compatible server. The whole conversation goes out each turn,
-    pictures as data URLs; a turn that its server fails to give ends that episode alone.
+    """A vision model behind an OpenAI-compatible server.
 
-    make: a client, made in the loop that it is used in. sampling: of a turn; its max_tokens is cut
-    to what the episode may still write, and of its seed each turn of each episode gets its own. To
-    be closed.
+    Each request has the full conversation, with images as data URLs. If the server gives no turn,
+    only that episode ends. make: returns a client; it is called in the loop that uses it. sampling:
+    of a turn; max_tokens is limited to the tokens left, and each turn gets a seed derived from its
+    seed. Call `close` at the end.
     """
 
     def __init__(self, make: Callable[[], LLMClient], sampling: Sampling) -> None:
         self._sampling = sampling
-        self._is_told = False
-        self._own = OwnLoop("chat policy", make, LLMClient.close)
-        self.name = self._own.run(_name)
+        self._has_warned = False
+        self._loop = OwnLoop("chat policy", make, LLMClient.close)
+        self.name = self._loop.run(_name)
 
     def check(self) -> None:
-        """Raise UserError where the server is away, or has no such model."""
-        self._own.run(lambda client: client.check())
+        """Raise UserError if the server is unavailable or does not have the model."""
+        self._loop.run(lambda client: client.check())
 
     def close(self) -> None:
         """Close the connections."""
-        self._own.close()
+        self._loop.close()
 
     def goes_on(self, running: int) -> bool:
-        """While there are any."""
+        """Return whether any episode runs."""
         return running > 0
 
-    def act(self, asked: Sequence[TurnAsked]) -> list[PolicyTurn]:
-        """All are asked at once. Raises UserError for what every turn would run into."""
-        futures = [self._own.submit(self._turn(one)) for one in asked]
+    def act(self, requests: Sequence[TurnAsked]) -> list[PolicyTurn]:
+        """Request all turns concurrently. Raises UserError for an error of every turn."""
+        futures = [self._loop.submit(self._turn(request)) for request in requests]
         try:
             turns = [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
-        if not self._is_told and any(turn.end is None and turn.tokens is None for turn in turns):
-            self._is_told = True
+        if not self._has_warned and any(turn.end is None and turn.tokens is None for turn in turns):
+            self._has_warned = True
             log.warning(
-                "%s: counts no tokens, so that episode.max_response_length bounds single turns "
-                "alone; max_turns holds",
+                "%s: does not report tokens, so episode.max_response_length limits only single "
+                "turns; max_turns still applies",
                 self.name,
             )
         return turns
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Its server keeps its ids to itself."""
+        """Return None: a chat server does not return ids."""
         return None
 
-    def _turn(self, one: TurnAsked) -> Callable[[LLMClient], Coroutine[Any, Any, PolicyTurn]]:
-        own = self._sampling
+    def _turn(self, request: TurnAsked) -> Callable[[LLMClient], Coroutine[Any, Any, PolicyTurn]]:
+        defaults = self._sampling
         sampling = Sampling(
-            max_tokens=min(own.max_tokens, one.tokens_left),
-            temperature=own.temperature if one.temperature is None else one.temperature,
-            top_p=own.top_p,
-            top_k=own.top_k,
-            seed=_seed(own.seed, one),
+            max_tokens=min(defaults.max_tokens, request.tokens_left),
+            temperature=defaults.temperature
+            if request.temperature is None
+            else request.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            seed=_seed(defaults.seed, request),
         )
 
         async def ask(client: LLMClient) -> PolicyTurn:
             started = time.perf_counter()
-            messages = chat_messages(one.messages)
-            name = f"{_printable(one.trajectory_id)}-{one.turn}"
+            messages = chat_messages(request.messages)
+            name = f"{_header_value(request.trajectory_id)}-{request.turn}"
             try:
                 (choice,) = await client.chat(messages, sampling, request_id=name)
             except LLMError as error:
                 end: EndName = "context" if error.type == "overlong" else "failed"
                 return PolicyTurn(end=end, detail=f"policy: {error}"[:_LONGEST_DETAIL])
             took = time.perf_counter() - started
-            return PolicyTurn(_whole(choice), choice.completion_tokens, seconds=took)
+            return PolicyTurn(_full_text(choice), choice.completion_tokens, seconds=took)
 
         return ask
 
 
-def _seed(seed: int | None, one: TurnAsked) -> int | None:
-    """Below 2**31, which every server takes."""
+def _seed(seed: int | None, request: TurnAsked) -> int | None:
+    """Return the seed of a turn, below 2**31, which every server accepts."""
     if seed is None:
         return None
-    return stream_seed("searcher", seed, one.trajectory_id, one.turn) % 2**31
+    return stream_seed("searcher", seed, request.trajectory_id, request.turn) % 2**31
 
 
-def _whole(choice: Choice) -> str:
-    """The turn as its model wrote it: a reasoning parser takes the think block out of it."""
+def _full_text(choice: Choice) -> str:
+    """Return a turn with its think block, which a server's reasoning parser removes."""
     if choice.reasoning is None or f"<{THINK}>" in choice.text:
         return choice.text
     return f"<{THINK}>{choice.reasoning.strip()}</{THINK}>\n{choice.text.lstrip()}"
 
 
-def _printable(name: str) -> str:
-    """As a header takes it."""
+def _header_value(name: str) -> str:
+    """Return a name with only the characters that a header allows."""
     return "".join(c if c.isascii() and c.isprintable() else "_" for c in name)
 
 

@@ -1,8 +1,8 @@
-"""What the policy reads: one rendering for training, fine-tuning and chat servers.
+"""Render the messages of the policy in one way for training, fine-tuning and chat servers.
 
-A message is a text and the pictures before it. `template_messages` puts it into the form of chat
-templates, `chat_messages` into that of OpenAI's servers. What comes from outside (a question, a
-page) is made harmless first: no tokenizer takes it for a special token.
+A message is a text and the images before it. `template_messages` returns the form of chat
+templates, `chat_messages` that of OpenAI's servers. Text from outside (a question, a page) is
+escaped first, so no tokenizer reads a special token in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ enlarged."""
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """images: stand before the text."""
+    """A message of a conversation. images: come before the text."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -48,7 +48,7 @@ class Message:
 
 
 def opening(question: Question, cfg: EpisodeConfig) -> list[Message]:
-    """What stands before the first turn."""
+    """Return the messages before the first turn."""
     turns = question.max_turns or cfg.max_turns
     if cfg.instructions is None:
         system = _instructions(turns, cfg)
@@ -71,51 +71,53 @@ def _instructions(turns: int, cfg: EpisodeConfig) -> str:
 
 
 def conversation(
-    trajectory: Trajectory, cfg: EpisodeConfig, pictures: Callable[[str], bytes]
+    trajectory: Trajectory, cfg: EpisodeConfig, load_image: Callable[[str], bytes]
 ) -> list[Message]:
-    """All that an episode's policy read and wrote, as it did: for fine-tuning. pictures: by their
-    hash. What the policy did not read (the last observation) or write (a forced end) is left out.
+    """Return the conversation of an episode, for fine-tuning.
+
+    The last observation, which the policy did not read, and a forced end, which it did not write,
+    are left out. load_image: SHA-256 -> PNG.
     """
     messages = opening(trajectory.question, cfg)
     for turn in trajectory.turns:
         if not turn.forced:
             messages.append(Message("assistant", turn.text))
-            shown = [Shown(view, pictures(view.image)) for view in turn.views]
-            messages.append(observed(turn.observation, shown, cfg))
+            images = [Shown(view, load_image(view.image)) for view in turn.views]
+            messages.append(observed(turn.observation, images, cfg))
     return messages[:-1] if len(messages) > 2 else messages
 
 
-def observed(text: str, shown: Sequence[Shown], cfg: EpisodeConfig) -> Message:
-    """The environment's turn."""
-    return Message("user", text, tuple(shown) if cfg.observation == "image" else ())
+def observed(text: str, images: Sequence[Shown], cfg: EpisodeConfig) -> Message:
+    """Return the message of an observation."""
+    return Message("user", text, tuple(images) if cfg.observation == "image" else ())
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As chat templates take them, with one mark for each picture."""
-    return [_in_parts(message, lambda shown: {"type": "image"}) for message in messages]
+    """Return messages in the form of chat templates, with one mark for each image."""
+    return [_in_parts(message, lambda image: {"type": "image"}) for message in messages]
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As OpenAI's chat completions take them."""
+    """Return messages in the form of OpenAI's chat completions."""
     return [_in_parts(message, _data_url) for message in messages]
 
 
 def _in_parts(message: Message, part: Callable[[Shown], dict[str, Any]]) -> dict[str, Any]:
     if not message.images:
         return {"role": message.role, "content": message.text}
-    parts = [part(shown) for shown in message.images]
+    parts = [part(image) for image in message.images]
     if message.text:
         parts.append({"type": "text", "text": message.text})
     return {"role": message.role, "content": parts}
 
 
-def _data_url(shown: Shown) -> dict[str, Any]:
-    url = f"data:image/png;base64,{b64encode(shown.png).decode()}"
+def _data_url(image: Shown) -> dict[str, Any]:
+    url = f"data:image/png;base64,{b64encode(image.png).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def page_line(view: View, rank: int, hits: int, cfg: EpisodeConfig) -> str:
-    """Of a page that is shown; "" where nothing is to be said."""
+    """Return the line about a visible page; "" if the config asks for no part of it."""
     parts = []
     if "page" in cfg.observation_line:
         parts.append(f"page {neutral(view.page_id)}")
@@ -125,7 +127,7 @@ def page_line(view: View, rank: int, hits: int, cfg: EpisodeConfig) -> str:
 
 
 def crop_line(view: View, cfg: EpisodeConfig) -> str:
-    """Of a crop that is shown."""
+    """Return the line about a visible crop."""
     parts = []
     if "page" in cfg.observation_line:
         parts.append(f"a part of page {neutral(view.page_id)}")
@@ -140,20 +142,23 @@ def _line(parts: list[str], view: View, cfg: EpisodeConfig) -> str:
     return f"{line[:1].upper()}{line[1:]}." if line else ""
 
 
-def nothing_found(found: int) -> str:
-    """Of a search that shows nothing. found: pages that were, and were shown before."""
-    if not found:
+def nothing_found(hits: int) -> str:
+    """Return the text for a search without new pages. hits: number of its known pages."""
+    if not hits:
         return "No page was found for this query. Search with other words."
     return (
-        f"The {found} pages found for this query were all shown before. Search with other words."
-        if found > 1
+        f"The {hits} pages found for this query were all shown before. Search with other words."
+        if hits > 1
         else "The one page found for this query was shown before. Search with other words."
     )
 
 
 def correction(detail: str, view: View | None, sight: SightConfig, *, box: bool) -> str:
-    """Of a turn without an action. detail: what was wrong. view: last shown. box: of a box, so
-    that the frame is told, too."""
+    """Return the text for a turn without a valid action.
+
+    detail: the problem. view: the last view. box: the action was a box; then the text has its
+    frame.
+    """
     lines = [
         f"No action was taken: {detail}.",
         "Write <think>...</think>, and on a new line exactly one of "
@@ -168,16 +173,16 @@ def correction(detail: str, view: View | None, sight: SightConfig, *, box: bool)
 
 
 def frame_rule(view: View, sight: SightConfig) -> str:
-    """What a box of this view must be."""
-    what, width, height = _frame(view, sight)
+    """Return the rule for boxes of a view."""
+    unit, width, height = _frame(view, sight)
     return (
-        f"Boxes are in {what} of the picture last shown, from its top left: 0 <= x1 < x2 <= "
+        f"Boxes are in {unit} of the picture last shown, from its top left: 0 <= x1 < x2 <= "
         f"{width} and 0 <= y1 < y2 <= {height}."
     )
 
 
 def turns_left(left: int, cfg: EpisodeConfig) -> str:
-    """The last line of an observation."""
+    """Return the last line of an observation."""
     return f"{_counted(left)} left." if "turns_left" in cfg.observation_line else ""
 
 
@@ -186,7 +191,7 @@ def _counted(turns: int) -> str:
 
 
 def _frame(view: View, sight: SightConfig) -> tuple[str, int, int]:
-    """What the numbers of a box count, and the largest across and down."""
+    """Return the unit of a box's numbers, and their max in x and in y."""
     if sight.box_convention == "pixel":
         return "pixels", view.width, view.height
     if sight.box_convention == "thousand":
@@ -195,7 +200,7 @@ def _frame(view: View, sight: SightConfig) -> tuple[str, int, int]:
 
 
 def _convention(sight: SightConfig) -> str:
-    """The same before anything is shown."""
+    """Return the rule for boxes in the instructions, before any view."""
     numbers = {
         "pixel": "The numbers are pixels of that picture, as wide and high as it is told to be",
         "thousand": "The numbers are thousandths of its sides, from 0 to 1000",

@@ -1,4 +1,4 @@
-"""A policy that learns: its turns are drawn by a sampler of trainer/rl, from ids."""
+"""The policy that is trained: a sampler of trainer/rl samples its turns from ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainer.search.turns.config import EpisodeConfig
 from trainer.search.turns.joined import JoinedEpisode, TurnIds
 from trainer.search.turns.policies import PolicyTurn, TurnAsked
 
-#: With less room in the context than for an action, a turn is not begun.
+#: Min free ids of the context for a turn: fewer are too few for an action.
 LEAST_ROOM = 16
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Call:
-    """What the turns of one call of the sampler share."""
+    """The settings that the turns of one call of the sampler share."""
 
     temperature: float
     max_new_tokens: int
@@ -31,18 +31,21 @@ class _Call:
 
 @dataclass(slots=True)
 class _State:
-    """joined: the ids so far. messages: that are in them, or were sampled."""
+    """The state of an episode. joined: the ids so far. messages: how many the ids contain."""
 
     joined: JoinedEpisode
     messages: int
 
 
 class SampledPolicy:
-    """gen_cfg: how a turn is sampled; its max_new_tokens is one turn's. context: ids that the model
-    reads at most. world: of a run whose processes share the weights, so that all of them take the
-    same steps. with_logprobs: the sampler's are kept, for training. seed: of all that is drawn,
-    until `begin`; None: the random state goes on. ended: what the last batch's episodes are trained
-    on, by their ids."""
+    """The policy that is trained.
+
+    gen_cfg: sampling settings; max_new_tokens is for one turn. context: max ids that the model
+    reads. world: of a run whose processes share the weights, so all of them make the same calls.
+    with_logprobs: keep the sampler's log-probabilities for training. seed: of all samples until
+    `begin`; None: the random state continues. ended: the ids of the batch's finished episodes, by
+    trajectory id.
+    """
 
     def __init__(
         self,
@@ -65,73 +68,77 @@ class SampledPolicy:
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
-        """A batch of episodes: forget those that have ended, draw by this seed from here on."""
+        """Start a batch of episodes with a seed, and forget the finished ones."""
         self._seed, self._calls = seed, count()
         self.ended = {}
 
     def goes_on(self, running: int) -> bool:
-        """While any process has one, where they share the weights."""
+        """Return whether any episode runs, on any process if they share the weights."""
         return (running if self._world is None else self._world.most(running)) > 0
 
-    def act(self, asked: Sequence[TurnAsked]) -> list[PolicyTurn]:
-        """A turn of each that has room for one."""
-        turns: list[PolicyTurn | None] = [None] * len(asked)
+    def act(self, requests: Sequence[TurnAsked]) -> list[PolicyTurn]:
+        """Return a turn for each request; one without context left gets an end."""
+        turns: list[PolicyTurn | None] = [None] * len(requests)
         calls: dict[_Call, list[int]] = {}
-        for i, one in enumerate(asked):
-            room = self._take(one)
-            if room < LEAST_ROOM:
-                told = f"{self._context} ids: {max(room, 0)} are left"
-                turns[i] = PolicyTurn(end="context", detail=told)
+        for i, request in enumerate(requests):
+            free_ids = self._take(request)
+            if free_ids < LEAST_ROOM:
+                message = f"{self._context} ids: {max(free_ids, 0)} are left"
+                turns[i] = PolicyTurn(end="context", detail=message)
             else:
-                calls.setdefault(self._call(one, room), []).append(i)
+                calls.setdefault(self._call(request, free_ids), []).append(i)
         for call in self._all_calls(list(calls)):
-            places = calls.get(call, [])
-            drawn = self._draw([asked[i] for i in places], call)
-            for i, sampled in zip(places, drawn, strict=True):
-                turns[i] = self._note(asked[i], sampled)
+            indices = calls.get(call, [])
+            completions = self._draw([requests[i] for i in indices], call)
+            for i, sampled in zip(indices, completions, strict=True):
+                turns[i] = self._note(requests[i], sampled)
         return [turn for turn in turns if turn is not None]
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Its ids; what is trained on is in `ended` until the next `begin`."""
+        """Return the ids of an episode; its rollout is in `ended` until the next `begin`."""
         state = self._states.pop(trajectory_id, None)
         if state is None:
             return None
         self.ended[trajectory_id] = state.joined
         return state.joined.record()
 
-    def _take(self, one: TurnAsked) -> int:
-        """Add what was said to it since its last turn, if that leaves room for another; the ids
-        that are left of the context."""
-        state = self._states.get(one.trajectory_id)
+    def _take(self, request: TurnAsked) -> int:
+        """Add the observations since the last turn, if a turn still fits.
+
+        Return the number of ids that are left of the context.
+        """
+        state = self._states.get(request.trajectory_id)
         if state is None:
-            state = _State(JoinedEpisode(self.ids.prompt(one.messages)), len(one.messages))
-            self._states[one.trajectory_id] = state
-        said = [m for m in one.messages[state.messages :] if m.role != "assistant"]
-        heard = [self.ids.observation(message) for message in said]
-        room = self._context - len(state.joined.ids) - sum(map(len, heard))
-        if room >= LEAST_ROOM:
-            for message, ids in zip(said, heard, strict=True):
+            state = _State(JoinedEpisode(self.ids.prompt(request.messages)), len(request.messages))
+            self._states[request.trajectory_id] = state
+        new_messages = [m for m in request.messages[state.messages :] if m.role != "assistant"]
+        observations = [self.ids.observation(message) for message in new_messages]
+        free_ids = self._context - len(state.joined.ids) - sum(map(len, observations))
+        if free_ids >= LEAST_ROOM:
+            for message, ids in zip(new_messages, observations, strict=True):
                 state.joined.add_observation(ids)
                 state.joined.show(message.images, self.ids.reader)
-            state.messages = len(one.messages)
-        return room
+            state.messages = len(request.messages)
+        return free_ids
 
-    def _call(self, one: TurnAsked, room: int) -> _Call:
-        own = self._gen_cfg
-        temperature = own.temperature if one.temperature is None else one.temperature
-        return _Call(temperature, min(own.max_new_tokens, room))
+    def _call(self, request: TurnAsked, free_ids: int) -> _Call:
+        defaults = self._gen_cfg
+        temperature = defaults.temperature if request.temperature is None else request.temperature
+        return _Call(temperature, min(defaults.max_new_tokens, free_ids))
 
-    def _all_calls(self, mine: list[_Call]) -> list[_Call]:
-        return sorted(set(mine if self._world is None else self._world.gather(mine)))
+    def _all_calls(self, local_calls: list[_Call]) -> list[_Call]:
+        return sorted(set(local_calls if self._world is None else self._world.gather(local_calls)))
 
-    def _draw(self, asked: Sequence[TurnAsked], call: _Call) -> list[Sampled]:
-        """What an episode may not write any more is cut off: ids stay those that were sampled."""
-        states = [self._states[one.trajectory_id] for one in asked]
-        most = min(call.max_new_tokens, max((one.tokens_left for one in asked), default=1))
-        update = {"temperature": call.temperature, "max_new_tokens": most}
+    def _draw(self, requests: Sequence[TurnAsked], call: _Call) -> list[Sampled]:
+        """Sample a turn for each request, truncated to its tokens left."""
+        states = [self._states[request.trajectory_id] for request in requests]
+        max_tokens = min(
+            call.max_new_tokens, max((request.tokens_left for request in requests), default=1)
+        )
+        update = {"temperature": call.temperature, "max_new_tokens": max_tokens}
         seed = None if self._seed is None else stream_seed("turns", self._seed, next(self._calls))
         images = [state.joined.images for state in states]
-        drawn = dict(
+        completions = dict(
             self._sampler.sample(
                 [state.joined.ids for state in states],
                 self._gen_cfg.model_copy(update=update),
@@ -140,32 +147,34 @@ class SampledPolicy:
                 with_logprobs=self._with_logprobs,
             )
         )
-        return [_cut(drawn[i][0], one.tokens_left) for i, one in enumerate(asked)]
+        return [_cut(completions[i][0], request.tokens_left) for i, request in enumerate(requests)]
 
-    def _note(self, one: TurnAsked, sampled: Sampled) -> PolicyTurn:
-        self._states[one.trajectory_id].joined.add_turn(sampled)
+    def _note(self, request: TurnAsked, sampled: Sampled) -> PolicyTurn:
+        self._states[request.trajectory_id].joined.add_turn(sampled)
         return PolicyTurn(self.ids.text(sampled.token_ids), len(sampled.token_ids))
 
 
-def _cut(sampled: Sampled, most: int) -> Sampled:
+def _cut(sampled: Sampled, max_tokens: int) -> Sampled:
     logprobs = sampled.logprobs
-    return Sampled(sampled.token_ids[:most], None if logprobs is None else logprobs[:most])
+    return Sampled(
+        sampled.token_ids[:max_tokens], None if logprobs is None else logprobs[:max_tokens]
+    )
 
 
 def context_of(model_config: Any, cfg: EpisodeConfig) -> int:
-    """Ids that the policy reads at most. Raises UserError where `cfg` asks for more."""
-    own = int(model_config.get_text_config().max_position_embeddings)
-    if cfg.context_length is not None and cfg.context_length > own:
+    """Return the max ids that the policy reads. Raises UserError if `cfg` asks for more."""
+    max_positions = int(model_config.get_text_config().max_position_embeddings)
+    if cfg.context_length is not None and cfg.context_length > max_positions:
         raise UserError(
-            f"episode.context_length is {cfg.context_length}, but the policy reads {own} ids"
+            f"episode.context_length: {cfg.context_length} the policy has only {max_positions} ids"
         )
-    return cfg.context_length or own
+    return cfg.context_length or max_positions
 
 
 def check_sight(ids: TurnIds, cfg: EpisodeConfig) -> None:
-    """Raise UserError where pictures would be shown to a policy that reads text alone."""
+    """Raise UserError if observations are images and the policy reads only text."""
     if cfg.observation == "image" and ids.reader is None:
         raise UserError(
-            "episode.observation is image, but the policy reads text alone: set text, or take a "
-            "policy that sees"
+            "episode.observation: it is image, but the policy reads only text. Set text, or use a "
+            "policy that reads images."
         )

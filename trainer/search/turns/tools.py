@@ -1,4 +1,4 @@
-"""What actions come to: the searches of a round in one request, crops, and corrections."""
+"""Execute the actions of a round: all searches in one request, crops, and corrections."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from trainer.search.sight.views import NotCropped, Shown, crop_view, page_view
 from trainer.search.turns import prompt
 from trainer.search.turns.config import EpisodeConfig
 
-#: Pages as shown that are kept: those of a few hundred episodes of some documents.
-_KEPT = 512
+#: Cache size in page images: enough for a few hundred episodes on some documents.
+_CACHE_SIZE = 512
 
 
 class Pages(Protocol):
-    """A retriever: `scorekit.retrieval.client.Retriever`, or what stands in for it."""
+    """A retriever: `scorekit.retrieval.client.Retriever`, or a substitute."""
 
     def info(self) -> IndexInfo:
-        """Which index answers."""
+        """Return the description of the index."""
         ...
 
     def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
-        """What each query found."""
+        """Return the hits, or an error, of each query."""
         ...
 
     def page(self, page_id: str) -> Page:
-        """Size and text of a page."""
+        """Return the size and the text of a page."""
         ...
 
     def image(self, page_id: str) -> bytes:
-        """Its picture."""
+        """Return the image file of a page."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """An action that does not end its episode. last: the view that was shown last. seen: ids of the
-    pages shown before. left: turns that come behind this one."""
+    """An action that does not end its episode. last: the last view. seen: ids of the pages in
+    earlier views. left: number of turns after this one."""
 
     action: Search | Crop | Invalid
     last: View | None
@@ -55,8 +55,8 @@ class Acted:
 
 @dataclass(slots=True)
 class ToolResult:
-    """text: of the observation. shown: with it. reason, detail: of an action that was none, or was
-    refused. failed: why a neighbour gave nothing."""
+    """The observation of an action. shown: its images. reason, detail: of an invalid or refused
+    action. failed: the reason if a service gave no result."""
 
     text: str = ""
     shown: list[Shown] = field(default_factory=list)
@@ -68,19 +68,19 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A picture, and in text mode its lines."""
+class _Rendered:
+    """An image and, in text mode, its lines."""
 
     shown: Shown
     lines: tuple[str, ...]
 
 
-_Got: TypeAlias = "_Seen | NotCropped | str"  # a str: what failed
+_Got: TypeAlias = "_Rendered | NotCropped | str"  # a str: the failure
 
 
 class Tools:
-    """Of one retriever. keep_picture: is given each picture, by its hash, before anything refers to
-    it. Pages as shown are kept from call to call."""
+    """The tools of one retriever. keep_picture: is called with the hash and the PNG of each image
+    before a record refers to it. Rendered pages are cached between calls."""
 
     def __init__(
         self,
@@ -90,120 +90,128 @@ class Tools:
     ) -> None:
         self._pages, self._cfg = pages, cfg
         self._keep_picture = keep_picture
-        self._kept: set[str] = set()
-        self._shown = lru_cache(_KEPT)(self._show)
-        self._page = lru_cache(_KEPT)(pages.page)
+        self._stored: set[str] = set()
+        self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
+        self._page = lru_cache(_CACHE_SIZE)(pages.page)
 
-    def apply(self, acted: Sequence[Acted], pool: Executor) -> list[ToolResult]:
-        """What each action came to, in order. pool: where pictures are got and made. Raises what
-        the retriever does where it is away."""
-        outcomes = [ToolResult() for _ in acted]
-        searches = [i for i, one in enumerate(acted) if isinstance(one.action, Search)]
-        crops = [i for i, one in enumerate(acted) if isinstance(one.action, Crop)]
-        for i, one in enumerate(acted):
-            if isinstance(one.action, Invalid):
-                self._refuse(outcomes[i], one, one.action.reason, one.action.detail)
-        self._search(searches, acted, outcomes, pool)
-        cut = pool.map(lambda i: self._cut(acted[i]), crops)
-        for i, got in zip(crops, cut, strict=True):
-            self._tell_crop(outcomes[i], acted[i], got)
+    def apply(self, calls: Sequence[Acted], pool: Executor) -> list[ToolResult]:
+        """Return the result of each action, in order.
+
+        pool: fetches and renders images. Raises what the retriever raises if it is unavailable.
+        """
+        outcomes = [ToolResult() for _ in calls]
+        searches = [i for i, call in enumerate(calls) if isinstance(call.action, Search)]
+        crops = [i for i, call in enumerate(calls) if isinstance(call.action, Crop)]
+        for i, call in enumerate(calls):
+            if isinstance(call.action, Invalid):
+                self._refuse(outcomes[i], call, call.action.reason, call.action.detail)
+        self._search(searches, calls, outcomes, pool)
+        cut = pool.map(lambda i: self._cut(calls[i]), crops)
+        for i, view in zip(crops, cut, strict=True):
+            self._add_crop(outcomes[i], calls[i], view)
         return outcomes
 
     def _search(
         self,
-        places: list[int],
-        acted: Sequence[Acted],
+        indices: list[int],
+        calls: Sequence[Acted],
         outcomes: list[ToolResult],
         pool: Executor,
     ) -> None:
-        queries = [one.action.query for i in places if isinstance((one := acted[i]).action, Search)]
-        found = self._pages.search(queries, top_k=self._cfg.top_k) if queries else []
+        queries = [
+            call.action.query for i in indices if isinstance((call := calls[i]).action, Search)
+        ]
+        results = self._pages.search(queries, top_k=self._cfg.top_k) if queries else []
         fresh: dict[int, list[PageHit]] = {}
-        for i, answer in zip(places, found, strict=True):
+        for i, answer in zip(indices, results, strict=True):
             if isinstance(answer, SampleError):
-                self._tell_refusal(outcomes[i], acted[i], answer)
+                self._add_refusal(outcomes[i], calls[i], answer)
                 continue
             outcomes[i].hits = list(answer)
             unseen = {hit.page_id: hit for hit in reversed(answer)}
             new = [hit for hit in answer if unseen[hit.page_id] is hit]
-            new = [hit for hit in new if hit.page_id not in acted[i].seen]
+            new = [hit for hit in new if hit.page_id not in calls[i].seen]
             fresh[i] = new[: self._cfg.pages_per_search]
-        wanted = list(dict.fromkeys(hit.page_id for hits in fresh.values() for hit in hits))
-        got = dict(zip(wanted, pool.map(self._try_page, wanted), strict=True))
+        page_ids = list(dict.fromkeys(hit.page_id for hits in fresh.values() for hit in hits))
+        pages = dict(zip(page_ids, pool.map(self._try_page, page_ids), strict=True))
         for i, hits in fresh.items():
-            self._tell_pages(outcomes[i], acted[i], hits, got)
+            self._add_pages(outcomes[i], calls[i], hits, pages)
 
-    def _tell_pages(
-        self, outcome: ToolResult, one: Acted, hits: list[PageHit], got: dict[str, _Seen | str]
+    def _add_pages(
+        self,
+        outcome: ToolResult,
+        call: Acted,
+        hits: list[PageHit],
+        pages: dict[str, _Rendered | str],
     ) -> None:
         lines = []
         for hit in hits:
-            page = got[hit.page_id]
+            page = pages[hit.page_id]
             if isinstance(page, str):
                 outcome.failed = page
                 return
             self._keep(outcome, page)
-            of = len(outcome.hits)
-            lines += [prompt.page_line(page.shown.view, hit.rank, of, self._cfg), *page.lines]
+            num_hits = len(outcome.hits)
+            lines += [prompt.page_line(page.shown.view, hit.rank, num_hits, self._cfg), *page.lines]
         if not hits:
             lines = [prompt.nothing_found(len(outcome.hits))]
         outcome.rank = hits[0].rank if hits else None
-        outcome.text = self._text(lines, one)
+        outcome.text = self._text(lines, call)
 
-    def _tell_refusal(self, outcome: ToolResult, one: Acted, error: SampleError) -> None:
+    def _add_refusal(self, outcome: ToolResult, call: Acted, error: SampleError) -> None:
         if error.type in TEXT_ERROR_TYPES:
-            self._refuse(outcome, one, "query_refused", "the search takes no such query")
+            self._refuse(outcome, call, "query_refused", "the search takes no such query")
         else:
             outcome.failed = f"retriever: {error.type}"
 
-    def _tell_crop(self, outcome: ToolResult, one: Acted, got: _Got) -> None:
-        if isinstance(got, str):
-            outcome.failed = got
-        elif isinstance(got, NotCropped):
-            self._refuse(outcome, one, got.reason, got.detail)
+    def _add_crop(self, outcome: ToolResult, call: Acted, view: _Got) -> None:
+        if isinstance(view, str):
+            outcome.failed = view
+        elif isinstance(view, NotCropped):
+            self._refuse(outcome, call, view.reason, view.detail)
         else:
-            self._keep(outcome, got)
-            lines = [prompt.crop_line(got.shown.view, self._cfg), *got.lines]
-            outcome.text = self._text(lines, one)
+            self._keep(outcome, view)
+            lines = [prompt.crop_line(view.shown.view, self._cfg), *view.lines]
+            outcome.text = self._text(lines, call)
 
-    def _refuse(self, outcome: ToolResult, one: Acted, reason: str, detail: str) -> None:
-        box = isinstance(one.action, Crop) or reason == "box_form"
+    def _refuse(self, outcome: ToolResult, call: Acted, reason: str, detail: str) -> None:
+        box = isinstance(call.action, Crop) or reason == "box_form"
         outcome.reason, outcome.detail = reason, detail
-        told = prompt.correction(detail, one.last, self._cfg.sight, box=box)
-        outcome.text = self._text([told], one)
+        text = prompt.correction(detail, call.last, self._cfg.sight, box=box)
+        outcome.text = self._text([text], call)
 
-    def _text(self, lines: Sequence[str], one: Acted) -> str:
-        return "\n".join(line for line in (*lines, prompt.turns_left(one.left, self._cfg)) if line)
+    def _text(self, lines: Sequence[str], call: Acted) -> str:
+        return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
 
-    def _keep(self, outcome: ToolResult, seen: _Seen) -> None:
-        name = seen.shown.view.image
-        if name not in self._kept:
-            self._keep_picture(name, seen.shown.png)
-            self._kept.add(name)
-        outcome.shown.append(seen.shown)
+    def _keep(self, outcome: ToolResult, rendered: _Rendered) -> None:
+        name = rendered.shown.view.image
+        if name not in self._stored:
+            self._keep_picture(name, rendered.shown.png)
+            self._stored.add(name)
+        outcome.shown.append(rendered.shown)
 
     # -- in the pool ------------------------------------------------------------------------------
 
-    def _try_page(self, page_id: str) -> _Seen | str:
+    def _try_page(self, page_id: str) -> _Rendered | str:
         try:
-            return self._shown(page_id)
+            return self._cached_view(page_id)
         except (RequestError, PictureError) as error:
             return _failure(error)
 
-    def _show(self, page_id: str) -> _Seen:
-        shown = page_view(page_id, self._pages.image(page_id), self._cfg.sight)
-        return _Seen(shown, self._lines(shown.view))
+    def _show(self, page_id: str) -> _Rendered:
+        page = page_view(page_id, self._pages.image(page_id), self._cfg.sight)
+        return _Rendered(page, self._lines(page.view))
 
-    def _cut(self, one: Acted) -> _Got:
-        assert isinstance(one.action, Crop)
-        if one.last is None:
+    def _cut(self, call: Acted) -> _Got:
+        assert isinstance(call.action, Crop)
+        if call.last is None:
             return NotCropped("no_picture", "there is no picture to take a part of")
         try:
-            image = self._pages.image(one.last.page_id)
-            shown = crop_view(one.last, one.action.box, image, self._cfg.sight)
-            if isinstance(shown, NotCropped):
-                return shown
-            return _Seen(shown, self._lines(shown.view))
+            image = self._pages.image(call.last.page_id)
+            crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
+            if isinstance(crop, NotCropped):
+                return crop
+            return _Rendered(crop, self._lines(crop.view))
         except (RequestError, PictureError) as error:
             return _failure(error)
 

@@ -1,4 +1,4 @@
-"""The figures that are logged, and the table that says how each is shown."""
+"""The stats of a translation run, and the table that describes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FRONT = (
         narrow=True,
     ),
 )
-#: Behind the titles of figures that no reward is made of, and of one that may be.
+#: Suffixes of titles, for stats that no reward is made of, and for one that may be.
 NO_REWARD, A_REWARD = " (never a reward)", " (a reward)"
 _CHRF = Figure(key="chrf", title="chrF", digits=2, better="higher", said=True, by_group=True)
 _BACK = (
@@ -61,22 +61,24 @@ _LAST_CURVES = (
 )
 
 
-def table(*known: Mapping[str, Any]) -> tuple[Figure, ...]:
-    """Every figure that is shown anywhere, in the order in which it is: console, tables, pages and
-    comparisons read this one. known: figures of evaluations, or lines of their dumps, whose
-    held-out metrics (`eval.metrics`) it is to have, and which say whether chrF was a reward."""
-    of_terms = (figure for term in shown_terms() for figure in term.table)
-    is_paid = any(figures.get("chrf_reward_mean") is not None for figures in known)
+def table(*evaluations: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """Return every stat in the order of display, for console, tables, pages and comparisons.
+
+    evaluations: stats of evaluations, or lines of their dumps. They define the held-out metrics
+    (`eval.metrics`), and whether chrF was a reward.
+    """
+    component_stats = (stat for term in shown_terms() for stat in term.table)
+    is_paid = any(values.get("chrf_reward_mean") is not None for values in evaluations)
     chrf = replace(_CHRF, title=f"{_CHRF.title}{A_REWARD if is_paid else NO_REWARD}")
-    return (*_FRONT, *of_terms, *held_out_table(*known), chrf, *_BACK)
+    return (*_FRONT, *component_stats, *held_out_table(*evaluations), chrf, *_BACK)
 
 
-def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
-    """The figures of `eval.metrics` that stand in these, by name."""
+def held_out_table(*evaluations: Mapping[str, Any]) -> list[Figure]:
+    """Return the stats of `eval.metrics` that these have, by name."""
     better: dict[str, Any] = {}
-    for figures in known:
-        for name in _metric_names(figures):
-            better[name] = figures.get(f"metric_{name}_better") or better.get(name)
+    for values in evaluations:
+        for name in _metric_names(values):
+            better[name] = values.get(f"metric_{name}_better") or better.get(name)
     return [
         Figure(
             key=f"metric_{name}_mean",
@@ -85,7 +87,7 @@ def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
             said=True,
             by_group=True,
             coverage=f"metric_{name}_coverage",
-            of_line=partial(_of_line, name),
+            of_line=partial(_metric_score, name),
             ranks=name,
         )
         for name, direction in better.items()
@@ -93,15 +95,15 @@ def held_out_table(*known: Mapping[str, Any]) -> list[Figure]:
 
 
 def metrics_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `table` needs to know of the metrics that stand in the lines of a dump."""
-    known: dict[str, Any] = {}
+    """Return the values that `table` needs to describe the metrics of a dump."""
+    values: dict[str, Any] = {}
     for line in lines[:1]:
-        for name, told in line.get("metrics", {}).items():
-            known |= {f"metric_{name}_coverage": None, f"metric_{name}_better": told["better"]}
-    return known
+        for name, metric in line.get("metrics", {}).items():
+            values |= {f"metric_{name}_coverage": None, f"metric_{name}_better": metric["better"]}
+    return values
 
 
-def _of_line(name: str, line: Mapping[str, Any]) -> float | None:
+def _metric_score(name: str, line: Mapping[str, Any]) -> float | None:
     score: float | None = line.get("metrics", {}).get(name, {}).get("score")
     return score
 
@@ -116,40 +118,47 @@ def _metric_names(figures: Mapping[str, Any]) -> list[str]:
 
 
 class Judge(NamedTuple):
-    """Who ranks examples: `of` gives the value of a line of a dump of completions, or None; sign: 1
-    where higher is better, else -1."""
+    """A score that ranks examples.
+
+    who: its name.
+    sign: 1 if higher is better, else -1.
+    of: returns the value of a line of a dump of completions, or None.
+    """
 
     who: str
     sign: int
     of: Callable[[Mapping[str, Any]], float | None]
 
 
-#: Ranks those that no model has scored.
+#: Ranks examples that no model has scored.
 CHRF = Judge("chrF", 1, lambda line: line.get("chrf"))
 
 
 def ranking() -> list[Judge]:
-    """The models that rank examples, the one that decides first."""
+    """Return the scores that rank examples, the preferred one first."""
     return [
-        Judge(figure.ranks, 1 if figure.better == "higher" else -1, figure.of_line)
-        for figure in table()
-        if figure.ranks and figure.of_line
+        Judge(stat.ranks, 1 if stat.better == "higher" else -1, stat.of_line)
+        for stat in table()
+        if stat.ranks and stat.of_line
     ]
 
 
 def curves(*evaluations: Mapping[str, Any]) -> tuple[Curve, ...]:
-    """The pictures of a run's page. evaluations: lines of eval.jsonl."""
-    of_metrics = [
-        Curve(title=f"held-out {figure.title}", held_out=figure.key)
-        for figure in held_out_table(*evaluations)
+    """Return the charts of a run's page.
+
+    evaluations: lines of eval.jsonl.
+    """
+    metric_curves = [
+        Curve(title=f"held-out {stat.title}", held_out=stat.key)
+        for stat in held_out_table(*evaluations)
     ]
-    of_terms = (curve for term in shown_terms() for curve in term.curves)
-    coverage = tuple(figure.key for figure in table() if figure.key.endswith("_coverage"))
+    component_curves = (curve for term in shown_terms() for curve in term.curves)
+    coverage = tuple(stat.key for stat in table() if stat.key.endswith("_coverage"))
     return (
-        *of_terms,
-        *of_metrics,
+        *component_curves,
+        *metric_curves,
         *_LAST_CURVES,
-        Curve(title="coverage (scored / asked)", keys=(*coverage[1:], coverage[0])),
+        Curve(title="coverage (scored / requested)", keys=(*coverage[1:], coverage[0])),
         Curve(
             title="seconds of an update", keys=("rollout_s", "logprob_s", "reward_s", "update_s")
         ),
@@ -157,8 +166,11 @@ def curves(*evaluations: Mapping[str, Any]) -> tuple[Curve, ...]:
 
 
 class SeverityCount(NamedTuple):
-    """Error spans of one severity. share: of all spans, None without any. segments: those with
-    such a span, of the `scored` ones."""
+    """Error spans of one severity.
+
+    share: of all spans; None without any.
+    segments: number of segments with such a span, of the `scored` ones.
+    """
 
     severity: str
     spans: int
@@ -168,64 +180,66 @@ class SeverityCount(NamedTuple):
 
 
 def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
-    """Of the segments of a completions dump whose spans are known; [] where none are."""
-    found = [
+    """Return the counts for the segments of a completions dump with known spans; [] without any."""
+    severities_by_segment = [
         [span["severity"].upper() for span in line["error_spans"]]
         for line in lines
         if line["error_spans"] is not None
     ]
-    if not found:
+    if not severities_by_segment:
         return []
-    every = sum(map(len, found))
+    num_spans = sum(map(len, severities_by_segment))
     counts = []
-    others = {severity for of_segment in found for severity in of_segment}.difference(SEVERITIES)
-    for severity in (*SEVERITIES, *sorted(others)):
-        spans = sum(of_segment.count(severity) for of_segment in found)
-        segments = sum(severity in of_segment for of_segment in found)
-        share = spans / every if every else None
-        counts.append(SeverityCount(severity, spans, share, segments, len(found)))
+    other_severities = {
+        severity for severities in severities_by_segment for severity in severities
+    }.difference(SEVERITIES)
+    for severity in (*SEVERITIES, *sorted(other_severities)):
+        spans = sum(severities.count(severity) for severities in severities_by_segment)
+        segments = sum(severity in severities for severities in severities_by_segment)
+        share = spans / num_spans if num_spans else None
+        counts.append(SeverityCount(severity, spans, share, segments, len(severities_by_segment)))
     return counts
 
 
 def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-    """Those of every term, and what became of the samples.
+    """Return the stats of every component, and how samples were handled.
 
-    `text_errors`: samples that cannot be scored by their own fault; `source_errors`: by their
-    source's, which costs nothing; `overlong_*`: samples over a model's limit, by what became of
-    them (skipped and penalised ones are text errors, too).
+    `text_errors`: samples that cannot be scored because of their text; `source_errors`: because of
+    their source, without a penalty; `overlong_*`: samples over a model's limit, by how they were
+    handled (skipped and penalized ones are text errors, too).
     """
-    figures: Figures = {}
+    stats: Figures = {}
     for term in shown_terms():
-        figures |= term.figures(rewards, cfg)
-    figures["text_errors"] = sum(r.text_error is not None for r in rewards)
-    figures["source_errors"] = sum(r.source_error is not None for r in rewards)
-    for fate in ("truncated", "windowed", "skipped", "penalised"):
-        figures[f"overlong_{fate}"] = sum(r.overlong == fate for r in rewards)
-    return figures
+        stats |= term.figures(rewards, cfg)
+    stats["text_errors"] = sum(r.text_error is not None for r in rewards)
+    stats["source_errors"] = sum(r.source_error is not None for r in rewards)
+    for handling in ("truncated", "windowed", "skipped", "penalised"):
+        stats[f"overlong_{handling}"] = sum(r.overlong == handling for r in rewards)
+    return stats
 
 
 def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-    """`term_figures`, and what came of them: sequence and token rewards of kept samples."""
-    kept = [reward for reward in rewards if reward.r_seq is not None]
+    """Return `term_figures`, and the sequence and token rewards of scored samples."""
+    scored = [reward for reward in rewards if reward.r_seq is not None]
     tokens = [
         value
-        for reward in kept
+        for reward in scored
         for value, valid in zip(reward.token_rewards, reward.valid, strict=True)
         if valid
     ]
     return {
         **term_figures(rewards, cfg),
-        **mean_std("r_seq", [reward.r_seq for reward in kept if reward.r_seq is not None]),
+        **mean_std("r_seq", [reward.r_seq for reward in scored if reward.r_seq is not None]),
         "reward_mean": mean_of(earned(rewards)),
-        "reward_coverage": len(kept) / max(1, len(rewards)),
+        "reward_coverage": len(scored) / max(1, len(rewards)),
         **mean_std("token_rewards", tokens),
         "token_rewards_nonzero_frac": mean_of([value != 0 for value in tokens]),
-        "uncovered_tokens": sum(reward.uncovered_tokens for reward in kept),
+        "uncovered_tokens": sum(reward.uncovered_tokens for reward in scored),
     }
 
 
 def earned(rewards: Sequence[SampleReward]) -> list[float]:
-    """Sequence reward and mean token reward together, of each sample that has them."""
+    """Return sequence reward plus mean token reward of each sample that has them."""
     return [
         reward.r_seq + (mean_of(reward.token_rewards) or 0.0)
         for reward in rewards
@@ -234,11 +248,13 @@ def earned(rewards: Sequence[SampleReward]) -> list[float]:
 
 
 def read_evaluations(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's eval.jsonl; those of 0.1, which had the guards' faults in a mapping, as
-    they are written now."""
+    """Return the lines of a run's eval.jsonl.
+
+    Lines of version 0.1, which had the guards' values in a mapping, are converted.
+    """
     lines = read_jsonl(folder / "eval.jsonl")
     for line in lines:
-        for of in (line, *line.get("pairs", {}).values()):
-            faults = of.pop("guards", None) or {}
-            of |= {f"guard_{name}_mean": fault for name, fault in faults.items()}
+        for stats in (line, *line.get("pairs", {}).values()):
+            guard_values = stats.pop("guards", None) or {}
+            stats |= {f"guard_{name}_mean": value for name, value in guard_values.items()}
     return lines

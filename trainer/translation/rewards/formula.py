@@ -1,4 +1,4 @@
-"""What a completion earns: the services' answers -> sequence reward and token rewards."""
+"""The reward formula: from the services' answers to sequence reward and token rewards."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from trainer.translation.rollouts import TranslationRollout
 def sample_rewards(
     rollouts: Sequence[TranslationRollout], scores: Scores, cfg: RewardConfig
 ) -> list[SampleReward]:
-    """Raw answers -> rewards.
+    """Return the rewards of raw answers.
 
     r_seq = w_metricx (metricx_offset - metricx_score) + w_xcomet_seq xcomet_seq_scale xcomet_score
-            - sum over guards w_guard fault - no_eos_penalty if cut by max_new_tokens
-            + w_judge verdict + w_chrf chrF + what further terms add,
-    or `text_error_reward` where the text is at fault, or None where a service failed, the source is
-    at fault, or an overlong text is skipped.
+            - sum over guards w_guard value - no_eos_penalty if truncated by max_new_tokens
+            + w_judge verdict + w_chrf chrF + further components,
+    or `text_error_reward` if the text cannot be scored, or None if a service failed, the source
+    cannot be scored, or an overlong text is skipped.
     """
-    counts = needed(cfg)
+    weighted_services = needed(cfg)
     return [
         _sample_reward(
-            rollout, {name: scores.results[name][i] for name in scores.results}, cfg, counts
+            rollout,
+            {name: scores.results[name][i] for name in scores.results},
+            cfg,
+            weighted_services,
         )
         for i, rollout in enumerate(rollouts)
     ]
@@ -38,13 +41,13 @@ def _sample_reward(
     rollout: TranslationRollout,
     results: dict[ServiceName, Scored | Failed],
     cfg: RewardConfig,
-    counts: Collection[ServiceName],
+    weighted_services: Collection[ServiceName],
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
     reward = SampleReward(None, [0.0] * tokens, [True] * tokens, asked=tuple(results))
     for term in TERMS:
         term.look(reward, rollout, cfg)
-    _note_results(reward, results, cfg, counts)
+    _note_results(reward, results, cfg, weighted_services)
     if reward.source_error is not None or reward.overlong == "skipped":
         return reward
     if reward.text_error is not None:
@@ -65,10 +68,13 @@ def _note_results(
     reward: SampleReward,
     results: dict[ServiceName, Scored | Failed],
     cfg: RewardConfig,
-    counts: Collection[ServiceName],
+    weighted_services: Collection[ServiceName],
 ) -> None:
-    """Scores and faults as the services gave them. counts: services with a weight."""
-    faults: dict[str, str] = {}  # type -> what is said of it
+    """Record the services' scores and errors.
+
+    weighted_services: services with a weight.
+    """
+    text_errors: dict[str, str] = {}  # type -> message
     for name, result in results.items():
         if isinstance(result, Scored):
             reward.answers[name] = result
@@ -76,16 +82,16 @@ def _note_results(
                 reward.overlong = "truncated"
             elif result.windows and reward.overlong is None:
                 reward.overlong = "windowed"
-        elif name not in counts:
+        elif name not in weighted_services:
             reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type == BAD_SOURCE:
             reward.source_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type in TEXT_ERROR_TYPES:
-            faults[result.error.type] = f"{name}: {result.error.type}"
+            text_errors[result.error.type] = f"{name}: {result.error.type}"
         else:
             reward.service_error = f"{name}: {result.error.type}: {result.error.message}"
             reward.may_pass |= result.error.retryable
-    reward.text_error = faults.get("invalid_input") or faults.get("overlong")
-    if "overlong" in faults:
-        skipped = cfg.overlong == "skip" and "invalid_input" not in faults
+    reward.text_error = text_errors.get("invalid_input") or text_errors.get("overlong")
+    if "overlong" in text_errors:
+        skipped = cfg.overlong == "skip" and "invalid_input" not in text_errors
         reward.overlong = "skipped" if skipped else "penalised"

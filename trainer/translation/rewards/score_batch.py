@@ -1,4 +1,4 @@
-"""A batch of samples on its way through the reward services: who is asked, who is given up."""
+"""A batch of samples that the reward services score, and the services that failed for it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
 
 log = logging.getLogger(__name__)
-#: As its `/v1/info` says, and its keys in the config begin; of a judge, what it is asked (`host`).
+#: As in its `/v1/info` and its config keys; for a judge, the task (`host`).
 ServiceName = str
-#: What is asked of a judge: error spans, and the verdict of a rubric.
+#: Tasks of a judge: error spans, and the verdict of a rubric.
 MQM, VERDICT = "mqm", "judge"
-#: Source and translation, and, where they are known, their languages.
+#: Source and translation, and, if known, their languages.
 Text = tuple[str, str] | tuple[str, str, str, str]
-#: Type of a failure that is the source's: whatever the translation, it would be refused.
+#: Error type of a source that is refused with any translation.
 BAD_SOURCE = "bad_source"
-_OF_THE_TEXTS = {*TEXT_ERROR_TYPES, BAD_SOURCE}
-#: Seconds between two looks at an answer that is waited for; after which it is first told, and
-#: after which it is left where the run is to end.
+_SAMPLE_ERROR_TYPES = {*TEXT_ERROR_TYPES, BAD_SOURCE}
+#: Seconds between two checks of a pending answer; after which a warning is logged first, and after
+#: which it is cancelled if the run is to end.
 _TICK_S = 1.0
-_TOLD_AFTER_S = 10.0
-_HURRY_AFTER_S = 5.0
+_FIRST_WARNING_S = 10.0
+_CANCEL_AFTER_S = 5.0
 
 
 def host(name: ServiceName) -> str:
-    """The service that is asked, as its `/v1/info` calls it."""
+    """Return the name of the service, as in its `/v1/info`."""
     return "judge" if name == MQM else name
 
 
 class RewardFailure(ScorekitError):
-    """A score could not be had, and `reward.on_failure` is `fail`."""
+    """A service gave no score, and `reward.on_failure` is `fail`."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,12 @@ class Scores:
 
 
 class Services(Protocol):
-    """Whom a batch asks. needed: those with a weight. fails_run: a score that one of them failed to
-    give ends the run. attribute: puts the source's fault in place of the text's in `results`."""
+    """The services that a batch uses.
+
+    needed: those with a weight.
+    fails_run: whether a missing score of one of them ends the run.
+    attribute: replaces text errors in `results` by source errors.
+    """
 
     @property
     def needed(self) -> tuple[ServiceName, ...]: ...
@@ -74,46 +78,47 @@ class Services(Protocol):
 
 
 class AskedBatch:
-    """The groups of a batch, each put to its services at once and as soon as it is submitted.
+    """The groups of a batch, each sent to all its services when it is submitted.
 
-    A service that fails a group (the client has then asked again until the deadline) and has
-    answered nothing since that group was submitted, or for as long as that deadline, is given up:
-    the groups that wait for it fail at once. The next batch asks it again.
+    A service is skipped for the rest of the batch if it fails a group (after the client's retries
+    until the deadline) and has answered nothing since that group was submitted, or for as long as
+    that deadline: the groups that wait for it fail at once. The next batch tries it again.
     """
 
     def __init__(
         self,
         services: Services,
         asked: tuple[ServiceName, ...],
-        hurry: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """hurry: whether nobody wants to wait any more; then a service that lets wait for long is
-        given up, and `hurried` says that its scores may not be missing otherwise."""
-        self.services, self.asked, self.hurry, self.hurried = services, asked, hurry, False
+        """should_stop: returns whether the run should end. Then a service that takes long is
+        skipped, and `was_stopped` says that the scores may be missing for that reason."""
+        self.services, self.asked, self.should_stop = services, asked, should_stop
+        self.was_stopped = False
         self._started = time.monotonic()
-        # Owner of the next two: the client's thread (`_note`). Who waits only reads them, and may
+        # The client's thread (`_note`) owns the next two. Waiting threads only read them, and may
         # see an answer a moment late.
-        self._answered = dict.fromkeys(asked, self._started)  # when the service last did
-        self._silent_s = dict.fromkeys(asked, 0.0)  # since then, when it failed
-        self._given_up: dict[ServiceName, str] = {}
+        self._answered = dict.fromkeys(asked, self._started)  # time of the last answer
+        self._silent_s = dict.fromkeys(asked, 0.0)  # from then to the last failure
+        self._skipped_services: dict[ServiceName, str] = {}
 
     def submit(self, texts: Sequence[Text]) -> Group:
-        """Ask for the scores of texts. Requests never carry a reference."""
+        """Request the scores of texts. Requests never have a reference."""
         samples = [_sample(*text) for text in texts]
         group = Group(self, samples, time.monotonic())
         for name in self.asked:
-            if name not in self._given_up:
+            if name not in self._skipped_services:
                 future = group.futures[name] = self.services.ask(name, samples)
                 future.add_done_callback(partial(self._note, name))
         return group
 
     def results(self, name: ServiceName, group: Group) -> list[Scored | Failed]:
-        """Results of one service for a group; all failed where it cannot be had in time."""
+        """Return the results of one service for a group; all failed if it is skipped or fails."""
         future, count = group.futures.get(name), len(group.samples)
-        if future is None or (name in self._given_up and not future.done()):
+        if future is None or (name in self._skipped_services and not future.done()):
             if future is not None:
                 future.cancel()
-            return _all_failed(count, f"given up for this batch: {self._given_up[name]}")
+            return _all_failed(count, f"skipped for this batch: {self._skipped_services[name]}")
         try:
             results = self._wait(name, future).metadata
             if len(results) != count:
@@ -131,35 +136,35 @@ class AskedBatch:
         return results
 
     def _wait(self, name: ServiceName, future: Future[RewardOutput]) -> RewardOutput:
-        """Its result; says meanwhile that it is waited for."""
-        started, told = time.monotonic(), _TOLD_AFTER_S
+        """Return the result, and log warnings while waiting."""
+        started, next_warning_s = time.monotonic(), _FIRST_WARNING_S
         while not wait([future], timeout=_TICK_S).done:
             waited = time.monotonic() - started
-            if self.hurry() and waited >= _HURRY_AFTER_S:
-                self.hurried = True
+            if self.should_stop() and waited >= _CANCEL_AFTER_S:
+                self.was_stopped = True
                 future.cancel()
                 raise ServiceUnreachable(name, "the run is to end")
-            if waited >= told:
+            if waited >= next_warning_s:
                 log.warning(
-                    "%s has not answered for %.0f s; it is asked until reward.deadline_s (%g)",
+                    "%s has not answered for %.0f s. Retries go on until reward.deadline_s (%g)",
                     name,
                     waited,
                     self.services.patience(name),
                 )
-                told *= 2
+                next_warning_s *= 2
         return future.result()
 
-    def give_up(self, name: ServiceName, why: str) -> None:
-        """Ask this service no more in this batch, and wait for nothing that it was asked."""
-        if name not in self._given_up:
-            self._given_up[name] = why
-            log.warning("%s is given up for this batch: %s", name, why)
+    def give_up(self, name: ServiceName, reason: str) -> None:
+        """Skip this service for the rest of the batch, and wait for none of its answers."""
+        if name not in self._skipped_services:
+            self._skipped_services[name] = reason
+            log.warning("%s is skipped for this batch: %s", name, reason)
 
     def _is_silent(self, name: ServiceName) -> bool:
         return self._silent_s[name] >= self.services.patience(name)
 
     def _note(self, name: ServiceName, future: Future[RewardOutput]) -> None:
-        """Called in the client's thread."""
+        """Record the time of an answer; runs in the client's thread."""
         if future.cancelled():
             return
         now = time.monotonic()
@@ -170,7 +175,10 @@ class AskedBatch:
 
 @dataclass(slots=True)
 class Group:
-    """Samples that have been put to the services. submitted: time.monotonic()."""
+    """Samples that have been sent to the services.
+
+    submitted: time.monotonic().
+    """
 
     batch: AskedBatch
     samples: list[SampleForScoring]
@@ -180,8 +188,8 @@ class Group:
     def result(self) -> Scores:
         """Wait for the answers.
 
-        Raises RewardFailure where `on_failure` is `fail`, and RequestError where a service refuses
-        for good (a wrong key, a wrong option).
+        Raises RewardFailure if `on_failure` is `fail`, and RequestError if a service refuses
+        permanently (a wrong key, a wrong option).
         """
         services = self.batch.services
         scores = Scores({name: self.batch.results(name, self) for name in self.batch.asked})
@@ -192,7 +200,7 @@ class Group:
             services.attribute(name, self.samples, results)
             if services.fails_run:
                 for result in results:
-                    if isinstance(result, Failed) and result.error.type not in _OF_THE_TEXTS:
+                    if isinstance(result, Failed) and result.error.type not in _SAMPLE_ERROR_TYPES:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
         return scores
 
@@ -202,19 +210,19 @@ def _sample(src: str, mt: str, src_lang: str = "", tgt_lang: str = "") -> Sample
 
 
 def is_truncated(result: Scored) -> bool:
-    """Whether the model read less than the whole source and translation."""
+    """Return whether the model read less than the full source and translation."""
     return result.truncated.src or result.truncated.mt
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether no later request could do better: a refusal, or a fault of our own."""
+    """Return whether a retry is useless: a refusal, or an error in this program."""
     if isinstance(error, RequestError):
         return not error.retryable
     return not isinstance(error, ServiceUnreachable)
 
 
 def _is_answer(result: Scored | Failed) -> bool:
-    """Whether the service dealt with the sample: a score, or a failure that would come again."""
+    """Return whether the service processed the sample: a score, or a permanent failure."""
     return isinstance(result, Scored) or not result.error.retryable
 
 

@@ -1,4 +1,4 @@
-"""What error spans take off the tokens: by each service that marks them, then of all together."""
+"""Token penalties of error spans: by each service that marks them, then of all together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def charge_spans(
     service: ServiceName,
     weight: float,
 ) -> None:
-    """Note what the spans of one service take off each token; `settle_spans` takes it.
+    """Record the token penalties of one service's spans; `settle_spans` applies them.
 
-    Raises ScorekitError where it gave no spans.
+    Raises ScorekitError if it gave no spans.
     """
     answer = reward.answers.get(service)
     if answer is None or answer.error_spans is None:
-        shown = {"xcomet": "xCOMET"}.get(service, service)
+        label = {"xcomet": "xCOMET"}.get(service, service)
         raise ScorekitError(
-            f"the {shown} scorer gives no error spans; set reward.w_{service}_span to 0"
+            f"the {label} scorer gives no error spans. Set reward.w_{service}_span to 0"
         )
     text, offsets = rollout.completion_text, rollout.token_char_offsets
     penalties = spans_to_token_rewards(
@@ -45,14 +45,18 @@ def charge_spans(
 
 
 def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:
-    """Add to the tokens what the spans of all services take, by `span_sources_combine`; note the
-    tokens that one of these has not read."""
+    """Add the penalties of all services to the tokens, by `span_sources_combine`.
+
+    Records the tokens that one of the services has not read.
+    """
     if not reward.span_charges:
         return
-    combine = sum if cfg.span_sources_combine == "sum" else min  # the larger loss is the lower
+    combine = (
+        sum if cfg.span_sources_combine == "sum" else min
+    )  # the larger penalty is the lower one
     penalties, covered = zip(*reward.span_charges.values(), strict=True)
-    for token, taken in enumerate(zip(*penalties, strict=True)):
-        reward.token_rewards[token] += combine(taken)
+    for token, token_penalties in enumerate(zip(*penalties, strict=True)):
+        reward.token_rewards[token] += combine(token_penalties)
     read = [all(flags) for flags in zip(*covered, strict=True)]
     reward.uncovered_tokens = read.count(False)
     if cfg.uncovered == "exclude":

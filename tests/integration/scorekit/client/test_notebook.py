@@ -98,8 +98,8 @@ def test_a_row_without_a_text_fails_alone(client):
     assert scored["ok"].tolist() == [True, False, False, False, False]
     assert scored["score"].iloc[0] == _score_of("a", "x") and scored["score"].isna().sum() == 4
     _, two, three, four, five = scored["error"]
-    assert two == "invalid_input: column 'src': None is no text"
-    assert three == "invalid_input: column 'mt': nan (float) is no text"
+    assert two == "invalid_input: column 'src': None is not text"
+    assert three == "invalid_input: column 'mt': nan (float) is not text"
     assert "column 'ref': 1.5 (float)" in four and "column 'src': " in five
 
 

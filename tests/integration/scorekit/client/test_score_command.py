@@ -109,7 +109,7 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
     [
         ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": "a"}\n', "line 2: no field 'mt'"),
         ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": \n', "line 2: not JSON"),
-        ("a.jsonl", b'{"src": "a", "mt": 3}\n', "line 1: field 'mt' is no text"),
+        ("a.jsonl", b'{"src": "a", "mt": 3}\n', "line 1: field 'mt' is not text"),
         ("a.jsonl", b'["a", "b"]\n', "line 1: not a JSON object"),
         ("a.jsonl", b'{"src": "\\ud800", "mt": "b"}\n', "line 1: not JSON"),
         ("a.tsv", b"src\tmt\na\tb\tc\n", "line 2: 3 columns, the header has 2"),

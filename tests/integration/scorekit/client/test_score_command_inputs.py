@@ -106,7 +106,7 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
         ("a.jsonl.gz", gzip.compress(b'{"src": "a"}\n' * 9, mtime=0)[:-9], "gzip is damaged"),
         ("a.parquet", b"PAR1 and nothing else", "not Parquet"),
         ("a.parquet", b"", "not Parquet"),
-        ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": 3}\n', "line 2: field 'src' is no text"),
+        ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": 3}\n', "line 2: field 'src' is not text"),
     ],
 )
 def test_a_faulty_input_is_told_before_anything_is_asked(tmp_path, name, content, fault):

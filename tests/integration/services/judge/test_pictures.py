@@ -106,8 +106,8 @@ def bomb(side: int) -> str:
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        ([], "wants 1 to 16"),
-        ([picture()] * 17, "wants 1 to 16"),
+        ([], "the rubric requires 1 to 16"),
+        ([picture()] * 17, "the rubric requires 1 to 16"),
         (["!!"], "images.0: not base64"),
         ([picture(), ""], "images.1: neither PNG"),
         ([picture("GIF")], "neither PNG"),
@@ -135,7 +135,7 @@ def test_a_picture_of_too_many_bytes_is_refused(served, monkeypatch):
 def test_texts_alone_take_no_pictures_and_lists_are_bounded(served):
     texts = {"task": "answer_correctness", "query": "q", "answer": "a", "reference": "r"}
     (result,) = judge(served[1], texts | {"images": [picture()]})
-    assert "wants no pictures" in result["error"]["message"]
+    assert "takes no images" in result["error"]["message"]
     for wrong in ([""] * 33, "AAAA", [1]):
         response = httpx.post(
             f"{served[1]}/v1/score", json={"samples": [sample() | {"images": wrong}]}

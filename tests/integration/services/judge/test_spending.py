@@ -117,7 +117,7 @@ def test_one_attempt_gets_half_of_the_caller_s_time_so_that_a_hung_one_is_asked_
 
 
 def test_a_hung_upstream_costs_one_retry_within_the_caller_s_time(monkeypatch):
-    monkeypatch.setattr("services.judge.model._LEAST_DEADLINE_S", 0.2)
+    monkeypatch.setattr("services.judge.model._MIN_DEADLINE_S", 0.2)
     fake = saying(PASS)
     fake.hang = lambda body: len(fake.requests) == 1
     settings = {"api": "openai", "max_attempts": 3, "request_timeout_s": 0.3}

@@ -282,7 +282,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "Traceback" not in said
-    assert said.strip().splitlines()[-1] == "stopped: the same command goes on from there"
+    assert said.strip().splitlines()[-1] == "stopped: run the same command to continue"
     wait_until(lambda: not alive(reader))
 
 
@@ -309,7 +309,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     for args, line in [
         ([deck, "--backend", "dense"], "--embeddings-url"),
         ([deck, "--backend", "late"], "--late-model"),
-        ([deck, "--backend", "late", "--late-model", "m"], "--late-url or --late-vectors"),
+        ([deck, "--backend", "late", "--late-model", "m"], "--late-url and --late-vectors"),
         ([deck, "--ocr", "none"], "--ocr none"),
         ([tmp_path / "none.pdf"], "no such file or folder"),
     ]:
@@ -319,8 +319,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     assert not index.exists()
     (tmp_path / "bad.pdf").write_bytes(b"bad")
     for args, line in [
-        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: no PDF, or a damaged one"),
-        (["--index", tmp_path / "none"], "no index there; make one"),
+        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: not a PDF, or damaged"),
+        (["--index", tmp_path / "none"], "no index there. Make one"),
         (["--index", index, "--late-url", "http://a:b@c"], "RETRIEVER_LATE_URL"),
     ]:
         process = start(*args)

@@ -207,7 +207,7 @@ def test_a_pooling_server_that_answers_wrongly_fails_the_query(
 def test_another_model_behind_the_url_is_refused(index, no_second_try):
     other = FakePooling(salt=0.5)
     with running_app(other.app) as url:
-        with pytest.raises(UserError, match="not the one of the model that made the index"):
+        with pytest.raises(UserError, match="model is not the one that built the index"):
             RetrieverBackend(index, "late", Servers(late_url=url)).load()
     with running_service(FakeEmbedder(dimension=16)) as url:
         with pytest.raises(UserError, match="--embeddings-url"):

@@ -16,7 +16,7 @@ from synth.export.card import card
 from synth.folder.stats import count_stage, funnel
 from synth.folder.store import StageFolder
 from synth.folder.totals import write_stats
-from synth.report.page import _told, write_report
+from synth.report.page import _notes, write_report
 from synth.report.reasons import explain
 from synth.stages.table import BY_NAME
 from tests.kits.synth.driver import (
@@ -251,7 +251,7 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
         "identical_candidates": 4
     }
     told = {"stage": "generate_128", "code": "identical_candidates", "count": 4, "share": 1.0}
-    (row,) = [row for row in _told(funnel(BY_NAME, tmp_path)) if row["stage"] == "generate_128"]
+    (row,) = [row for row in _notes(funnel(BY_NAME, tmp_path)) if row["stage"] == "generate_128"]
     assert row == told | {"meaning": explain("identical_candidates")}
     page = write_report(tmp_path).read_text()
     assert "<code>identical_candidates</code>" in page and "100.00 %" in page

@@ -105,7 +105,7 @@ def test_a_disk_without_room_ends_the_run_in_a_line_and_room_lets_it_go_on(
     assert full.returncode == 2, full.stderr
     told = full.stderr.strip().splitlines()[-1]
     assert told.startswith("error: ") and "Traceback" not in full.stderr
-    assert str(tmp_path) in told and ("go on with" in told or "make room" in told)
+    assert str(tmp_path) in told and ("go on with" in told or "free disk space" in told)
     assert invoke("--resume").returncode == 0
     assert export_bytes(tmp_path / "run") == export_bytes(finished)
     assert not list((tmp_path / "run").rglob("*.tmp"))
@@ -268,7 +268,9 @@ def test_a_folder_that_is_no_runs_is_not_written_over(
     (folder / theirs).parent.mkdir(parents=True)
     (folder / theirs).write_text("mine")
     command = arguments(folder, corpus, teacher, metricx)
-    assert f"holds {theirs.split('/')[0]}, and no run" in the_line(CliRunner().invoke(app, command))
+    assert f"has {theirs.split('/')[0]}, but not from a run" in the_line(
+        CliRunner().invoke(app, command)
+    )
     assert [p for p in folder.rglob("*") if p.is_file()] == [folder / theirs]
     assert (folder / theirs).read_text() == "mine"
     (folder / theirs).rename(folder / "another name")
@@ -288,4 +290,4 @@ def test_rejected_records_that_were_torn_are_named_and_not_shown(copied):
     path = next(p for p in sorted(folder.rglob("rejected-*.zst")) if p.stat().st_size > 60)
     path.write_bytes(path.read_bytes()[:-20])
     done = CliRunner().invoke(app, ["show", "rejected", *given[:2]])
-    assert "was changed since" in the_line(done) or "cannot be read" in the_line(done)
+    assert "has changed since" in the_line(done) or "cannot be read" in the_line(done)

@@ -56,7 +56,7 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     }
     run_export(cfg)
     assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
-    with pytest.raises(UserError, match="is the rules back end"), running_judge() as url:
+    with pytest.raises(UserError, match="is the rules backend"), running_judge() as url:
         asked = {"enabled": True, "url": url, "model": "another"}
         run_filter(config(tmp_path, filters={"llm_judge": asked}), overwrite=True)
     strict = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "conservative"}})

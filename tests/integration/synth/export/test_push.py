@@ -152,11 +152,11 @@ def test_no_run_that_is_not_finished_or_was_changed_is_pushed(hub, tmp_path):
     stage.set_manifest({k: v for k, v in manifest.items() if k != "shards"})  # begun anew
     assert refused(push(hub, cfg), "no finished export")
     stage.set_manifest({**manifest, "digest": "another"})
-    assert refused(push(hub, cfg), "is not of the run that stands beside it")
+    assert refused(push(hub, cfg), "belongs to another run")
     stage.set_manifest(manifest)
     path = cfg.run.out_dir / "export" / "train.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    assert refused(push(hub, cfg), "train.jsonl: was changed or is gone: run --stage export")
+    assert refused(push(hub, cfg), "train.jsonl: changed or missing. Run: run --stage export")
     assert not hub.repos
 
 
@@ -171,11 +171,11 @@ def test_a_part_of_a_run_wants_to_be_asked_for(hub, tmp_path):
 
 def test_what_the_hub_refuses_is_said_in_one_line(hub, sharded):
     assert refused(push(hub, sharded, token=None), "HF_TOKEN: give a token")
-    assert refused(push(hub, sharded, token="hf_wrong"), "does not know this token")
+    assert refused(push(hub, sharded, token="hf_wrong"), "does not accept this token")
     assert refused(push(hub, sharded, repo="others/pairs"), "may not write there")
     assert refused(push(hub, sharded, repo="a/b/c"), "a/b/c")
     hub.sick = 400
-    assert refused(push(hub, sharded), "push again, and only what is missing is sent")
+    assert refused(push(hub, sharded), "Push again: only missing files are sent")
     hub.sick = None
     assert push(hub, sharded).returncode == 0
     assert refused(push(hub, sharded, "--private"), "is public")
@@ -203,4 +203,4 @@ def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
     }
     assert hub.repos[REPO].commits == ["20 pairs, en->ko, en->de"]
     (folder / "en-de" / "train.parquet").unlink()
-    assert refused(push(hub, cfg), "en-de/train.parquet: was changed or is gone")
+    assert refused(push(hub, cfg), "en-de/train.parquet: changed or missing")

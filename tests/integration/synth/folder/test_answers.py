@@ -157,11 +157,11 @@ def test_a_file_in_use_is_not_mended_and_one_that_is_mended_not_used(tmp_path):
     path = tmp_path / "answers.sqlite"
     fill(path, range(3))
     answers = SqliteAnswers(path)
-    with pytest.raises(UserError, match="at work there"):
+    with pytest.raises(UserError, match="is working there"):
         mend(path)
     asyncio.run(answers.close())
     with held([(path.with_name("answers.sqlite.lock"), False)], "mend it"):
-        with pytest.raises(UserError, match="is being mended"):
+        with pytest.raises(UserError, match="is being repaired"):
             open_answers(path)
     assert mend(path) == (3, None) and not path.with_name("answers.sqlite.damaged").exists()
 
@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
         "asyncio.run(work())"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "UserError: run.answers" in done.stderr and "make room" in done.stderr
+    assert "UserError: run.answers" in done.stderr and "free disk space" in done.stderr
     kept = len(done.stdout.split())
     found, damaged = read(path)
     assert kept > 10 and not damaged
@@ -268,7 +268,7 @@ def test_a_redis_that_may_evict_is_refused_and_one_that_is_away_said():
     with running_redis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as redis:
         with pytest.raises(UserError, match="maxmemory-policy allkeys-lru"):
             open_answers(redis.url)
-    with pytest.raises(UserError, match="start it"):
+    with pytest.raises(UserError, match="Start it"):
         open_answers(redis.url)
 
 

@@ -103,7 +103,7 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert "throws away records of prefilter_score 20, select_sources 10" in done.output
-    assert "answers that were paid for are kept" in done.output
+    assert "paid answers are kept" in done.output
     told = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
     assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, told).output
     assert StageFolder(tmp_path, "select_sources").done()

@@ -145,7 +145,7 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
     [
         (
             {"tgt_lang": "Koraen"},
-            r"data\.tgt_lang: unknown language 'Koraen'; near it: .*Korean \(ko\)",
+            r"data\.tgt_lang: unknown language 'Koraen'; did you mean .*Korean \(ko\)",
         ),
         ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(one of your own"),
         (

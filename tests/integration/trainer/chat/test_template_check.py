@@ -81,7 +81,7 @@ def test_fix_replaces_no_other_file(tmp_path: Path, rows: str) -> None:
 def test_qwen3_is_right_one_turn_a_row_without_thinking(tmp_path: Path, rows: str) -> None:
     folder = model(tmp_path / "m", template_text("qwen3"))
     code, out, _ = check(folder, "--data", rows, "--no-thinking")
-    assert code == 2 and "learn one turn a row (turns: each)" in out
+    assert code == 2 and "train on one turn a row (turns: each)" in out
     assert check(folder, "--data", rows, "--no-thinking", "--turns", "each")[0] == 0
 
 
@@ -90,7 +90,7 @@ def test_qwen3_is_right_one_turn_a_row_without_thinking(tmp_path: Path, rows: st
     [
         (["--data", "/none.jsonl"], "no such file"),
         (["--template", "/none.jinja"], "chat.template: /none.jinja: cannot be read"),
-        ([], "no chat template: name one in chat.template"),
+        ([], "no chat template. Set chat.template"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:

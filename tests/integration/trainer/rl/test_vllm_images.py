@@ -129,5 +129,5 @@ def test_a_server_that_reads_images_as_other_ids_is_told(policy: Path, tmp_path:
 def test_a_server_that_takes_no_images_is_told_before_anything_is_loaded(policy: Path) -> None:
     with running_app(VLLMStub(policy).app) as url:
         assert probe_engine(sampling(url), adapters=False) is not None
-        with pytest.raises(UserError, match="start it with --enable-scale-out"):
+        with pytest.raises(UserError, match="Start it with --enable-scale-out"):
             probe_engine(sampling(url), adapters=False, images=True)

@@ -174,7 +174,7 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     load_policy(PolicyConfig(path=str(out / "checkpoints/step-000002")), torch.device("cpu"))
 
     assert refused.returncode != 0
-    assert refused.stderr.count("holds a run or other files") == 1
+    assert refused.stderr.count("has a run or other files") == 1
     assert refused.stderr.startswith("error: misc.run_dir")  # torchrun's own words follow
 
 
@@ -303,7 +303,7 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         done = log.read_text().count("\n")
         assert process.returncode != 0
         told = (out / "messages.log").read_text()
-        assert f"the run ends: SIGTERM after update {done}: go on with --resume" in told, errors
+        assert f"the run ends: SIGTERM after update {done}: resume with --resume" in told, errors
         assert errors.count("the run ends: SIGTERM") == 1  # said by the main process alone
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
@@ -319,7 +319,7 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
             XCOMET_URL=x,
         )
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count(f"goes on after update {done}") == 1
+    assert again.stderr.count(f"is resumed after update {done}") == 1
     assert log.read_text().count("\n") == done + 1
 
 

@@ -142,11 +142,11 @@ def test_before_the_first_update_the_embedder_ends_it_by_2(place, tmp_path):
 
 def test_other_data_or_another_update_is_no_going_on(place, whole, tmp_path):
     other = write_turns(tmp_path / "train.jsonl", [turn(k, player_name="지우") for k in range(6)])
-    with pytest.raises(UserError, match=r"data\.train: .* is not what the run began with"):
+    with pytest.raises(UserError, match=r"data\.train: .* is not what the run started with"):
         run_roleplay(place.config(whole, data__train=str(other), **UPDATES), resume=True)
     with pytest.raises(UserError, match=r"grpo\.learning_rate"):
         run_roleplay(place.config(whole, grpo__learning_rate=0.5, **UPDATES), resume=True)
-    with pytest.raises(UserError, match="holds a run or other files"):
+    with pytest.raises(UserError, match="has a run or other files"):
         run_roleplay(place.config(whole, **UPDATES))
 
 
@@ -160,10 +160,12 @@ def test_a_run_scores_by_the_anchors_that_it_began_with(place, whole, tmp_path):
     kept = read_calibration(path)
     wide = kept.grounded.model_copy(update={"low": -1.0})
     kept.model_copy(update={"grounded": wide}).write(path)
-    with pytest.raises(UserError, match=r"reward\.calibration: .* is not what the run began with"):
+    with pytest.raises(
+        UserError, match=r"reward\.calibration: .* is not what the run started with"
+    ):
         run_roleplay(cfg, resume=True)
     path.write_text("{")
-    with pytest.raises(UserError, match="no calibration"):
+    with pytest.raises(UserError, match="not a calibration"):
         run_roleplay(cfg, resume=True)
     path.unlink()
     with pytest.raises(UserError, match=r"calibration\.json is missing: put the one back"):

@@ -169,7 +169,7 @@ def test_check_finds_faults_before_weights_load(place, tmp_path, monkeypatch):
         ({"grpo__gradient_accumulation_steps": 32}, "6 turns are fewer than the 32 prompts"),
         ({"grpo__options": {"save_steps": 3}}, "set in its place misc.save_every_n_updates"),
         ({"grpo__options": {"beta": 3}}, "set grpo.beta"),
-        ({"grpo__options": {"push_to_hub": True}}, "this command does not do that"),
+        ({"grpo__options": {"push_to_hub": True}}, "this command does not support it"),
         ({"grpo__options": {"use_vlm": True}}, "did you mean use_vllm"),
         ({"grpo__steps_per_generation": 3}, "must divide each other"),
         ({"grpo__steps_per_generation": 4}, "must be multiples of 2"),
@@ -198,4 +198,4 @@ def test_rows_whose_prompt_is_too_long_are_left_out_and_counted(place, tmp_path,
     assert artifacts.exit_code == 0
     told = (run_dir / "messages.log").read_text()
     assert "1 of 6 prompts have more than data.max_prompt_length 300 tokens" in told
-    assert "sampled replies are cut" in told or "clipped_ratio" not in told
+    assert "sampled replies are truncated" in told or "clipped_ratio" not in told

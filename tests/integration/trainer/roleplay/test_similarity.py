@@ -110,7 +110,7 @@ def test_a_calibration_that_is_named_is_kept_in_the_folder(url, folder, tmp_path
     assert read_calibration(tmp_path / FILE) == kept
     another = kept.model_copy(update={"seed": 7})
     another.write(tmp_path / "another.json")
-    with pytest.raises(UserError, match="the run has another"):
+    with pytest.raises(UserError, match="the run uses another"):
         _opened(url, tmp_path, calibration=tmp_path / "another.json")
 
 
@@ -135,7 +135,7 @@ def test_a_server_that_is_not_there_is_the_users_mistake(folder, monkeypatch):
         ({"dimension": 64}, "dimension 32, not 64"),
         ({"revision": "of another"}, "revision 0, not of another"),
         ({"pooling": "cls"}, "pooling mean, not cls"),
-        ({"canaries": {CANARIES[2]: list(map(float, range(32)))}}, "another vector for a known"),
+        ({"canaries": {CANARIES[2]: list(map(float, range(32)))}}, "another vector for a fixed"),
         ({"canaries": {CANARIES[0]: [1.0] * 8}}, "vectors of 32 numbers, not 8"),
     ],
 )
@@ -147,7 +147,7 @@ def test_another_model_than_the_calibrations_is_refused(url, folder, tmp_path, t
 
 def test_a_server_that_tells_the_same_and_has_other_vectors_is_found(folder):
     with running_service(Other(dimension=32)) as other:
-        with pytest.raises(UserError, match="another vector for a known text"):
+        with pytest.raises(UserError, match="another vector for a fixed text"):
             _opened(other, folder)
         configure(RewardConfig(), Similarity(Embeddings(other), read_calibration(folder / FILE)))
         with pytest.raises(ServiceUnreachable, match="another vector"):
@@ -185,7 +185,10 @@ def _server_that_gives(vector):
 def test_a_number_that_is_not_finite_ends_the_run_before_it_begins(folder, tmp_path):
     with _server_that_gives([math.nan] * 32) as stub, pytest.raises(UserError, match="not finite"):
         _opened(stub, folder)
-    with _server_that_gives([1.0] * 32) as stub, pytest.raises(UserError, match="tells nothing"):
+    with (
+        _server_that_gives([1.0] * 32) as stub,
+        pytest.raises(UserError, match="cannot separate them"),
+    ):
         _opened(stub, tmp_path, TURNS)
 
 

@@ -106,13 +106,13 @@ def test_the_best_by_evaluation_can_be_had(tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     run_dir = train(tmp_path, "policy.lora.r=2")
     (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match="there exists, and is not replaced"):
+    with pytest.raises(UserError, match="there exists and is not replaced"):
         export_policy(run_dir, tmp_path / "there", dtype="float32")
     with pytest.raises(UserError, match="no whole checkpoint"):
         export_policy(tmp_path, tmp_path / "new", dtype="float32")
     shutil.rmtree(tmp_path / "policy")
     save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=7)
-    with pytest.raises(UserError, match="policy is not what the run began with"):
+    with pytest.raises(UserError, match="policy is not what the run started with"):
         export_policy(run_dir, tmp_path / "new", dtype="float32")
     with pytest.raises(UserError, match="no checkpoint with an evaluation"):
         never = train(tmp_path, "misc.overwrite=true", held_out=False)

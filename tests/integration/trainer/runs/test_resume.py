@@ -177,7 +177,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     assert "--resume" in stopped.stderr and "Traceback" not in stopped.stderr
     done = count(tmp_path / "log.jsonl")
     saved = tmp_path / f"checkpoints/step-{done:06d}"
-    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"stopped: {number.name} after update {done}: resume" in stopped.stderr
     assert f"policy: {saved}" in stopped.stdout
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved.name]
     again = finish(start(config, tmp_path))
@@ -215,7 +215,7 @@ def test_a_finished_run_says_so(
 ) -> None:
     before = (whole / "log.jsonl").stat().st_mtime_ns
     done = here(config, whole, resume=True)
-    assert f"has its {UPDATES} updates: raise rl.num_updates" in caplog.text
+    assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
     assert [update for update, _ in done.reports] == [0, 2, 4, 6]
     assert done.checkpoint.name == "step-000006" and done.stopped is None
     assert (whole / "log.jsonl").stat().st_mtime_ns == before
@@ -228,11 +228,11 @@ def test_other_mathematics_is_refused(config: Path, whole: Path, tmp_path: Path)
         here(config, out, "rl.clip_eps=0.3", longer, resume=True)
     write_examples(tmp_path / "other.jsonl", [f"Open {n}!" for n in range(9)])
     with pytest.raises(
-        UserError, match=r"data.train: .*other.jsonl is not what the run began with"
+        UserError, match=r"data.train: .*other.jsonl is not what the run started with"
     ):
         here(config, out, f"data.train={tmp_path}/other.jsonl", longer, resume=True)
     other = save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=1)
-    with pytest.raises(UserError, match=r"policy.path: .*policy is not what the run began with"):
+    with pytest.raises(UserError, match=r"policy.path: .*policy is not what the run started with"):
         here(config, out, f"policy.path={other}", longer, resume=True)
     with pytest.raises(UserError, match=r"policy.reference_path: .*step-000006 is not what"):
         resumed = out / "checkpoints/step-000006"
@@ -247,7 +247,7 @@ def test_other_circumstances_are_told(
     moved = shutil.copytree(config.parent / "policy", tmp_path / "policy")
     changes = [f"policy.path={moved}", "rl.num_updates=7", "rl.micro_batch_tokens=64"]
     here(config, out, *changes, resume=True)
-    assert "changed since the run began: rl.num_updates: 6 then, 7 now" in caplog.text
+    assert "changed since the run started: rl.num_updates: 6 then, 7 now" in caplog.text
     assert [row["update"] for row in read(out / "log.jsonl")] == list(range(1, 8))
 
 
@@ -274,7 +274,7 @@ def test_learning_rate_kl_and_stop_rules_may_change(
         "rl.kl_coef: 0.05 then, 0.5 now",
         "stop.kl_ceiling: None then, 9.0 now",
     ):
-        assert f"changed since the run began: {change}" in told
+        assert f"changed since the run started: {change}" in told
 
 
 def test_the_reference_is_never_the_resumed_policy(
@@ -314,6 +314,6 @@ def test_a_torn_checkpoint_is_passed_over(
     weights = out / "checkpoints/step-000006/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     here(config, out, resume=True)
-    assert "step-000006 is passed over: model.safetensors has" in caplog.text
-    assert "goes on after update 5" in caplog.text
+    assert "step-000006 is skipped: model.safetensors has" in caplog.text
+    assert "is resumed after update 5" in caplog.text
     check_equal(whole, out)

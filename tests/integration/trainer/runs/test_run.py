@@ -129,11 +129,11 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
     report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert report["samples"] == 2
     nothing = run("report", str(out / "completions"))
-    assert nothing.returncode == 2 and "no run here" in nothing.stderr
+    assert nothing.returncode == 2 and "not a run" in nothing.stderr
     (out / "data").mkdir()
     (out / "data/eval.jsonl").write_text('{"prompt": "of prepared data"}\n')
     nothing = run("report", str(out / "data"))
-    assert nothing.returncode == 2 and "no run here" in nothing.stderr
+    assert nothing.returncode == 2 and "not a run" in nothing.stderr
     after = read(out / "completions/eval-000001.jsonl")
     assert [row["mt"] for row in read(out / "evaluation.jsonl")] == [row["mt"] for row in after[:2]]
 

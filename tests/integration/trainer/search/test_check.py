@@ -207,7 +207,7 @@ def test_a_run_that_goes_on_keeps_index_and_judge(
     findings = check(settings)
     names = [failed.name for failed in findings.failed]
     assert "retriever.url" in names and "judge" in names
-    assert "revision r1; the run was begun on 'demo', revision r0" in found(
+    assert "revision r1; the run started with 'demo', revision r0" in found(
         findings, "retriever.url"
     )
     assert "was begun with teacher@1" in found(findings, "judge")
@@ -230,7 +230,7 @@ def test_without_a_judge_in_the_reward_nobody_is_looked_for(settings: list[str])
     findings = check(settings, "reward.preset=phase1", *away)
     assert not findings.failed
     assert {"generator", "judge"}.isdisjoint(check.name for check in findings.checks)
-    assert found(findings, "money").startswith("nobody is paid")
+    assert found(findings, "money").startswith("no paid calls")
 
 
 def test_money_is_told_where_prices_are(settings: list[str]) -> None:

@@ -118,13 +118,13 @@ def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
     weights = ("--set", "reward.preset=focused", "--against", str(folder))
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     for flags, told in (
-        (("--set", "data.eval=null"), "data.eval is not set"),
-        (("--set", "server.url=null"), "no policy: set server.url, or policy.path"),
+        (("--set", "data.eval=null"), "data.eval: not set"),
+        (("--set", "server.url=null"), "policy.path: not set"),
         (("--set", f"server.url={nobody}"), "no LLM server answers"),
         (("--set", f"data.eval={few}", "--against", str(folder)), "searched for 5 questions"),
         (("--against", str(tmp_path / "empty")), "has neither evaluation.jsonl"),
         (("--set", f"data.eval_sets={{other: {few}}}", "--against", str(folder)), "has no eval"),
-        (weights, "such scores cannot be compared"),
+        (weights, "Such scores are not comparable"),
     ):
         code, _, errors = evaluating(stack, tmp_path / "run", *flags)
         assert code == 2 and told in errors and "Traceback" not in errors, (flags, errors)

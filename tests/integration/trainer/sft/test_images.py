@@ -98,7 +98,7 @@ def test_an_image_of_another_size_than_its_places_is_refused(
     (tmp_path / "a0.png").write_bytes(picture(32, 32, 1).png)
     row = rows[0] | {"pictures": [tmp_path / name for name in rows[0]["images"]], "where": "row 1"}
     collator = Collator(0, PROCESSOR, IMAGE)
-    with pytest.raises(UserError, match="row 1: its images are 18 pieces, but"):
+    with pytest.raises(UserError, match="row 1: its images have 18 parts, but"):
         collator([row | {"labels": row["input_ids"]}])
 
 

@@ -274,13 +274,13 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "policy.path is not set"),
+        ([], "policy.path: required"),
         (["--load_in_4bit"], "load_in_4bit freezes the weights: set lora.r above 0"),
-        (["--set", "sft.options={completion_only_loss: true}"], "set in its place sft.assistant"),
+        (["--set", "sft.options={completion_only_loss: true}"], "set sft.assistant"),
         (["--set", "sft.options={optimm: a}"], "did you mean optim?"),
         (
             ["--set", "sft.packing=true", "--set", "data.overlong=cut"],
-            "a packed sequence holds whole",
+            "a packed sequence has complete",
         ),
     ],
 )
@@ -342,9 +342,9 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
     assert command.returncode == 128 + signal.SIGTERM, errors
     last = read_jsonl(log)[-1]["update"]
     assert (tmp_path / f"run/checkpoints/step-{last:06d}/state.json").exists()
-    assert f"after update {last}: go on with --resume" in errors
+    assert f"after update {last}: resume with --resume" in errors
 
     write_rows(own, dialogues(12, seed=1))
     told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
     assert told.returncode == 2
-    assert "data.train: " in told.stderr and "is not what the run began with" in told.stderr
+    assert "data.train: " in told.stderr and "is not what the run started with" in told.stderr

@@ -138,7 +138,7 @@ def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_pa
     run_toy_rl(load_examples(tmp_path / "train.jsonl"), [], cfg)
     findings = check(settings, *short)
     assert not findings.failed
-    assert "holds a run of 1 updates; go on with --resume" in found(findings, "misc.run_dir")
+    assert "has a run of 1 updates. Resume it with --resume" in found(findings, "misc.run_dir")
     assert "misc.seed: " in found(check(settings, *short, "misc.seed=9"), "misc.run_dir")
 
 
@@ -147,7 +147,7 @@ def test_the_memory_estimate_counts_what_is_held() -> None:
     weights = sum(p.numel() for p in model.parameters())
     rows = dict(estimate_memory(TrainerConfig(), model, 8))
     assert rows["policy, weights"] == rows["reference, weights"] == 4 * weights
-    assert rows["optimiser"] == 8 * weights and rows["gradients"] == 4 * weights
+    assert rows["optimizer"] == 8 * weights and rows["gradients"] == 4 * weights
     alone = load_config(TrainerConfig, None, ["rl.kl_coef=0"])
     assert "reference, weights" not in dict(estimate_memory(alone, model, 8))
 

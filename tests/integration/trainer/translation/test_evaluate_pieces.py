@@ -83,7 +83,7 @@ def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
                 switch.away = away
                 found.append(evaluated(rewarder)["xcomet_coverage"])
     assert found == [0.0, 1.0, 0.0, 1.0]
-    assert caplog.text.count("xcomet is given up for this batch") == 2
+    assert caplog.text.count("xcomet is skipped for this batch") == 2
 
 
 def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(

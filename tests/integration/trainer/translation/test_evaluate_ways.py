@@ -113,7 +113,7 @@ def test_adapters_on_another_base_than_they_learned_on_are_refused(
     copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     other = save_policy(tmp_path / "other", byte_level_tokenizer(), seed=5)
     state = (copy / "state.json").read_text(encoding="utf-8")
-    for base, told in ((other, "is not what the run began with"), ("/gone", "gone")):
+    for base, told in ((other, "is not what the run started with"), ("/gone", "gone")):
         changed = state.replace(str(config.parent / "policy"), str(base))
         (copy / "state.json").write_text(changed, encoding="utf-8")
         with pytest.raises(UserError, match=told):
@@ -151,7 +151,7 @@ def test_a_dead_vllm_is_one_line_before_anything_is_loaded(config: Path, tmp_pat
     done = command("--config", str(config), *overrides)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: generation.vllm.url: no vLLM server answers at {url}")
+    assert line.startswith(f"error: generation.vllm.url: cannot connect to at {url}")
 
 
 def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_several_processes_give_the_figures_of_one(
     one, two = (read_jsonl(tmp_path / name / "evaluation.jsonl") for name in ("one", "two"))
     assert one == two
     refused = command(*arguments, world=2)
-    assert refused.returncode != 0 and refused.stderr.count("is there from an earlier") == 1
+    assert refused.returncode != 0 and refused.stderr.count("exists from an earlier") == 1

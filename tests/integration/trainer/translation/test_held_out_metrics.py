@@ -192,8 +192,8 @@ def test_a_reward_is_no_held_out_metric(place, tmp_path) -> None:
     assert message.startswith("eval.metrics.m: ") and "is a reward's" in message
     with running_service(FakeBackend("metricx")) as replica, running_service(OtherMetric()) as free:
         for urls, told in (
-            (f"{place[1]}/", "is a reward's: a held-out"),
-            (f"{free},{place[1]}", "is a reward's: a held-out"),
+            (f"{place[1]}/", "is a reward's. A held-out"),
+            (f"{free},{place[1]}", "is a reward's. A held-out"),
             (replica, "which is a reward's model"),
             (f"{free},{replica}", "scores of one run must be of one model"),
             (f"{replica},{free}", "scores of one run must be of one model"),
@@ -226,7 +226,7 @@ def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> 
         running_service(FakeJudge()) as judge,
     ):
         for url, told in (
-            (judge, "a judge scores no translations"),
+            (judge, "a judge does not score translations"),
             (embeds, "not a scoring service"),
             (f"{place[1]}/page", "not_found"),
             (closed, "no key was sent"),
@@ -274,7 +274,7 @@ def test_missing_references_and_unknown_metrics_are_told_before_anything_loads(
         assert said(place, tmp_path, metric) == "m: other, higher is better"
         message = said(place, tmp_path, metric, f"data.eval={bare}")
         assert "needs references, and 2 of 2 rows of data.eval have none" in message
-        with pytest.raises(UserError, match="needs references, which no reward reads"):
+        with pytest.raises(UserError, match="needs references, which no reward provides"):
             trained(place, tmp_path / "r", f"reward.xcomet_urls={url}", "reward.w_xcomet_seq=1")
     for wrong in ("stop.held_out_falls=2", "stop.held_out_metric=m"):
         with pytest.raises(UserError, match=r"no metric of eval\.metrics"):

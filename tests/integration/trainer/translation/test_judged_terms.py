@@ -125,7 +125,7 @@ def test_a_source_that_no_translation_helps_is_not_charged(judge: Judge) -> None
         ({"w_judge": 1, "judge_rubric": "typo"}, "no answer of the task 'typo' .*no task 'typo'"),
         ({"w_judge": 1, "judge_variables": {"candidate": "mt"}}, "'translation_filter' .*variab"),
         ({"w_omission": 1, "judge_model_name": "gpt"}, "runs 'fake-judge', but reward.judge_model"),
-        ({"w_judge": 1, "urls": {"judge": "no.module:Judge"}}, "a judge is asked by its URL"),
+        ({"w_judge": 1, "urls": {"judge": "no.module:Judge"}}, "a judge requires a URL"),
         ({"w_judge": 1, "urls": {"judge": "http://127.0.0.1:9"}}, "cannot be reached"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_service_that_is_only_shown_never_ends_a_run(
     again = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in again["metricx"]] == [False, False]
     rewarder.close()
-    assert caplog.text.count("metricx is given up for this batch") == 2  # each tries it again
+    assert caplog.text.count("metricx is skipped for this batch") == 2  # each tries it again
 
 
 def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:

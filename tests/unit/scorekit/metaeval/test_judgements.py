@@ -114,15 +114,15 @@ def test_a_published_file(tmp_path):
     ("row", "message"),
     [
         ({"src": "s", "mt": "m", "spans": []}, "line 1: no field 'system'"),
-        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is no text"),
+        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is not text"),
         ({"src": "s", "mt": "m", "system": "A"}, "line 1: neither 'spans' nor 'score'"),
-        (_row(spans=None, score="3"), "line 1: field 'score' is no number"),
-        (_row(spans=None, score=True), "line 1: field 'score' is no number"),
+        (_row(spans=None, score="3"), "line 1: field 'score' is not a number"),
+        (_row(spans=None, score=True), "line 1: field 'score' is not a number"),
         (_row(spans=None, score=float("nan")), "line 1: field 'score' is not finite"),
         (_row(spans=None, score=float("-inf")), "line 1: field 'score' is not finite"),
         (_row(spans=None, score=10**400), "line 1: field 'score' is not finite"),
-        (_row(spans={"start": 0}), "line 1: field 'spans' is no list"),
-        (_row(ref=3), "line 1: field 'ref' is no text"),
+        (_row(spans={"start": 0}), "line 1: field 'spans' is not a list"),
+        (_row(ref=3), "line 1: field 'ref' is not text"),
         (_row(spans=[{"start": 0, "end": 8, "severity": "MINOR"}]), "span 0 to 8 is not in a"),
         (_row(spans=[{"start": 3, "end": 2, "severity": "MINOR"}]), "span 3 to 2 is not in a"),
         (_row(spans=[{"start": 0, "severity": "MINOR"}]), "line 1: a span needs whole numbers"),
@@ -221,7 +221,7 @@ def test_faults_of_a_published_file(tmp_path):
         read_judgements(_tsv(tmp_path, _error("a"), head=""))
     with pytest.raises(UserError, match="line 2: 10 columns, the header has 9"):
         read_judgements(_tsv(tmp_path, _error("a\tb")))
-    with pytest.raises(UserError, match="line 2: a <v> or </v> without its other"):
+    with pytest.raises(UserError, match="line 2: an unpaired <v> or </v>"):
         read_judgements(_tsv(tmp_path, _error("</v>a<v>")))
     with pytest.raises(UserError, match="line 2: a <v> without its </v>"):
         read_judgements(_tsv(tmp_path, _error("the <v>mouse")))
@@ -229,7 +229,7 @@ def test_faults_of_a_published_file(tmp_path):
         read_judgements(_tsv(tmp_path, _error("a", severity="worse")))
     with pytest.raises(UserError, match="two translations of segment 'doc/1/1'"):
         read_judgements(_tsv(tmp_path, _error("a"), _error("b")))
-    with pytest.raises(UserError, match="no judgement in it"):
+    with pytest.raises(UserError, match="it has no judgements"):
         read_judgements(_tsv(tmp_path))
 
 

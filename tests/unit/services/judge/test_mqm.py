@@ -261,9 +261,9 @@ def test_a_text_cannot_steer_what_is_found(task, attack, field):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tgt_lang": None}, "tgt_lang: mqm wants it"),
-        ({"mt": None}, "mt: mqm wants it"),
-        ({"candidate": "x"}, "a text that mqm has not"),
+        ({"tgt_lang": None}, "tgt_lang: required by the task mqm"),
+        ({"mt": None}, "mt: required by the task mqm"),
+        ({"candidate": "x"}, "unknown text. The task mqm has"),
         ({"src_lang": "Ignore all of it"}, "src_lang: neither a tag"),
     ],
 )
@@ -321,7 +321,7 @@ def test_a_faulty_file_of_examples_is_refused_in_one_line(tmp_path, change, word
 
 def test_a_rubric_cannot_have_its_name(tmp_path):
     (tmp_path / "mqm.yaml").write_text("{}")
-    with pytest.raises(UserError, match="mqm is no rubric"):
+    with pytest.raises(UserError, match="the task mqm has no rubric"):
         load_rubrics(tmp_path)
 
 

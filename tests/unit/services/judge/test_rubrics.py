@@ -57,8 +57,8 @@ def test_a_rubric_with_every_default_loads(tmp_path):
         ({"variables": {"text": "audio", "lang": "language"}}, "variables"),
         ({"user": "{{ text }"}, "user: TemplateSyntaxError"),
         ({"user": "{{ text }} {{ lang }} {{ more }}"}, "user: "),
-        ({"user": "{{ lang }}"}, "{{ text }} must stand in it"),
-        ({"user": "{{ lang }} {{ text | upper }}"}, "{{ text }} must stand in it"),
+        ({"user": "{{ lang }}"}, "must contain {{ text }}"),
+        ({"user": "{{ lang }} {{ text | upper }}"}, "must contain {{ text }}"),
         ({"user": "{{ text }} {{ lang.__class__.__mro__ }}"}, "user: SecurityError"),
         (
             {"user": "{{ text }} {{ lang }}{% for i in range(10**9) %}x{% endfor %}"},
@@ -93,7 +93,7 @@ def test_folders_and_names_are_checked(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load_rubrics(tmp_path / "none")
     (tmp_path / "My Rubric.yaml").write_text(yaml.safe_dump(WHOLE))
-    with pytest.raises(UserError, match="file's name"):
+    with pytest.raises(UserError, match="invalid task name"):
         load_rubrics(tmp_path)
 
 

@@ -178,7 +178,7 @@ def test_a_tokenizer_with_more_ids_than_the_weights_is_refused(metricx_folder, t
     weights = _copy(metricx_folder, tmp_path, vocab_size=3999, score_token_id=7)
     short = {n: w[:3999] if len(w) > 3999 else w for n, w in weights.items()}
     save_file({n: w.clone() for n, w in short.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"it has 4000 ids, the weights of .* know 3999"):
+    with pytest.raises(UserError, match=r"it has 4000 ids, but the weights of .* have 3999"):
         MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
 
 
@@ -232,7 +232,7 @@ def test_weights_that_do_not_fit_are_named(metricx_folder, tmp_path, damage, fau
     [
         ({"score_token_id": "x"}, "score_token_id x is outside"),
         ({"score_token_id": 10**9}, "score_token_id 1000000000 is outside"),
-        ({"d_model": "abc"}, "no mT5 can be made of it"),
+        ({"d_model": "abc"}, "not a valid mT5 configuration"),
     ],
 )
 def test_a_config_that_makes_no_model_is_named(metricx_folder, tmp_path, changes, fault):

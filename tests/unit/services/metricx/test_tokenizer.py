@@ -89,12 +89,12 @@ def test_settings_say_which_marks_are_ids_of_their_own(tmp_path):
         ("spiece.model", (GOLDEN / "spiece.model").read_bytes()[:9000], "sentencepiece model"),
         ("tokenizer.json", b"{", "EOF"),
         ("tokenizer.json", (DEMO / "tokenizer.json").read_bytes(), "have other pieces; remove"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json is no object"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: expected a JSON object"),
         ("special_tokens_map.json", b"{", "special_tokens_map.json"),
         ("tokenizer_config.json", b'{"extra_ids": "many"}', "extra_ids"),
         ("special_tokens_map.json", b'{"eos_token": 7}', "eos_token is no token"),
         ("added_tokens.json", b'{"<new>": 4000}', "added_tokens.json has <new>"),
-        ("added_tokens.json", b"[]", "added_tokens.json is no object"),
+        ("added_tokens.json", b"[]", "added_tokens.json: expected a JSON object"),
     ],
 )
 def test_a_faulty_file_gets_a_line(tmp_path, name, content, fault):

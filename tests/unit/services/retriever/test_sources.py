@@ -71,9 +71,9 @@ def test_names_that_can_be_no_id_are_skipped_with_a_reason(tmp_path):
 def test_nothing_there_is_a_mistake_of_the_user(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         find_sources([tmp_path / "none"])
-    with pytest.raises(UserError, match="no PDF, PNG, JPEG or WebP in there"):
+    with pytest.raises(UserError, match="no PDF, PNG, JPEG or WebP there"):
         find_sources([make(tmp_path, "a.txt")])
-    with pytest.raises(UserError, match="by its ending"):
+    with pytest.raises(UserError, match="expected a file ending"):
         find_sources([tmp_path / "a.txt"])
 
 

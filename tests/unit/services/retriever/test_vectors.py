@@ -43,11 +43,11 @@ def test_max_sim_is_the_plain_one_whatever_the_shapes(
     pages = [draw.random((n, 4), np.float32) + 0.1 for n in lengths]
     asked = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
     searched = packed(tmp_path_factory.mktemp("v"), pages)
-    before, module._AT_ONCE = module._AT_ONCE, at_once
+    before, module._BLOCK_SIMILARITIES = module._BLOCK_SIMILARITIES, at_once
     try:
         found = searched.max_sim(asked)
     finally:
-        module._AT_ONCE = before
+        module._BLOCK_SIMILARITIES = before
     for scores, query in zip(found, asked, strict=True):
         # A sum of at most 5 dot products of 4 numbers below 1.1 in float32.
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
@@ -66,7 +66,7 @@ def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a vector of zeros"):
         checked_vectors(good * [[1], [0]])
     assert packed(tmp_path, [good]).dimension == 2
-    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages anew"):
+    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages again"):
         packed(tmp_path, [good, good * 0])
 
 

@@ -239,7 +239,7 @@ def test_a_tokenizer_with_more_ids_than_the_weights_know(folder):
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"] += [[f"more{n}", -9.0] for n in range(5)]
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert "it is another model's" in refusal(folder, load=True)
+    assert "Give --encoder the right folder" in refusal(folder, load=True)
 
 
 def test_missing_encoder_folder(folder):

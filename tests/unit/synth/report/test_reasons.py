@@ -40,7 +40,7 @@ CALLS = {
     "NotYet": 0,
     "SourceFailed": 0,
     "Kept": 1,
-    "_Look": 1,
+    "_CandidateCheck": 1,
     "_replace": 99,  # by keyword alone
     "broken": 1,
     "note_broken": 1,
@@ -48,7 +48,7 @@ CALLS = {
 #: Dictionaries of counts by code.
 COUNTS = ("rejected", "unread", "out", "left_out", "open", "noted")
 #: Functions that return a code, by the end of their names.
-RETURN = re.compile(r"(_code|^broken_output|^_look)$")
+RETURN = re.compile(r"(_code|^broken_output|^_check_candidate)$")
 
 
 def _codes_in(tree: ast.AST) -> set[str]:

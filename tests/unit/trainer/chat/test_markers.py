@@ -13,7 +13,7 @@ from tests.kits.trainer.chat import CHATML, byte_tokenizer, chat_tokenizer, temp
 from trainer.chat.boundaries import mended, training_template
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked, without_markers
-from trainer.chat.render import render, render_spans, tokenise
+from trainer.chat.render import render, render_spans, tokenize
 
 NAMES = sorted(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 뷁\n", system="시스템")
@@ -60,7 +60,7 @@ def test_markers_are_known_in_every_form(marker: str) -> None:
 def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
     known = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
     assert known.template == template_text("llama3_training")
-    assert "TRL" in known.how
+    assert "TRL" in known.origin
     ours = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)  # it labels a "\n" more
     assert ours.template == marked(template_text("qwen2_5"))
 
@@ -85,7 +85,7 @@ def test_the_mask_has_every_byte_of_the_last_character() -> None:
     told = tokenizer.apply_chat_template(
         row, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
-    tokens = tokenise(tokenizer, render_spans(tokenizer, row, CHAT))
+    tokens = tokenize(tokenizer, render_spans(tokenizer, row, CHAT))
     assert told["input_ids"] == tokens.ids
     ours = [token for token, owner in zip(tokens.ids, tokens.owners, strict=True) if owner >= 0]
     assert tokenizer.decode(ours) == "뷁" and len(ours) == 3
@@ -98,7 +98,7 @@ def test_where_a_span_ends_in_ascii_the_mask_is_that_of_transformers(name: str) 
     told = tokenizer.apply_chat_template(
         DIALOGUE, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
-    tokens = tokenise(tokenizer, render_spans(tokenizer, DIALOGUE, CHAT))
+    tokens = tokenize(tokenizer, render_spans(tokenizer, DIALOGUE, CHAT))
     assert told["input_ids"] == tokens.ids
     assert told["assistant_masks"] == [int(owner >= 0) for owner in tokens.owners]
 

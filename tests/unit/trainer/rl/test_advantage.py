@@ -76,7 +76,7 @@ def test_a_constant_batch_gives_exactly_0_and_a_warning(
     assert not normalize_advantages(raw, on).any()
     assert "all 21 tokens have the same advantage" in caplog.text
     assert not normalize_groups(raw, on, [0, 0, 1]).any()
-    assert "2 prompts whose samples all earned the same" in caplog.text
+    assert "all samples have the same reward, for 2 prompts" in caplog.text
     caplog.clear()
     assert not normalize_advantages(raw, ~on).any()
     assert not normalize_groups(raw, ~on, [0, 0, 1]).any()

@@ -215,7 +215,7 @@ def test_a_model_with_an_unknown_tail_is_refused() -> None:
         return output
 
     model.forward = changed  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="LlamaForCausalLM changes its logits behind the head"):
+    with pytest.raises(UserError, match="LlamaForCausalLM transforms its logits after the head"):
         check_head(model)
 
 

@@ -112,7 +112,7 @@ def test_a_pattern_of_whole_names_is_taken(kind: str, saved: dict[str, Path]) ->
     for name, weight in weights(model).items():
         assert torch.equal(weight, weights(again)[name])
     looked, said = look_at_model(told(saved[kind]), str(saved[kind]), "policy.path")
-    assert "in adapters learn" in said and type(looked).__name__.startswith("Peft")
+    assert "in adapters trained" in said and type(looked).__name__.startswith("Peft")
 
 
 def test_names_of_a_text_model_are_looked_at_before_its_weights(
@@ -132,4 +132,4 @@ def test_what_stays_frozen_is_counted_apart(kind: str, saved: dict[str, Path]) -
     learns = {name for name, weight in loaded.named_parameters() if weight.requires_grad}
     assert {name for name, weight in looked.named_parameters() if weight.requires_grad} == learns
     count = sum(loaded.get_parameter(name).numel() for name in learns)
-    assert said.endswith(f", {count:,} learn")
+    assert said.endswith(f", {count:,} trained")

@@ -108,7 +108,7 @@ def test_an_update_of_the_adapters_is_that_of_the_weights_they_merge_into(path: 
 def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path: Path) -> None:
     """It is what a run with LoRA names as its policy when it ends."""
     load(path, lora=LORA)[0].save_pretrained(tmp_path)  # type: ignore[operator]
-    with pytest.raises(UserError, match=r"policy.path: .* holds adapters only: .* export"):
+    with pytest.raises(UserError, match=r"policy.path: .* has adapters only. .* export"):
         load_policy(PolicyConfig(path=str(tmp_path)), CPU)
 
 

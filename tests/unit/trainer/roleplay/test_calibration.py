@@ -96,7 +96,7 @@ def test_few_pairs_are_refused_with_their_number():
 
 
 def test_a_model_that_cannot_tell_is_refused_with_the_figures():
-    with pytest.raises(UserError, match=r"in \d+% of cases.*tells nothing"):
+    with pytest.raises(UserError, match=r"in \d+% of cases.*cannot separate them"):
         fit(Topics(of_the_whole=1000), _turns(200), rows=512)
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_tells_little_is_said(caplog):
     with caplog.at_level(logging.WARNING):
         found = fit(Topics(of_the_whole=3), _turns(300), rows=512)
     assert 0.55 <= found.grounded.separation < 0.7
-    assert "little to score by" in caplog.text
+    assert "the separation is small" in caplog.text
 
 
 def test_without_neighbours_the_reference_itself_is_the_upper_anchor(caplog, tmp_path):
@@ -112,7 +112,7 @@ def test_without_neighbours_the_reference_itself_is_the_upper_anchor(caplog, tmp
     found = fit(Topics(), alone, rows=512)
     assert found.reference.high == 1
     assert found.reference.true_pairs == 0
-    assert "is the reference itself" in caplog.text
+    assert "only the reference itself" in caplog.text
     write_page(tmp_path / "page.html", found, "turns")
     assert "is the reference itself" in (tmp_path / "page.html").read_text("utf-8")
 
@@ -159,9 +159,9 @@ def test_nothing_is_fitted_on_what_is_no_vector(number, told):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "no calibration"),
+        ("{", "not a calibration"),
         ('{"model": "a", "dimension": 4}', "grounded: Field required"),
-        ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high is the larger"),
+        ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high must be larger"),
         ('{"model":"a","dimension":4,"grounded":{"low":NaN,"high":1}}', "grounded.low"),
         ('{"model":"a","dimension":2,"canaries":{"x":[0,0]}}', "a vector of zeros, of 'x'"),
     ],

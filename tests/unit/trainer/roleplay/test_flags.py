@@ -91,9 +91,9 @@ def test_values_are_read_as_yaml_and_numbers_as_python():
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--load_in_4bit", "--load_in_4bit freezes the weights: give --use_lora"),
-        ("--lora_r 8", "--lora_r needs --use_lora"),
-        ("grpo_train.jsonl", "'grpo_train.jsonl': a flag is wanted"),
+        ("--load_in_4bit", "--load_in_4bit freezes the weights. Add --use_lora"),
+        ("--lora_r 8", "--lora_r requires --use_lora"),
+        ("grpo_train.jsonl", "'grpo_train.jsonl': expected a flag"),
         ("--bf16 perhaps", "--bf16: 'perhaps' is neither true nor false"),
         ("--reward_embedding_model http://a:secret@host:1", "--reward_embedding_model: a password"),
         ("--num_generations 1", "grpo.num_generations"),

@@ -33,8 +33,11 @@ def test_a_level_may_have_any_name_that_data_may_have(level):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speech_level": ["cute"]}, r"speech_level\[0\]: 'cute' is none of polite, .*존댓말"),
-        ({"speech_level": ["存댓말"]}, r"speech_level\[0\]: '存댓말' is none of"),
+        (
+            {"speech_level": ["cute"]},
+            r"speech_level\[0\]: 'cute' is unknown. Choose from polite, .*존댓말",
+        ),
+        ({"speech_level": ["存댓말"]}, r"speech_level\[0\]: '存댓말' is unknown"),
         ({"speech_level": [1]}, r"speech_level\[0\]: expected a text or None, not int 1"),
         ({"speech_level": "polite"}, "speech_level: expected a list .* not str 'polite'"),
         ({"speech_level": []}, "speech_level: 0 entries for 1 completions"),

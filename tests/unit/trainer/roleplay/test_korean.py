@@ -10,7 +10,7 @@ import pytest
 
 from trainer.roleplay.korean.acting import acts, has_particle
 from trainer.roleplay.korean.kiwi import sentences
-from trainer.roleplay.korean.names import places
+from trainer.roleplay.korean.names import find_name
 from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.korean.speech import levels
 
@@ -90,7 +90,7 @@ def test_names_are_whole_words(name, text, acting):
 def test_a_player_with_the_name_of_the_character_is_not_looked_for():
     assert not acts("유나는 웃었다.", "유나", "유나")
     assert not has_particle("유나는 웃었다.", "유나", "유나")
-    assert places("유나는 웃었다.", "유나", "유나")
+    assert find_name("유나는 웃었다.", "유나", "유나")
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_no_scenario_is_on_both_sides_and_the_seed_chooses():
     assert split(turns, 0, "dialogue", 0) == (turns, [])
     many = [replace(turns[0], id=f"{n}", dialogue=f"d{n}") for n in range(100)]
     assert len(split(many, 0.07, "dialogue", 0)[1]) == 7  # 0.07 * 100 is 7.000000000000001
-    with pytest.raises(UserError, match="nothing can be held out"):
+    with pytest.raises(UserError, match="none can be held out"):
         split(turns[:1], 0.2, "scenario", 0)
 
 
@@ -155,11 +155,11 @@ def test_a_file_without_rows_is_said_to_be_so(tmp_path):
     ("row", "extra", "message"),
     [
         ({"prompt": "x"}, [], "no messages"),
-        ({"messages": []}, [], "a list of messages is wanted"),
+        ({"messages": []}, [], "expected a list of messages"),
         ({"user": "a", "assistant": "b"}, ["--column", "player=x"], "FIELD=COLUMN"),
         ({"user": "a", "assistant": "b"}, ["--max-prompt-length", "9"], "--model"),
-        ({"assistant": "b"}, [], "no turn is left of 1: not_after_user 1"),
-        ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "nothing can be held out"),
+        ({"assistant": "b"}, [], "all 1 turns were dropped: not_after_user 1"),
+        ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "none can be held out"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, row, extra, message):

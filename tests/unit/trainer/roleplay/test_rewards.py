@@ -342,7 +342,7 @@ def test_weights_that_are_wrong_are_named():
         weights_of(RewardConfig(weights={"reward_fromat": 1}))
     with pytest.raises(UserError, match="negative"):
         weights_of(RewardConfig(weights={"reward_format": -1}))
-    with pytest.raises(UserError, match="nothing is rewarded"):
+    with pytest.raises(UserError, match="all weights are 0"):
         weights_of(RewardConfig(weights={one.name: 0 for one in REWARDS}))
     assert weights_of(RewardConfig(weights={"reward_format": 0}))[0] == 0
 

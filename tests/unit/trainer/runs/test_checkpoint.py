@@ -169,10 +169,13 @@ def test_the_newest_and_the_best_are_kept(
     ("damage", "told"),
     [
         (lambda c: (c / "state.json").unlink(), "no state.json"),
-        (lambda c: (c / "state.json").write_text('{"update": 2'), "no state.json, or not a whole"),
+        (
+            lambda c: (c / "state.json").write_text('{"update": 2'),
+            "no state.json, or an incomplete",
+        ),
         (lambda c: (c / "optimizer.pt").unlink(), "optimizer.pt is missing"),
         (lambda c: (c / "config.json").write_text("{}"), "config.json has 2 bytes, not"),
-        (lambda c: flip(c / "model.safetensors"), "model.safetensors has another content"),
+        (lambda c: flip(c / "model.safetensors"), "model.safetensors has other contents"),
     ],
 )
 def test_a_torn_checkpoint_is_told_and_passed_over(
@@ -186,7 +189,7 @@ def test_a_torn_checkpoint_is_told_and_passed_over(
     whole = save(tmp_path, model, optimizer, 1)
     damage(save(tmp_path, model, optimizer, 2))
     assert newest_checkpoint(tmp_path) == whole
-    assert f"step-000002 is passed over: {told}" in caplog.text
+    assert f"step-000002 is skipped: {told}" in caplog.text
 
 
 def flip(path: Path) -> None:

@@ -35,10 +35,10 @@ def sft_arguments(options: dict[str, Any], folder: Path, **misc: Any) -> Any:
     [
         ("max_steps", r"options\.max_steps: set \w+\.max_steps"),
         ("learning_rate", r"options\.learning_rate: set \w+\.learning_rate"),
-        *((name, rf"options\.{name}: set in its place ") for name in OURS),
-        *((name, rf"options\.{name}.*: this command does not do that") for name in REFUSED),
-        ("hub_token", "this command does not do that"),
-        ("fsdp_config", "this command does not do that"),
+        *((name, rf"options\.{name}: set .* instead") for name in OURS),
+        *((name, rf"options\.{name}.*: this command does not support it") for name in REFUSED),
+        ("hub_token", "this command does not support it"),
+        ("fsdp_config", "this command does not support it"),
         ("optimm", "has no such option \\(did you mean optim\\?\\)"),
     ],
 )
@@ -53,9 +53,9 @@ def test_an_option_that_would_do_nothing_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        *((grpo_arguments, name) for name in roleplay._OURS),
+        *((grpo_arguments, name) for name in roleplay._OWN_OPTIONS),
         *((grpo_arguments, name) for name in RoleplayConfig().grpo.model_dump()),
-        *((sft_arguments, name) for name in sft._OURS),
+        *((sft_arguments, name) for name in sft._OWN_OPTIONS),
         *((sft_arguments, name) for name in SftConfig().sft.model_dump()),
     ],
 )

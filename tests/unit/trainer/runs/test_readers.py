@@ -125,7 +125,7 @@ def test_shards_are_one_split_in_the_order_of_their_numbers(
             load_examples(tmp_path / "d")
         assert load_examples(tmp_path / "d", split="train") == expected
         (tmp_path / "d" / names[1]).unlink()
-        with pytest.raises(UserError, match="1 of 2 shards are there"):
+        with pytest.raises(UserError, match="1 of 2 shards exist"):
             load_examples(tmp_path / "d", split="train")
     else:
         assert load_examples(tmp_path / "d/train") == expected
@@ -195,18 +195,18 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
-            "a.json entry 2: a row is an object of fields",
+            "a.json entry 2: expected an object of fields",
         ),
         ("a.jsonl.gz", "plain", "a.jsonl.gz, line 1: not JSON"),
         (
             "a.jsonl",
             '{"translation": {"en": "x", "ko": "y"}}',
-            "line 1: translation: has en, ko: say in data.src_lang and data.tgt_lang",
+            "line 1: translation: has en, ko. Set data.src_lang and data.tgt_lang",
         ),
         (
             "a.jsonl",
             '{"src_lang": "en", "tgt_lang": "ko", "translation": {"en": 5}}',
-            "line 1: translation.en: a text is wanted, not int",
+            "line 1: translation.en: expected a text, not int",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
     (tmp_path / "report.html").write_text("kept")
     RunLog(cfg).write_update({"update": 1})
-    with pytest.raises(UserError, match="holds a run"):
+    with pytest.raises(UserError, match="has a run"):
         RunLog(cfg)
     RunLog(replacing(tmp_path))
     assert not (tmp_path / "log.jsonl").exists()
@@ -86,9 +86,9 @@ def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, theirs
     (tmp_path / "config.yaml").write_text(theirs)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/thesis.txt").write_text("theirs")
-    with pytest.raises(UserError, match="it is no run"):
+    with pytest.raises(UserError, match="It is no run"):
         check_run_dir(replacing(tmp_path))
-    with pytest.raises(UserError, match="it is no run"):
+    with pytest.raises(UserError, match="It is no run"):
         run_toy_rl([example("a")], [], replacing(tmp_path), resume=True)
     assert (tmp_path / "checkpoints/thesis.txt").exists()
 
@@ -102,9 +102,9 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) 
         path.mkdir()
         (path / "model").write_text("theirs")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"holds a run or other files \\({name}"):
+    with pytest.raises(UserError, match=f"has a run or other files \\({name}"):
         RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
-    with pytest.raises(UserError, match="it is no run"):
+    with pytest.raises(UserError, match="It is no run"):
         RunLog(replacing(tmp_path))
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -124,7 +124,7 @@ def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) 
     (tmp_path / "checkpoints").mkdir()
     ((section, values),) = changes.items()
     inside = {section: {key: str(tmp_path / value) for key, value in values.items()}}
-    with pytest.raises(UserError, match=rf"{section}\..* lies in"):
+    with pytest.raises(UserError, match=rf"{section}\..* is in"):
         RunLog(replacing(tmp_path, **inside))
     assert (tmp_path / "log.jsonl").exists()
 

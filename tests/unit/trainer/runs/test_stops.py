@@ -33,7 +33,7 @@ def test_the_kl_of_patience_updates_must_stay_below_its_ceiling() -> None:
     assert first_stop(cfg, lines(kl_ref_k3=calm)) is None
     stopped = first_stop(cfg, lines(kl_ref_k3=[*calm, 3.1]))
     assert stopped is not None and stopped[0] == 8
-    for part in ("update 8: ", "3 updates is 1.033", "stop.kl_ceiling 1:", "rl.kl_coef"):
+    for part in ("update 8: ", "3 updates is 1.033", "stop.kl_ceiling 1.", "rl.kl_coef"):
         assert part in stopped[1]
     assert first_stop(StopConfig(patience=3), lines(kl_ref_k3=[9.0] * 9)) is None
 
@@ -44,7 +44,7 @@ def test_a_reward_that_falls_from_its_best_mean_ends_the_run() -> None:
     assert stopped is None  # means of two: 2, 5, 5, 3, 3.05
     stopped = first_stop(cfg, lines(reward_mean=[0.0, 4.0, 6.0, 4.0, 1.9, 9.0]))
     assert stopped is not None and stopped[0] == 5
-    assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2:" in stopped[1]
+    assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2." in stopped[1]
 
 
 def test_a_mean_on_its_limit_does_not_end_the_run() -> None:
@@ -61,8 +61,8 @@ def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
     flags = [True, True, False, True, True, True]
     stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))
     assert stopped is not None and stopped[0] == 6
-    assert "3 updates in a row learned nothing, stop.skipped_updates is 3" in stopped[1]
-    for cause in ("services that fail", "samples that all earned the same", "not finite"):
+    assert "3 updates in a row made no step, stop.skipped_updates is 3" in stopped[1]
+    for cause in ("services that fail", "samples with equal rewards", "not finite"):
         assert cause in stopped[1]
     assert first_stop(StopConfig(skipped_updates=None), lines(skipped=[True] * 30)) is None
 
@@ -228,7 +228,7 @@ def test_the_rules_of_updates_and_of_evaluations_end_a_run_side_by_side() -> Non
     cfg = HeldOutStopConfig(held_out_falls=1, skipped_updates=1)
     idle, calm = lines(skipped=[True, False])
     rules = StopRules(cfg, [idle], enumerate(seen((0, 1), (1, 2))))
-    assert rules.reason is not None and "learned nothing" in rules.reason
+    assert rules.reason is not None and "made no step" in rules.reason
     rules.add(calm)
     assert rules.reason is None
     rules.evaluated(2, Evaluated(2, 1))

@@ -29,7 +29,7 @@ def test_episodes_of_a_question_are_asked_for_in_one_place() -> None:
 )
 def test_what_a_server_is_never_asked_for_is_refused(wish: str) -> None:
     cfg = load_config(SearchConfig, None, ["server.url=http://127.0.0.1:9/v1", wish])
-    with pytest.raises(UserError, match=rf"{wish.partition('=')[0]}.*leave it out"):
+    with pytest.raises(UserError, match=rf"{wish.partition('=')[0]}.*Remove the key"):
         with open_policy(cfg):
             raise AssertionError("it was opened")
 

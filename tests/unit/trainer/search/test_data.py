@@ -114,7 +114,7 @@ def test_alternatives_belong_to_a_gold_page(tmp_path):
     assert question.alternatives == {"population_3": ("b_1",)}
     (question,) = load(tmp_path, ROW | {"alternatives": '{"population_3": ["b_2"]}'})
     assert question.alternatives == {"population_3": ("b_2",)}
-    assert "'b_1' is no gold page (population_3)" in refused(
+    assert "'b_1' is not a gold page (population_3)" in refused(
         tmp_path, ROW | {"alternatives": {"b_1": []}}
     )
 
@@ -126,7 +126,7 @@ def test_every_wrong_row_has_its_line(tmp_path):
     assert "line 2: no question" in said
     assert "line 3: question: a text is wanted, not int" in said
     assert "no reference_answer" in refused(tmp_path, {"question": "Why?"})
-    assert "no file_name beside it" in refused(tmp_path, {**ROW, "file_name": ""})
+    assert "required: a file_name for these pages" in refused(tmp_path, {**ROW, "file_name": ""})
     assert "ids stand more than once, 'q1'" in refused(tmp_path, ROW, ROW)
 
 

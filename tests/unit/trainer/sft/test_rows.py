@@ -78,7 +78,7 @@ def test_long_rows_are_left_out_and_counted(model: Path, tmp_path: Path) -> None
     assert part.counts["left_out"] == {"more than 200 tokens": 1}
     with pytest.raises(UserError, match=r"line 2: .* tokens are more than data.max_length 200"):
         part_of(model, tmp_path, rows, data={"max_length": 200, "overlong": "refuse"})
-    with pytest.raises(UserError, match="nothing is left to learn"):
+    with pytest.raises(UserError, match="no rows remain"):
         part_of(model, tmp_path, rows[1:], data={"max_length": 200})
 
 
@@ -116,15 +116,15 @@ def test_ids_are_learned_by_their_mask(model: Path, tmp_path: Path) -> None:
     [
         ({"action_mask": None}, "`input_ids` without an `action_mask`"),
         ({"action_mask": [1]}, "3 input_ids, but an action_mask of 1"),
-        ({"action_mask": [0, 0, 0]}, "no token is learned"),
+        ({"action_mask": [0, 0, 0]}, "no token to train on"),
         ({"action_mask": [0, 2, 0]}, "action_mask: 2 is no whole number from 0 to 1"),
         ({"action_mask": [0, True, 0]}, "action_mask: True is no whole number from 0 to 1"),
         ({"input_ids": [1, 2, 300]}, "input_ids: 300 is no whole number from 0 to 264"),
-        ({"input_ids": "1 2 3"}, "input_ids: a list of whole numbers is wanted"),
+        ({"input_ids": "1 2 3"}, "input_ids: expected a list of whole numbers"),
         ({"leave_out": [1]}, "leave_out: 1 is no whole number from 0 to 0"),
-        ({"leave_out": [0]}, "no token is learned"),
+        ({"leave_out": [0]}, "no token to train on"),
         ({"images": ["none.png"]}, "none.png: no such file (data.image_folder)"),
-        ({"images": "a.png"}, "images: a list of paths is wanted"),
+        ({"images": "a.png"}, "images: expected a list of paths"),
     ],
 )
 def test_wrong_ids_are_told_row_by_row(changes: dict[str, Any], told: str) -> None:

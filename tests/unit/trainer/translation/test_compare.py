@@ -164,7 +164,7 @@ def test_what_changed_most_stands_first() -> None:
     assert [b["id"] for _, b in worsened[1]] == ["2"]
     unscored = [{**one, "metricx_score": None, "xcomet_score": None} for one in before]
     (better,) = changed_most(unscored, [{**unscored[0], "chrf": 90.0}, *unscored[1:]], 5)
-    assert better[0] == "Improved most, says chrF"
+    assert better[0] == "Improved most by chrF"
 
 
 def test_the_standard_error_of_paired_differences() -> None:

@@ -122,7 +122,7 @@ def test_a_run_without_any_reward_is_refused(spans: str) -> None:
     none = [
         f"reward.{key}" for key in ("w_metricx=0", "w_xcomet_seq=1", "xcomet_seq_scale=0", spans)
     ]
-    with pytest.raises(UserError, match="every term is 0"):
+    with pytest.raises(UserError, match="every weight is 0"):
         check_trainable(load_config(TrainerConfig, None, none))
     check_trainable(load_config(TrainerConfig, None, [*none, "reward.no_eos_penalty=1"]))
 
@@ -187,7 +187,7 @@ def test_a_config_is_found_by_its_path_of_the_last_version(
     told = CliRunner().invoke(
         app, ["check", "--config", "configs/trainer/toy.yaml", "--set", "x=1"]
     )
-    assert "configs/trainer/toy.yaml has moved: name configs/translation/toy.yaml" in told.stderr
+    assert "configs/trainer/toy.yaml has moved. Use configs/translation/toy.yaml" in told.stderr
     assert told.exit_code == 2 and "error: " in told.stderr and "no such file" not in told.stderr
     gone = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
     assert gone.exit_code == 2 and "has moved" not in gone.stderr
@@ -200,7 +200,7 @@ def test_the_config_names_the_task(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["train", "--config", str(config)])
     assert done.exit_code == 2
     known = ", ".join(TASKS)
-    assert done.stderr == f"error: {config}: task: 'juggling' is none of {known}\n"
+    assert done.stderr == f"error: {config}: task: 'juggling' is unknown. Choose from {known}\n"
     config.write_text("task: [translation]\n")
     assert CliRunner().invoke(app, ["check", "--config", str(config)]).exit_code == 2
 

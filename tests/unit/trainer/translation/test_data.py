@@ -71,7 +71,7 @@ def test_ids_of_a_data_frame_and_ids_that_repeat(
     assert [e.id for e in load_examples(write(tmp_path / "a.jsonl", *rows))] == ["7", "8"]
     assert caplog.text == ""
     load_examples(write(tmp_path / "a.jsonl", *rows, {**ROW, "id": "7"}))
-    assert "1 ids stand more than once, '7' first" in caplog.text
+    assert "1 ids occur more than once, '7' first" in caplog.text
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +111,14 @@ def test_a_column_map(tmp_path: Path) -> None:
     [
         ({**ROW, "src_text": " "}, "a.jsonl line 2: src_text: missing or empty"),
         ({"src_text": "x", "src_lang": "English"}, "line 2: tgt_lang: missing"),
-        ({**ROW, "src_text": 5}, "line 2: src_text: a text is wanted, not int"),
-        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: a text is wanted, not list"),
+        ({**ROW, "src_text": 5}, "line 2: src_text: expected a text, not int"),
+        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: expected a text, not list"),
         ({**ROW, "src_text": "\ud800"}, "a.jsonl, line 2: not JSON"),
         ("[1]", "line 2: not a JSON object"),
         ("{", "line 2: not JSON: EOF while parsing"),
         ("[" * 100_000, "line 2: not JSON: recursion limit"),
-        ({**ROW, "id": 1.5}, "line 2: id: a text or whole number is wanted, not 1.5"),
-        ({**ROW, "id": True}, "line 2: id: a text or whole number"),
+        ({**ROW, "id": 1.5}, "line 2: id: expected a text or whole number, not 1.5"),
+        ({**ROW, "id": True}, "line 2: id: expected a text or whole number"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, told: str) -> None:
@@ -177,6 +177,6 @@ def test_rows_that_are_held_out_and_learned_from_are_told_by_their_content() -> 
     german = Example("3", "Save.", "English", "German", "en-US", "de-DE")
     held_out = [example(" Open.\n", "9"), example("Close.", "1"), german]
     told = in_both("data.eval", train, held_out)
-    assert told.startswith("data.eval: 1 of 3 rows stand in data.train, too (the same source")
+    assert told.startswith("data.eval: 1 of 3 rows are also in data.train (the same source")
     assert "first 9)" in told
     assert in_both("data.eval", train, held_out[1:]) == ""

@@ -135,7 +135,7 @@ def test_lines_end_at_newlines_only(tmp_path):
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="not a run"):
         write_report(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_advantages_of_the_first_middle_and_last_dump_are_drawn(run):
         path = run / f"completions/train-{update:06d}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_report(run).read_text(encoding="utf-8")
-    drawn = page[page.index("advantages (normalised") :]
+    drawn = page[page.index("advantages (normalized") :]
     assert re.findall(r"update (\d)</text>", drawn) == ["1", "3", "5"]
 
 
@@ -185,7 +185,7 @@ def test_what_is_logged_of_guards_coverage_and_time_is_drawn(run):
     ]
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run).read_text(encoding="utf-8")
-    for title in ("faults that the guards found", "KL to the reference", "coverage", "seconds of"):
+    for title in ("values of the guards", "KL to the reference", "coverage", "seconds of"):
         assert f">{title}" in page, title
 
 

@@ -105,7 +105,7 @@ def test_a_severity_without_a_weight_is_told() -> None:
 def test_an_answer_without_spans_is_no_answer_without_errors() -> None:
     for service in ("xcomet", "mqm"):
         without = {service: answer().model_copy(update={"error_spans": None})}
-        with pytest.raises(ScorekitError, match=f"no error spans; set reward.w_{service}_span"):
+        with pytest.raises(ScorekitError, match=f"no error spans. Set reward.w_{service}_span"):
             reward_of(without, **{f"w_{service}_span": 1})
 
 

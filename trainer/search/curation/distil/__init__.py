@@ -1,1 +1,1 @@
-"""From rare successes to rows to learn from, and their thoughts in better words."""
+"""Turn rare successes into training rows, with rewritten thoughts."""

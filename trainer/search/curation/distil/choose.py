@@ -1,4 +1,4 @@
-"""Which prompts are rare successes, and which of their episodes are the best, by figures alone."""
+"""Choose the prompts with rare successes and their best episodes, by stats only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from trainer.sft.curation_record import CurationRecord
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an episode's policy wrote. fault: why it is no example. repeats: whether a search asks
-    what the one before it did. length: letters. evidence: whether the answer rests on pages with
-    the facts. digest: of the question and the turns, equal for duplicates."""
+    """Data about the text of an episode.
+
+    fault: why it is not an example. repeats: whether a query repeats the one before. length: in
+    letters. evidence: whether the answer rests on pages with the facts. digest: of the question and
+    the turns, equal for duplicates.
+    """
 
     fault: Fault | None
     repeats: bool
@@ -33,13 +36,15 @@ class Written:
 
 @dataclass(slots=True)
 class Wrote:
-    """Of the episodes of all runs that were judged at all right, under their `Sample.ref`; `visit`
-    is given every episode."""
+    """Data about the texts of all episodes with a judge's score above 0, by `Sample.ref`.
+
+    `visit` gets every episode.
+    """
 
     of: Spool[Written] = field(default_factory=lambda: Spool(Written))
 
     def visit(self, trajectory: Trajectory, sample: Sample) -> None:
-        """Look at one while it is in memory."""
+        """Add an episode."""
         if sample.judge:
             texts = [turn.text for turn in trajectory.turns if not turn.forced]
             written = Written(
@@ -53,7 +58,7 @@ class Wrote:
 
 
 def _digest(texts: Sequence[str]) -> str:
-    """SHA-256 of texts, whatever blanks they are written with."""
+    """Return the SHA-256 of texts without their blanks."""
     return hashlib.sha256(
         json.dumps(["".join(text.split()) for text in texts]).encode()
     ).hexdigest()
@@ -61,8 +66,8 @@ def _digest(texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """Of one prompt. eligible: the episodes that may be rows, the best first. rate: share of those
-    with a score that are right; None where none has one."""
+    """The choice for a prompt. eligible: the episodes that may be rows, the best first. rate: share
+    of right episodes among those with a score; None without one."""
 
     rate: float | None
     eligible: list[Sample]
@@ -70,27 +75,33 @@ class PromptChoice:
 
 
 def choose(
-    prompt: CuratedPrompt, wrote: Spool[Written], cfg: DistillConfig, record: CurationRecord
+    prompt: CuratedPrompt,
+    written_by_ref: Spool[Written],
+    cfg: DistillConfig,
+    record: CurationRecord,
 ) -> PromptChoice:
-    """A prompt that is not taken has one decision for all its episodes, else each has its own; of
-    the eligible ones there is none yet. record: what was decided about prompts and episodes."""
+    """Return the choice for a prompt.
+
+    A rejected prompt has one decision for all episodes, a chosen one has a decision for each
+    episode that is not eligible. record: earlier decisions about prompts and episodes.
+    """
     counted, rate, right = _rate(prompt, cfg)
-    figures = {"question_id": prompt.question.id, "rate": rate, "right": right}
-    why = record.no_example(prompt.question.id, None) if right else None
-    if why := why or _not_taken(prompt, rate, right, cfg):
-        decision = Decision(prompt.question.id, False, why, figures, refs(prompt))
+    stats = {"question_id": prompt.question.id, "rate": rate, "right": right}
+    reason = record.no_example(prompt.question.id, None) if right else None
+    if reason := reason or _not_taken(prompt, rate, right, cfg):
+        decision = Decision(prompt.question.id, False, reason, stats, refs(prompt))
         return PromptChoice(rate, [], [decision])
     counts = {sample.ref for sample in counted}
     eligible, decisions = [], []
     for sample in prompt.samples:
-        written = wrote.get(sample.ref)
-        why = _no_row(sample, sample.ref in counts, written, cfg)
-        why = why or _no_evidence(prompt, sample, written, cfg, record)
-        if why:
-            decisions.append(decided(sample, prompt, rate, False, why))
+        written = written_by_ref.get(sample.ref)
+        reason = _no_row(sample, sample.ref in counts, written, cfg)
+        reason = reason or _no_evidence(prompt, sample, written, cfg, record)
+        if reason:
+            decisions.append(decided(sample, prompt, rate, False, reason))
         else:
             eligible.append(sample)
-    eligible.sort(key=lambda sample: _key(sample, wrote[sample.ref], cfg.order))
+    eligible.sort(key=lambda sample: _key(sample, written_by_ref[sample.ref], cfg.order))
     return PromptChoice(rate, eligible, decisions)
 
 
@@ -98,12 +109,12 @@ def decided(
     sample: Sample,
     prompt: CuratedPrompt,
     rate: float | None,
-    kept: bool,
-    why: str,
+    is_kept: bool,
+    reason: str,
     **more: str,
 ) -> Decision:
-    """Of one episode. more: further figures."""
-    figures = {
+    """Return the decision about an episode. more: further values."""
+    stats = {
         "question_id": prompt.question.id,
         "rate": rate,
         "judge": sample.judge,
@@ -113,17 +124,17 @@ def decided(
         "end": sample.end,
         **more,
     }
-    return Decision(sample.ref, kept, why, figures, [sample.ref])
+    return Decision(sample.ref, is_kept, reason, stats, [sample.ref])
 
 
 def succeeds_rarely(prompt: CuratedPrompt, cfg: DistillConfig) -> bool:
-    """Whether the rules take a prompt: it has right episodes, and few enough of them."""
+    """Return whether a prompt has right episodes, but few enough of them."""
     _, rate, right = _rate(prompt, cfg)
     return _not_taken(prompt, rate, right, cfg) is None
 
 
 def _rate(prompt: CuratedPrompt, cfg: DistillConfig) -> tuple[list[Sample], float | None, int]:
-    """(episodes that count, the share of them that is right, how many are)."""
+    """Return (episodes that count, share of right ones, number of right ones)."""
     counted = prompt.counted(cfg.combine, "judge")
     right = sum(_is_right(sample, cfg) for sample in counted)
     return counted, right / len(counted) if counted else None, right
@@ -136,7 +147,7 @@ def _is_right(sample: Sample, cfg: DistillConfig) -> bool:
 def _not_taken(
     prompt: CuratedPrompt, rate: float | None, right: int, cfg: DistillConfig
 ) -> str | None:
-    """Why none of a prompt's episodes is wanted."""
+    """Return why a prompt is rejected, or None."""
     if rate is None and not prompt.samples:
         return "no episode"
     if rate is None:
@@ -153,7 +164,7 @@ def _not_taken(
 def _no_row(
     sample: Sample, counts: bool, written: Written | None, cfg: DistillConfig
 ) -> str | None:
-    """Why an episode is no row."""
+    """Return why an episode is not eligible by its own values, or None."""
     if sample.judge is None:
         return "not judged"
     if not counts:
@@ -180,19 +191,18 @@ def _no_evidence(
     cfg: DistillConfig,
     record: CurationRecord,
 ) -> str | None:
-    """Why a right answer rests on nothing that was shown; None where it does not."""
-    if against := record.no_example(prompt.question.id, sample.ref):
-        return against
-    shown = written is not None and written.evidence
-    if cfg.evidence == "any" or shown or record.episode(sample.ref) is not None:
+    """Return why a right answer has no evidence, or None if it has."""
+    if dropped_by := record.no_example(prompt.question.id, sample.ref):
+        return dropped_by
+    has_evidence_pages = written is not None and written.evidence
+    if cfg.evidence == "any" or has_evidence_pages or record.episode(sample.ref) is not None:
         return None
     return "no evidence shown"
 
 
 def _key(sample: Sample, written: Written, order: list[Rank]) -> tuple[float, ...]:
-    """Sorts the best first; a figure that was not had is behind all others. Equal ones stay in the
-    order of the runs."""
-    of: dict[Rank, float] = {
+    """Return the sort key: the best first, missing values last."""
+    values: dict[Rank, float] = {
         "judge": math.inf if sample.judge is None else -sample.judge,
         "ndcg": math.inf if sample.ndcg is None else -sample.ndcg,
         "searches": sample.searches,
@@ -200,4 +210,4 @@ def _key(sample: Sample, written: Written, order: list[Rank]) -> tuple[float, ..
         "turns": sample.turns,
         "length": written.length,
     }
-    return tuple(of[name] for name in order)
+    return tuple(values[name] for name in order)

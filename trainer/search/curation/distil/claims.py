@@ -1,4 +1,4 @@
-"""Ways to say that something was seen, in English and Korean."""
+"""Patterns of claims that something was seen, in English and Korean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DET = r"(?:(?:the|this|that|these|those|an?|its|my)\s+)?"
 _KO_PAGE = (
     "(?:이미지|그림|사진|화면|슬라이드|페이지|표|차트|그래프|도표|문서|캡처|지도|스크린샷)들?"
 )
-#: Each way by itself; on a text as `plain` makes it.
+#: Name -> pattern of a claim, for texts from `plain`.
 CLAIMS: Final[Mapping[str, re.Pattern[str]]] = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -47,6 +47,6 @@ CLAIMS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def claims(thought: str) -> dict[str, int]:
-    """How often a thought says in which way that something is seen."""
-    shown = plain(thought)
-    return {name: len(pattern.findall(shown)) for name, pattern in CLAIMS.items()}
+    """Return the number of claims in a thought by the name of their pattern."""
+    text = plain(thought)
+    return {name: len(pattern.findall(text)) for name, pattern in CLAIMS.items()}

@@ -1,4 +1,4 @@
-"""python -m trainer search distill|rewrite: right episodes as rows to learn from."""
+"""The commands `python -m trainer search distill|rewrite`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.search.curation.command_line import (
 
 
 def register(app: typer.Typer) -> None:
-    """Put the commands beside the others of `search`."""
+    """Register the commands."""
     app.command()(distill)
     app.command()(rewrite)
 
@@ -38,11 +38,11 @@ def distill(
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """The rare right episodes of prompts that mostly fail, as rows for `trainer sft`."""
+    """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
     from trainer.search.curation.distil.choose import Wrote
 
-    wrote, beside = Wrote(), [*(record or ()), *(verified or ())]
-    with curating(run, out, config, set_, overwrite, visit=wrote.visit, beside=beside) as (
+    texts, read_paths = Wrote(), [*(record or ()), *(verified or ())]
+    with curating(run, out, config, set_, overwrite, visit=texts.visit, read_paths=read_paths) as (
         cfg,
         prompts,
         read,
@@ -55,12 +55,12 @@ def distill(
         from trainer.search.curation.distil.spool import row_spool, write_sft_rows
         from trainer.search.curation.known import read_known
 
-        known = read_known(prompts, None, verified or (), exclude or (), record or ())
+        decided = read_known(prompts, None, verified or (), exclude or (), record or ())
         with row_spool() as spool:
-            made = make_distilled(prompts, wrote.of, read, cfg, spool, known)
-            rows = distilled_rows(made, spool, read)
-            write(out, made, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
-            _say_longest(made.told["longest_row"])
+            curated = make_distilled(prompts, texts.of, read, cfg, spool, decided)
+            rows = distilled_rows(curated, spool, read)
+            write(out, curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
+            _print_longest(curated.told["longest_row"])
 
 
 def rewrite(
@@ -76,9 +76,9 @@ def rewrite(
         bool, typer.Option("--estimate", help="Say what it asks for at most; ask nobody.")
     ] = False,
 ) -> None:
-    """The thoughts of distilled rows in better words, by a model; their actions stay."""
-    beside = [distilled, *(record or ()), *(verified or ())]
-    with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
+    """Rewrite the thoughts of distilled rows with a model; their actions stay unchanged."""
+    read_paths = [distilled, *(record or ()), *(verified or ())]
+    with configured(out, config, set_, overwrite, estimate=estimate, read_paths=read_paths) as cfg:
         from trainer.search.curation.asking import kept_answers
         from trainer.search.curation.distil.rewrite import (
             Distilled,
@@ -91,18 +91,18 @@ def rewrite(
         from trainer.search.curation.known import read_decided
 
         decisions, digests = read_decided(record or (), verified or (), exclude or ())
-        before = Distilled(distilled, decisions)
+        source = Distilled(distilled, decisions)
         if estimate:
-            typer.echo("\n".join(estimated(before, cfg.rewrite)))
+            typer.echo("\n".join(estimated(source, cfg.rewrite)))
             return
         with row_spool() as spool:
-            made = make_rewritten(before, cfg, kept_answers(cfg, out), out, spool)
-            made.inputs = {**made.inputs, **digests}
-            rows = rewritten_rows(made, spool, before)
-            write(out, made, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
-            _say_longest(made.told["longest_row"])
+            curated = make_rewritten(source, cfg, kept_answers(cfg, out), out, spool)
+            curated.inputs = {**curated.inputs, **digests}
+            rows = rewritten_rows(curated, spool, source)
+            write(out, curated, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
+            _print_longest(curated.told["longest_row"])
 
 
-def _say_longest(ids: int) -> None:
+def _print_longest(ids: int) -> None:
     if ids:
         typer.echo(f"the longest row has {ids} ids: trainer sft --max_length {ids}")

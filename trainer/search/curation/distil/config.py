@@ -1,4 +1,4 @@
-"""The sections `distill` and `rewrite` of the curation commands' config."""
+"""The config sections `distill` and `rewrite`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answer with JSON: for each turn its number and its thought."""
 
 
 class DistillConfig(Config):
-    """Rare successes: of prompts that mostly fail, the few episodes that were right."""
+    """The rules for rare successes: right episodes of prompts that mostly fail."""
 
     model: str | None = Field(
         None,
@@ -91,7 +91,7 @@ class DistillConfig(Config):
 
 
 class RewriterConfig(ChatModelConfig):
-    """The model that rewrites: any OpenAI-compatible server that holds to a JSON schema."""
+    """The rewriting model, on any OpenAI-compatible server that supports a JSON schema."""
 
     api_key_env: str = may_change(
         "REWRITER_API_KEY", description="Environment variable with the server's key."
@@ -103,7 +103,7 @@ class RewriterConfig(ChatModelConfig):
 
 
 class RewriteConfig(Config):
-    """Think blocks in better words; what a policy did stays as it was."""
+    """The rewriting of think blocks; the actions of the policy stay unchanged."""
 
     rewriter: RewriterConfig = Field(default_factory=RewriterConfig, description="Who rewrites.")
     price: PriceConfig | None = may_change(None, description="Its price; null: free, or not known.")

@@ -1,4 +1,4 @@
-"""`search distill`: the rare right episodes of prompts that mostly fail, as rows to learn from."""
+"""The command `search distill`: turn rare right episodes into training rows."""
 
 from __future__ import annotations
 
@@ -30,84 +30,92 @@ NOTHING_KNOWN = Known()
 
 def make_distilled(
     prompts: Sequence[CuratedPrompt],
-    wrote: Spool[Written],
+    written: Spool[Written],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
-    known: Known = NOTHING_KNOWN,
+    earlier: Known = NOTHING_KNOWN,
 ) -> Curated:
-    """The chosen episodes as rows in the spool, a decision for every episode of the prompts that
-    are taken, and one for each prompt that is not. known: what other commands have decided.
+    """Put the rows of the chosen episodes into the spool and return all decisions.
 
-    The stores are read once more, and of them only the steps that have an eligible episode. Raises
-    UserError where no model is named, or a run has no config.
+    A chosen prompt has a decision for each episode, another prompt has one for all. known:
+    decisions of other commands. Only steps with an eligible episode are read again. Raises
+    UserError if no model is named or a run has no config.
     """
     configs = learner_configs(read, cfg)
-    made = Curated("distill", cfg.distill, read, known.inputs)
+    curated = Curated("distill", cfg.distill, read, earlier.inputs)
     rows: dict[str, str] = {}  # digest of what was written -> the row that has it
 
     def choices() -> Iterator[tuple[CuratedPrompt, PromptChoice]]:
-        """Twice, since all of them would fill the memory."""
-        return ((prompt, choose(prompt, wrote, cfg.distill, known.record)) for prompt in prompts)
+        """Yield the choices; called twice, because all of them would fill the memory."""
+        return (
+            (prompt, choose(prompt, written, cfg.distill, earlier.record)) for prompt in prompts
+        )
 
-    mask = repeated if cfg.distill.repeats == "mask" else _nothing
-    faults = _fill((choice for _, choice in choices()), read, configs, spool, mask)
+    mask = repeated if cfg.distill.repeats == "mask" else _no_turns
+    reasons = _fill((choice for _, choice in choices()), read, configs, spool, mask)
     for prompt, choice in choices():
         for decision in choice.decisions:
-            made.decisions.append(decision)
+            curated.decisions.append(decision)
         best: list[Sample] = []
         for sample in choice.eligible:
-            why, more = faults.get(sample.ref), {}
-            digest = wrote[sample.ref].digest
-            if why is None and digest in rows and cfg.distill.duplicates == "drop":
-                why, more = "a duplicate", {"duplicate_of": rows[digest]}
-            taken = why is None and len(best) < cfg.distill.per_prompt
-            why = why or (KEPT if taken else f"behind the best {cfg.distill.per_prompt}")
-            if taken:
+            reason, extra = reasons.get(sample.ref), {}
+            digest = written[sample.ref].digest
+            if reason is None and digest in rows and cfg.distill.duplicates == "drop":
+                reason, extra = "a duplicate", {"duplicate_of": rows[digest]}
+            is_chosen = reason is None and len(best) < cfg.distill.per_prompt
+            reason = reason or (KEPT if is_chosen else f"behind the best {cfg.distill.per_prompt}")
+            if is_chosen:
                 best.append(sample)
                 rows[digest] = sample.ref
-            made.decisions.append(decided(sample, prompt, choice.rate, taken, why, **more))
-    longest = spool.longest(one.row_id for one in made.decisions if one.kept)
-    made.told = {
+            curated.decisions.append(
+                decided(sample, prompt, choice.rate, is_chosen, reason, **extra)
+            )
+    longest = spool.longest(one.row_id for one in curated.decisions if one.kept)
+    curated.told = {
         "longest_row": longest,
-        "learner": {name: _rendering(of) for name, of in configs.items()},
+        "learner": {name: _rendering(run_cfg) for name, run_cfg in configs.items()},
     }
-    return made
+    return curated
 
 
 def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str, SearchConfig]:
-    """Run -> its config with the model that learns: its episodes are rendered as they were played,
-    under that model's template. Raises UserError."""
+    """Return the config of each run with the model to train.
+
+    Episodes are rendered with the run's settings and that model's template. Raises UserError.
+    """
     if len({run.name for run in read}) < len(read):
-        raise UserError("--run: two folders are of one run: its episodes would have one name")
+        raise UserError(
+            "--run: two folders are of the same run, so ids of episodes would not be unique."
+        )
     configs = {run.name: _config(run.folder) for run in read}
-    last, own = configs[read[-1].name], cfg.distill
+    last, section = configs[read[-1].name], cfg.distill
     policy = last.policy
-    if own.model is not None:
-        other = {"path": own.model, "tokenizer": None, "revision": None}
-        policy = policy.model_copy(update=other)
+    if section.model is not None:
+        model_update = {"path": section.model, "tokenizer": None, "revision": None}
+        policy = policy.model_copy(update=model_update)
     if policy.path is None:
         raise UserError(
-            "distill.model is not set, and the last run's policy was a server: name the model that "
-            "is to learn (--set distill.model=FOLDER)"
+            "distill.model: not set, and the last run's policy was a server. Name the model to "
+            "train (--set distill.model=FOLDER)."
         )
-    chat = last.chat if own.chat is None else own.chat
+    chat = last.chat if section.chat is None else section.chat
     update = {"policy": policy, "chat": chat}
-    return {name: of.model_copy(update=update) for name, of in configs.items()}
+    return {name: run_cfg.model_copy(update=update) for name, run_cfg in configs.items()}
 
 
 def _config(folder: Path) -> SearchConfig:
     path = folder / "config.yaml"
     if not path.is_file():
-        raise UserError(f"{path}: not there: it says how the run's prompts were rendered")
+        raise UserError(f"{path}: does not exist, but has the settings of the run's prompts")
     return load_config(SearchConfig, path)
 
 
 def _rendering(cfg: SearchConfig) -> dict[str, Any]:
-    """What the ids of a row hang on."""
-    told = cfg.model_dump(mode="json", include={"policy", "chat", "episode"})
-    policy = {name: told["policy"][name] for name in ("path", "tokenizer", "revision")}
-    return told | {"policy": policy}
+    """Return the settings on which the ids of a row depend."""
+    settings = cfg.model_dump(mode="json", include={"policy", "chat", "episode"})
+    policy = {name: settings["policy"][name] for name in ("path", "tokenizer", "revision")}
+    return settings | {"policy": policy}
 
 
 def _fill(
@@ -117,10 +125,12 @@ def _fill(
     spool: RowSpool,
     mask: Callable[[Trajectory], list[int]],
 ) -> Spool[str]:
-    """Put the eligible episodes' rows into the spool; under the ref of one that has none: why.
-    mask: turns of one that are read and not learned, beside the invalid ones."""
+    """Put the rows of eligible episodes into the spool; return why others have none, by ref.
+
+    mask: returns the turns of an episode that get no loss, in addition to the invalid ones.
+    """
     rates: Spool[float | None] = Spool(float)
-    faults = Spool(str)
+    reasons = Spool(str)
     steps: dict[str, set[int]] = {run.name: set() for run in read}
     for choice in choices:
         for sample in choice.eligible:
@@ -135,51 +145,58 @@ def _fill(
             if (rate := rates.get(ref)) is not None:
                 row = rows.row(trajectory, store.picture, mask(trajectory))
                 if isinstance(row, str):
-                    faults.append(row, ref)
+                    reasons.append(row, ref)
                 else:
-                    spool.put(_told(row, ref, run.name, trajectory, rate))
-    return faults
+                    spool.put(_with_origin(row, ref, run.name, trajectory, rate))
+    return reasons
 
 
-def _nothing(trajectory: Trajectory) -> list[int]:
+def _no_turns(trajectory: Trajectory) -> list[int]:
     return []
 
 
-def _told(
+def _with_origin(
     row: Mapping[str, Any], ref: str, run: str, trajectory: Trajectory, rate: float | None
 ) -> dict[str, Any]:
-    """A row with where it comes from."""
+    """Return a row with the ids and values of its episode."""
     head = {"id": ref, "question_id": trajectory.question.id, "run": run}
     judge = trajectory.judged.score if trajectory.judged else None
-    figures = {"judge": judge, "ndcg": trajectory.ndcg, "rate": rate}
-    return {**head, "reward": row["reward"], **figures, **row, "id": ref}
+    values = {"judge": judge, "ndcg": trajectory.ndcg, "rate": rate}
+    return {**head, "reward": row["reward"], **values, **row, "id": ref}
 
 
 def distilled_rows(
-    made: Curated, spool: RowSpool, read: Sequence[CuratedRun]
+    curated: Curated, spool: RowSpool, read: Sequence[CuratedRun]
 ) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """The rows that are kept, in their order, each with its run's pictures."""
+    """Yield the kept rows in order, each with the image loader of its run."""
     stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
-    for one in made.decisions:
-        if one.kept:
-            row = spool.get(one.row_id)
+    for decision in curated.decisions:
+        if decision.kept:
+            row = spool.get(decision.row_id)
             yield row, stores[row["run"]].picture
 
 
-def distill_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
-    """report.html: which prompts were taken, and what became of their episodes."""
-    by_prompt = Counter(str(one.figures["question_id"]) for one in made.decisions if one.kept)
-    taken = {str(one.figures["question_id"]) for one in made.decisions if "judge" in one.figures}
+def distill_page(curated: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+    """Return report.html: the chosen prompts and the outcomes of their episodes."""
+    by_prompt = Counter(
+        str(decision.figures["question_id"]) for decision in curated.decisions if decision.kept
+    )
+    chosen = {
+        str(decision.figures["question_id"])
+        for decision in curated.decisions
+        if "judge" in decision.figures
+    }
     counts = [
         ["prompts of the data", len(prompts)],
-        ["prompts that succeed rarely", len(taken)],
+        ["prompts that succeed rarely", len(chosen)],
         ["of them, prompts with a row", len(by_prompt)],
         ["rows", by_prompt.total()],
     ]
     rates = Counter(
-        f"{one.figures['rate']:.2f}"
-        for one in made.decisions
-        if one.figures["rate"] is not None and (one.kept or "judge" not in one.figures)
+        f"{decision.figures['rate']:.2f}"
+        for decision in curated.decisions
+        if decision.figures["rate"] is not None
+        and (decision.kept or "judge" not in decision.figures)
     )
     sections = [
         Section("From prompts to rows", [], ["", "count"], counts),
@@ -190,10 +207,10 @@ def distill_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
             [[rate, count] for rate, count in sorted(rates.items())],
         ),
     ]
-    return curation_page(made, "Distilled successes", sections, prompts)
+    return curation_page(curated, "Distilled successes", sections, prompts)
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,10 @@
-"""Whether a rewritten thought still says what the original said, and nothing besides.
+"""Check that a rewritten thought means the same as the original.
 
-Only words of the two lists below may come or go: they carry the grammar of a thought and talk about
-the search itself. Every other word counts as content: a name, a number, a quantity, a place on a
-page, a negation. A thought that states anything keeps all its content in its order. A thought that
-only says what to look for may lose or reorder content, and gains none. Lists exist for English and
-Korean; of other languages almost nothing but the original passes.
+Only words of the two lists below may be added or removed: they are grammar, or words about the
+search itself. All other words are content: a name, a number, a quantity, a position on a page, a
+negation. A thought with a statement must keep all content in order. A thought that only names a
+goal may lose or reorder content, but not add any. The lists are for English and Korean; in other
+languages almost only the original passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _words_of(*lines: str) -> frozenset[str]:
     return frozenset(word for line in lines for word in line.split())
 
 
-#: English words that may come and go.
+#: English words that may be added or removed.
 _FREE: Final = _words_of(
     "a an the i me my we us our it its you your he she they them their this that these those what",
     "which who whom whose how many much of in on at for to with about into as and or but so",
@@ -36,12 +36,12 @@ _FREE: Final = _words_of(
     "keyword keywords words way must should will would shall can please simply step current",
     "currently i'll i'd i'm we'll i've",
 )
-#: How sure a thought is. After a rewrite there are no fewer.
+#: Words of uncertainty. A rewrite must not have fewer.
 _HEDGES: Final = _words_of(
     "maybe perhaps possibly probably likely may might could seem seems think guess believe suppose",
     "whether if unsure unclear presumably apparently",
 )
-#: What states that something is so. After a rewrite there are no more.
+#: Words of statements. A rewrite must not have more.
 _STATES: Final = _words_of("is are was were be been being has have had having 's 're")
 _NEGATIONS: Final = _words_of("not no n't never none nothing neither nor without cannot")
 _GOALS: Final = _words_of(
@@ -59,7 +59,7 @@ _FIRST = re.compile(
     r"(?:^|(?<=[.!?;\n] ))(?:first|firstly|second|finally)\b(?=,|\s+(?:i|we|let)\b)"
 )
 
-#: The same of Korean: words without their endings, and endings with a meaning of their own.
+#: The Korean lists: words without their endings, and endings with a meaning.
 _KO_FREE: Final = _words_of(
     "나 내 저 우리 이제 먼저 우선 다음 그리고 그래서 그러므로 따라서 또 또한 다시 더 추가 그런데",
     "하지만 그러나 즉 위해 위하 위한 대해 대하 대한 관해 관한 것 수 등 및 필요 찾 찾아 찾아보",
@@ -104,31 +104,35 @@ def departure(before: str, after: str) -> Departure | None:
 
 
 def _claims_no_more(old: str, new: str) -> bool:
-    """Whether a text states no more, and is no surer, than another."""
+    """Return whether a text has no more statements, and is not surer, than another."""
     was, now = Counter(_words(old)), Counter(_words(new))
 
-    def count(of: Counter[str], names: frozenset[str], text: str, pattern: re.Pattern[str]) -> int:
-        return sum(of[name] for name in names) + len(pattern.findall(text))
+    def count(
+        counts: Counter[str], names: frozenset[str], text: str, pattern: re.Pattern[str]
+    ) -> int:
+        return sum(counts[name] for name in names) + len(pattern.findall(text))
 
-    fewer = [
+    not_fewer = [
         (count(was, _HEDGES, old, _KO_HEDGE), count(now, _HEDGES, new, _KO_HEDGE)),
         (old.count("?"), new.count("?")),
         (min(1, count(was, _GOALS, old, _KO_GOAL)), count(now, _GOALS, new, _KO_GOAL)),
     ]
-    more = [
+    not_more = [
         (count(was, _STATES, old, _KO_STATES), count(now, _STATES, new, _KO_STATES)),
         (_pasts(old), _pasts(new)),
     ]
-    negated = [count(of, _NEGATIONS, text, _KO_NEGATION) for of, text in ((was, old), (now, new))]
+    negated = [
+        count(counts, _NEGATIONS, text, _KO_NEGATION) for counts, text in ((was, old), (now, new))
+    ]
     return (
-        all(then <= later for then, later in fewer)
-        and all(then >= later for then, later in more)
+        all(then <= later for then, later in not_fewer)
+        and all(then >= later for then, later in not_more)
         and negated[0] == negated[1]
     )
 
 
 def _flat(text: str) -> str:
-    """A text in small letters and plain marks, in which each form of a word is written one way."""
+    """Return a casefolded text with one spelling for each form of a word."""
     flat = normalised("NFKC", text).casefold().replace("’", "'").replace("−", "-")
     flat = " ".join(flat.split())
     flat = _FIRST.sub("", flat)
@@ -146,8 +150,8 @@ def _words(flat: str) -> Iterator[str]:
 
 
 def _content(flat: str) -> Iterator[str]:
-    """What a text says: its words without those that may come and go, a negation as a mark."""
-    known = _FREE | _HEDGES | _STATES
+    """Yield the content words of a text, with a negation as "not"."""
+    ignored = _FREE | _HEDGES | _STATES
     for token in _words(flat):
         if "가" <= token[0] <= "힣":
             yield from _korean(token)
@@ -155,12 +159,12 @@ def _content(flat: str) -> Iterator[str]:
             yield "not"
         elif token[0].isdigit():
             yield re.sub(r",(?=\d{3}(?!\d))", "", token)
-        elif token not in known:
+        elif token not in ignored:
             yield re.sub(r"'s$|(?<=[^s])s$", "", token) if len(token) > 3 else token
 
 
 def _korean(token: str) -> Iterator[str]:
-    """A word without its ending, then the endings that have a meaning of their own."""
+    """Yield the stem of a Korean word, then its endings with a meaning."""
     if _KO_NEGATION.search(token):
         yield "not"
     stem, meaning = token, _KO_MEANING.search(token[1:])
@@ -170,7 +174,7 @@ def _korean(token: str) -> Iterator[str]:
         while len(stem) > 1 and (ending := _KO_ENDING.search(stem, 1)):
             shorter = stem[: ending.start()]
             if stem != token and len(shorter) == 1 and shorter not in _KO_FREE:
-                break  # rather a noun that ends like an ending
+                break  # probably a noun that looks like it has an ending
             stem = shorter
     if stem not in _KO_FREE and not _KO_ENDING.fullmatch(stem):
         yield stem
@@ -181,7 +185,7 @@ def _korean(token: str) -> Iterator[str]:
 
 
 def _is_goal(flat: str) -> bool:
-    """Whether a text only says what to look for."""
+    """Return whether a text only says what to look for."""
     sentences = [part.strip() for part in _SENTENCE.split(flat) if part.strip()]
     return all(_is_goal_sentence(sentence) for sentence in sentences)
 
@@ -196,8 +200,10 @@ def _is_goal_sentence(sentence: str) -> bool:
 
 
 def _pasts(text: str) -> int:
-    """How many Korean words are in the past: a syllable that ends in double s, but for `is` and a
-    wish."""
+    """Return the number of Korean syllables of the past tense.
+
+    They end in double s; those of `is` and of a wish are excluded.
+    """
     return sum(
         (ord(letter) - 0xAC00) % 28 == 20
         for letter in text
@@ -210,9 +216,9 @@ def _scripts(text: str) -> set[str]:
 
 
 def _main_script(text: str) -> str | None:
-    """The script of most letters of a text; None without letters."""
+    """Return the most frequent script of a text; None without letters."""
     counts: Sequence[tuple[int, str]] = [
         (len(letters.findall(text)), name) for name, letters in _LETTERS.items()
     ]
-    most, name = max(counts)
-    return name if most else None
+    max_count, name = max(counts)
+    return name if max_count else None

@@ -1,4 +1,4 @@
-"""What holds of a rewritten row, checked on each: only the words of its thoughts are others."""
+"""Check a rewritten row: only the words of its thoughts may differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.search.curation.distil.claims import claims
 from trainer.search.curation.distil.fidelity import departure
 from trainer.search.curation.distil.targets import has_tag, invented, thought_spans, thoughts
 
-#: What a row has broken.
+#: The reasons why a rewritten row is invalid.
 Breach = Literal[
     "other structure",
     "another action",
@@ -25,27 +25,29 @@ Breach = Literal[
     "empty",
     "too long",
 ]
-_SHORT = 200  # letters that any thought may have
+_SHORT = 200  # letters that are always allowed
 
 
 def _without_thoughts(text: str) -> str:
-    """The turn with empty think blocks."""
-    parts, at = [], 0
+    """Return a turn with empty think blocks."""
+    parts, position = [], 0
     for start, end in thought_spans(text):
-        parts.append(text[at:start])
-        at = end
-    return "".join([*parts, text[at:]])
+        parts.append(text[position:start])
+        position = end
+    return "".join([*parts, text[position:]])
 
 
 def with_thought(text: str, thought: str) -> str:
-    """A turn of one think block, with another thought in it and nothing else changed. Raises
-    ValueError for another number of blocks."""
+    """Return a turn with another thought in its think block.
+
+    Raises ValueError unless it has exactly one block.
+    """
     ((start, end),) = thought_spans(text)
     return text[:start] + thought + text[end:]
 
 
 def thought_breach(before: str, after: str, longer_at_most: float) -> Breach | None:
-    """What a rewritten thought breaks; None: nothing."""
+    """Return why a rewritten thought is invalid, or None."""
     if any((ord(c) < 32 and c not in "\n\t") or "\ud800" <= c <= "\udfff" for c in after):
         return "unreadable"
     if has_tag(after):
@@ -56,8 +58,8 @@ def thought_breach(before: str, after: str, longer_at_most: float) -> Breach | N
         return "too long"
     if invented(after) is not None and invented(before) is None:
         return "an invented observation"
-    told = claims(before)
-    if any(count > told[name] for name, count in claims(after).items()):
+    allowed = claims(before)
+    if any(count > allowed[name] for name, count in claims(after).items()):
         return "a claim of seeing"
     return departure(before, after)
 
@@ -67,8 +69,10 @@ def row_breach(
     after: Sequence[Mapping[str, Any]],
     longer_at_most: float,
 ) -> Breach | None:
-    """What a rewritten conversation breaks; None: nothing. Looks at both as they are, and knows
-    nothing of how one was made of the other."""
+    """Return why a rewritten conversation is invalid, or None.
+
+    It compares only the two results, independently of the code that rewrote one of them.
+    """
     if len(before) != len(after):
         return "other structure"
     for old, new in zip(before, after, strict=True):
@@ -76,8 +80,8 @@ def row_breach(
             continue
         if old["role"] != "assistant" or _but_content(old) != _but_content(new):
             return "other structure"
-        if fault := _turn_breach(old["content"], new["content"], longer_at_most):
-            return fault
+        if breach := _turn_breach(old["content"], new["content"], longer_at_most):
+            return breach
     return None
 
 
@@ -85,8 +89,8 @@ def _turn_breach(old: str, new: str, longer_at_most: float) -> Breach | None:
     if len(thoughts(old)) != len(thoughts(new)):
         return "a tag in a thought" if has_tag("".join(thoughts(new))) else "other structure"
     for before, after in zip(thoughts(old), thoughts(new), strict=True):
-        if fault := thought_breach(before, after, longer_at_most):
-            return fault
+        if breach := thought_breach(before, after, longer_at_most):
+            return breach
     if _without_thoughts(old) != _without_thoughts(new):
         return "another action"
     action = parse(old)

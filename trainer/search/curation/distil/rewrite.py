@@ -1,4 +1,4 @@
-"""`search rewrite`: the thoughts of distilled rows in better words, and nothing else of them."""
+"""The command `search rewrite`: rewrite only the thoughts of distilled rows."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ T = TypeVar("T")
 REWRITTEN, UNCHANGED, TAGGED = "rewritten", "unchanged", "a tag in the original's thought"
 NOT_ASKED = "not asked: no answer was got"
 NO_RECORD = CurationRecord()
-_SHOWN = 20  # thoughts before and after, on the page
+_SHOWN = 20  # max examples on the page
 _NEEDED = ("id", "question_id", "run", "messages", "input_ids", "action_mask")
 
 
 class Distilled:
-    """A folder that `search distill` has left. record: what was decided about its rows. Raises
-    UserError where it is none, or its rows are damaged."""
+    """An output folder of `search distill`. record: decisions about its rows.
+
+    Raises UserError if it is another folder or its rows are damaged.
+    """
 
     def __init__(self, folder: Path, record: CurationRecord = NO_RECORD) -> None:
         self.folder, self.record = folder, record
         self.manifest, _ = read_decisions(folder, "distill")
         self.rows_file = folder / "rows.jsonl"
         if not self.rows_file.is_file():
-            raise UserError(f"{self.rows_file}: not there: distil the runs again")
+            raise UserError(f"{self.rows_file}: does not exist. Run `search distill` again.")
         self._learners: dict[str, EpisodeRows] = {}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Its rows, one in memory at a time."""
+        """Yield its rows, with one in memory at a time."""
         with self.rows_file.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:
@@ -72,33 +74,38 @@ class Distilled:
                 except ValueError:
                     row = None
                 if not isinstance(row, dict) or any(name not in row for name in _NEEDED):
-                    raise UserError(f"{self.rows_file}, line {number}: is no row of `distill`")
+                    raise UserError(f"{self.rows_file}, line {number}: not a row of `distill`")
                 yield row
 
     def picture(self, sha256: str) -> bytes:
-        """The PNG of that hash. Raises UserError."""
+        """Return the PNG of a hash. Raises UserError."""
         path = self.folder / "images" / f"{sha256}.png"
         try:
             return path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror or error}: distil the runs again") from None
+            raise UserError(
+                f"{path}: {error.strerror or error}. Run `search distill` again."
+            ) from None
 
     def learner(self, run: str) -> EpisodeRows:
-        """The model that learns, as it reads this run's episodes. Raises UserError."""
+        """Return the row builder of a run for the model to train. Raises UserError."""
         if run not in self._learners:
             try:
                 cfg = SearchConfig.model_validate(self.manifest["learner"][run])
             except (KeyError, TypeError, ValueError):
-                where = self.folder / "manifest.json"
-                raise UserError(f"{where}: says nothing of the run {run!r}") from None
+                path = self.folder / "manifest.json"
+                raise UserError(f"{path}: has no entry of the run {run!r}") from None
             self._learners[run] = EpisodeRows(cfg)
         return self._learners[run]
 
 
 @dataclass(frozen=True, slots=True)
-class _Became:
-    """Of one row: what it becomes (None: it goes) and why. changed: thoughts before and after.
-    doubted: why a new thought was doubted -> how many; their originals stay."""
+class _RowOutcome:
+    """The outcome of a row: the new row (None: dropped) and the reason.
+
+    changed: thoughts before and after. doubted: reason -> number of rejected new thoughts, whose
+    originals are kept.
+    """
 
     row: dict[str, Any] | None
     why: str
@@ -110,39 +117,39 @@ class _Became:
 def make_rewritten(
     distilled: Distilled, cfg: CurationConfig, answers: Path, out: Path, spool: RowSpool
 ) -> Curated:
-    """The rows with their thoughts rewritten, in the spool, and a decision for each.
+    """Put the rows with rewritten thoughts into the spool and return a decision for each.
 
-    answers: the file of what was paid for. Raises UserError where the rewriter is not there, the
-    model that learns has changed, or a picture is missing; MoneySpent. What was paid for is kept.
+    answers: file of paid answers. Raises UserError if the rewriter is unavailable, the model to
+    train has changed, or an image is missing; MoneySpent. Paid answers stay stored.
     """
-    made = Curated("rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)})
-    shown: list[tuple[str, str]] = []
+    curated = Curated("rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)})
+    examples: list[tuple[str, str]] = []
     doubted: Counter[str] = Counter()
 
-    def done(row: Mapping[str, Any], became: _Became) -> None:
-        figures = {
+    def add_outcome(row: Mapping[str, Any], outcome: _RowOutcome) -> None:
+        stats = {
             "question_id": row["question_id"],
-            "thoughts": became.asked,
-            "changed": len(became.changed),
-            "doubted": dict(became.doubted),
+            "thoughts": outcome.asked,
+            "changed": len(outcome.changed),
+            "doubted": dict(outcome.doubted),
         }
-        kept = became.row is not None
-        made.decisions.append(Decision(row["id"], kept, became.why, figures, [row["id"]]))
-        if became.row is not None:
-            spool.put(became.row)
-        if became.why == REWRITTEN:
-            shown.extend(became.changed[: _SHOWN - len(shown)])
-        doubted.update(became.doubted)
+        is_kept = outcome.row is not None
+        curated.decisions.append(Decision(row["id"], is_kept, outcome.why, stats, [row["id"]]))
+        if outcome.row is not None:
+            spool.put(outcome.row)
+        if outcome.why == REWRITTEN:
+            examples.extend(outcome.changed[: _SHOWN - len(examples)])
+        doubted.update(outcome.doubted)
 
-    asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, done))
-    longest = spool.longest(one.row_id for one in made.decisions if one.kept)
-    made.told = {
+    asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, add_outcome))
+    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.kept)
+    curated.told = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
         "doubted": dict(sorted(doubted.items())),
-        "examples": [list(pair) for pair in shown],
+        "examples": [list(pair) for pair in examples],
     }
-    return made
+    return curated
 
 
 async def _rewrite_all(
@@ -150,27 +157,27 @@ async def _rewrite_all(
     cfg: RewriteConfig,
     answers: Path,
     out: Path,
-    done: Callable[[Mapping[str, Any], _Became], None],
+    done: Callable[[Mapping[str, Any], _RowOutcome], None],
 ) -> None:
-    """Each row in their order, and what it becomes; as many at once as there may be calls."""
-    kept = PaidAnswers(answers, f"rewrite {out.absolute()}")
+    """Rewrite all rows in order, as many concurrently as calls are allowed."""
+    paid_answers = PaidAnswers(answers, f"rewrite {out.absolute()}")
     try:
-        rewriter = Rewriter(cfg, kept)
+        rewriter = Rewriter(cfg, paid_answers)
         try:
             await rewriter.check()
             for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
                 tasks = [_rewritten(row, distilled, rewriter, cfg) for row in rows]
-                for row, became in zip(rows, await _all(tasks), strict=True):
-                    done(row, became)
+                for row, outcome in zip(rows, await _all(tasks), strict=True):
+                    done(row, outcome)
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
             await rewriter.close()
     finally:
-        kept.close()
+        paid_answers.close()
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each gives; where one raises, the others are given up."""
+    """Return all results; if one raises, cancel the others."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))
@@ -182,38 +189,38 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def _rewritten(
     row: dict[str, Any], distilled: Distilled, rewriter: Rewriter, cfg: RewriteConfig
-) -> _Became:
-    """What becomes of a row."""
-    if why := _removed(row, distilled):
-        return _Became(None, why)
-    asked = _asked(row)
-    calls = in_groups(asked, cfg.messages_per_call)
+) -> _RowOutcome:
+    """Return the outcome of a row."""
+    if reason := _removed(row, distilled):
+        return _RowOutcome(None, reason)
+    originals = _thoughts_to_rewrite(row)
+    calls = in_groups(originals, cfg.messages_per_call)
     answers = await _all([rewriter.rewritten(_question(row), call) for call in calls])
-    fallen = row if cfg.broken == "original" else None
+    fallback = row if cfg.broken == "original" else None
     if any(answer is None for answer in answers):
-        return _Became(fallen, NOT_ASKED, len(asked))
+        return _RowOutcome(fallback, NOT_ASKED, len(originals))
     new = {turn: thought for answer in answers if answer for turn, thought in answer.items()}
-    if set(new) != {one.turn for one in asked}:
-        return _Became(fallen, "other structure", len(asked))
-    new, doubted = _without_doubtful(asked, new, cfg)
+    if set(new) != {original.turn for original in originals}:
+        return _RowOutcome(fallback, "other structure", len(originals))
+    new, doubted = _without_doubtful(originals, new, cfg)
     if doubted and cfg.broken == "drop":
-        return _Became(None, next(iter(doubted)), len(asked), (), doubted)
-    messages, changed = _with_thoughts(row["messages"], asked, new)
+        return _RowOutcome(None, next(iter(doubted)), len(originals), (), doubted)
+    messages, changed = _with_thoughts(row["messages"], originals, new)
     if not changed:
-        return _Became(row, next(iter(doubted), UNCHANGED), len(asked), (), doubted)
-    if fault := row_breach(row["messages"], messages, cfg.longer_at_most):
-        return _Became(fallen, fault, len(asked), changed, doubted)
+        return _RowOutcome(row, next(iter(doubted), UNCHANGED), len(originals), (), doubted)
+    if breach := row_breach(row["messages"], messages, cfg.longer_at_most):
+        return _RowOutcome(fallback, breach, len(originals), changed, doubted)
     columns = _ids(row, messages, distilled)
     if isinstance(columns, str):
-        return _Became(fallen, columns, len(asked), changed, doubted)
-    made = {**row, "messages": messages, **columns}
-    return _Became(made, REWRITTEN, len(asked), changed, doubted)
+        return _RowOutcome(fallback, columns, len(originals), changed, doubted)
+    new_row = {**row, "messages": messages, **columns}
+    return _RowOutcome(new_row, REWRITTEN, len(originals), changed, doubted)
 
 
 def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
-    """Why a row goes before anybody is asked: it was condemned since, or a thought has a tag."""
-    if why := distilled.record.no_example(row["question_id"], row["id"]):
-        return why
+    """Return why a row is dropped without a call (a decision, or a tag in a thought), or None."""
+    if reason := distilled.record.no_example(row["question_id"], row["id"]):
+        return reason
     texts = (message["content"] for message in row["messages"] if message["role"] == "assistant")
     if any(has_tag(thought) for text in texts for thought in thoughts(text, unclosed=True)):
         return TAGGED
@@ -221,63 +228,69 @@ def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
 
 
 def _without_doubtful(
-    asked: Sequence[ThoughtOf], new: Mapping[int, str], cfg: RewriteConfig
+    originals: Sequence[ThoughtOf], new: Mapping[int, str], cfg: RewriteConfig
 ) -> tuple[dict[int, str], dict[str, int]]:
-    """(turn -> its new thought, or the original where the new one is doubtful; why -> how many)."""
+    """Return (turn -> new thought, or the original for an invalid one; reason -> count)."""
     trusted, doubted = dict(new), Counter[str]()
-    for one in asked:
-        thought = new[one.turn].strip()
-        if thought == one.thought:
+    for original in originals:
+        thought = new[original.turn].strip()
+        if thought == original.thought:
             continue
-        if fault := thought_breach(one.thought, thought, cfg.longer_at_most):
-            trusted[one.turn] = one.thought
-            doubted[fault] += 1
+        if breach := thought_breach(original.thought, thought, cfg.longer_at_most):
+            trusted[original.turn] = original.thought
+            doubted[breach] += 1
     return trusted, dict(doubted)
 
 
-def _asked(row: Mapping[str, Any]) -> list[ThoughtOf]:
-    """The thoughts of the turns that are learned, those that say something."""
+def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[ThoughtOf]:
+    """Return the thoughts that are not empty of all turns with loss."""
     replies = [n for n, message in enumerate(row["messages"]) if message["role"] == "assistant"]
-    learned = [n for turn, n in enumerate(replies) if turn not in row.get("leave_out", ())]
-    found = []
-    for n in learned:
+    indices = [n for turn, n in enumerate(replies) if turn not in row.get("leave_out", ())]
+    items = []
+    for n in indices:
         text = row["messages"][n]["content"]
         action = text.rpartition("</think>")[2].strip()
-        found += [ThoughtOf(n, action, of.strip()) for of in thoughts(text) if of.strip()]
-    return found
+        items += [
+            ThoughtOf(n, action, thought.strip()) for thought in thoughts(text) if thought.strip()
+        ]
+    return items
 
 
 def _question(row: Mapping[str, Any]) -> str:
-    asked = next(message for message in row["messages"] if message["role"] == "user")
-    return str(asked["content"]).removeprefix("Question: ")
+    message_ = next(message for message in row["messages"] if message["role"] == "user")
+    return str(message_["content"]).removeprefix("Question: ")
 
 
 def _with_thoughts(
-    messages: Sequence[Mapping[str, Any]], asked: Sequence[ThoughtOf], new: Mapping[int, str]
+    messages: Sequence[Mapping[str, Any]], originals: Sequence[ThoughtOf], new: Mapping[int, str]
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """The messages with other thoughts, the blanks around each as they were; and what changed."""
-    made, changed = [dict(message) for message in messages], []
-    for one in asked:
-        text, thought = made[one.turn]["content"], new[one.turn].strip()
-        if thought != one.thought:
-            changed.append((one.thought, thought))
+    """Return the messages with new thoughts, with unchanged blanks, and the changed pairs."""
+    new_messages, changed = [dict(message) for message in messages], []
+    for original in originals:
+        text, thought = new_messages[original.turn]["content"], new[original.turn].strip()
+        if thought != original.thought:
+            changed.append((original.thought, thought))
             (before,) = thoughts(text)
-            made[one.turn]["content"] = with_thought(text, before.replace(one.thought, thought, 1))
-    return made, changed
+            new_messages[original.turn]["content"] = with_thought(
+                text, before.replace(original.thought, thought, 1)
+            )
+    return new_messages, changed
 
 
 def _ids(
     row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], distilled: Distilled
 ) -> dict[str, list[int]] | str:
-    """Ids and mask of a conversation, made by the code that makes those of an episode; or why it
-    has none. Raises UserError where the model that learns is not the one that it was."""
+    """Return ids and mask of a conversation, or the reason why there are none.
+
+    They come from the code for episodes. Raises UserError if the model to train has changed.
+    """
     episode = distilled.learner(row["run"]).joined(_read_messages(messages, row, distilled))
     if isinstance(episode, str):
         return episode
     if row["input_ids"][: len(episode.prompt_ids)] != episode.prompt_ids:
         raise UserError(
-            f"{distilled.folder}: {row['id']}: the model that learns, or its chat template, is "
-            "another than when it was distilled: distil the runs again"
+            f"{distilled.folder}: {row['id']}: the model to train, or its chat template, has "
+            "changed since the row was distilled. Run `search distill` again."
         )
     return id_columns(episode)
 
@@ -285,26 +298,26 @@ def _ids(
 def _read_messages(
     messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], distilled: Distilled
 ) -> list[Message]:
-    """As they were before `template_messages`."""
+    """Return the messages in the form before `template_messages`."""
     images = iter(row.get("images", ()))
-    found = []
+    result = []
     for message in messages:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        shown = [
-            _shown(distilled.picture(Path(next(images)).stem))
+        images_of_message = [
+            _image(distilled.picture(Path(next(images)).stem))
             for part in parts
             if part["type"] == "image"
         ]
-        found.append(Message(message["role"], "".join(texts), tuple(shown)))
-    return found
+        result.append(Message(message["role"], "".join(texts), tuple(images_of_message)))
+    return result
 
 
-def _shown(png: bytes) -> Shown:
-    """A picture, of which a reader asks no more than its size."""
-    with Image.open(BytesIO(png)) as picture:
-        width, height = picture.size
+def _image(png: bytes) -> Shown:
+    """Return an image; the processor needs only its size."""
+    with Image.open(BytesIO(png)) as opened:
+        width, height = opened.size
     view = View(
         kind="page",
         page_id="",
@@ -319,38 +332,40 @@ def _shown(png: bytes) -> Shown:
 
 
 def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
-    """What rewriting asks for at most, in words; nobody is asked."""
+    """Return lines about the max calls of rewriting, without a call."""
     texts: list[str] = []
     for row in distilled.rows():
         if _removed(row, distilled) is None:
-            asked = _asked(row)
-            calls = in_groups(asked, cfg.messages_per_call)
+            originals = _thoughts_to_rewrite(row)
+            calls = in_groups(originals, cfg.messages_per_call)
             texts += [asked_text(_question(row), call) for call in calls]
     return reckoned_calls(texts, cfg)
 
 
 def rewritten_rows(
-    made: Curated, spool: RowSpool, distilled: Distilled
+    curated: Curated, spool: RowSpool, distilled: Distilled
 ) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """The rows that are kept, in their order, each with what gives its pictures."""
-    for one in made.decisions:
-        if one.kept:
-            yield spool.get(one.row_id), distilled.picture
+    """Yield the kept rows in order, each with the image loader."""
+    for decision in curated.decisions:
+        if decision.kept:
+            yield spool.get(decision.row_id), distilled.picture
 
 
-def rewrite_page(made: Curated, prompts: Mapping[str, Any]) -> str:
-    """report.html: what became of the rows, and some thoughts before and after."""
+def rewrite_page(curated: Curated, prompts: Mapping[str, Any]) -> str:
+    """Return report.html: outcomes of rows, and examples of thoughts before and after."""
     counts: dict[str, int] = {}
-    for one in made.decisions:
-        counts[one.reason] = counts.get(one.reason, 0) + 1
+    for decision in curated.decisions:
+        counts[decision.reason] = counts.get(decision.reason, 0) + 1
     sections = [
-        Section("Rows", [], ["what became of them", "rows"], [list(of) for of in counts.items()]),
+        Section(
+            "Rows", [], ["what became of them", "rows"], [list(item) for item in counts.items()]
+        ),
         Section(
             "Thoughts in doubt",
             ["The original stays."],
             ["why the new one is doubtful", "thoughts"],
-            [list(of) for of in made.told["doubted"].items()],
+            [list(item) for item in curated.told["doubted"].items()],
         ),
-        Section("Thoughts", [], ["before", "after"], made.told["examples"]),
+        Section("Thoughts", [], ["before", "after"], curated.told["examples"]),
     ]
-    return curation_page(made, "Rewritten thoughts", sections, prompts)
+    return curation_page(curated, "Rewritten thoughts", sections, prompts)

@@ -1,4 +1,4 @@
-"""A model that says thoughts in better words; a few turns of an episode in one call."""
+"""The model that rewrites thoughts; a call has a few turns of an episode."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SCHEMA: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtOf:
-    """Of one turn. turn: the place of its message in the conversation. action: as it was written,
-    for context."""
+    """The thought of a turn. turn: index of its message in the conversation. action: its text, for
+    context."""
 
     turn: int
     action: str
@@ -43,37 +43,41 @@ class ThoughtOf:
 
 
 class Rewriter:
-    """One model (`PaidChat`). Use it in one event loop. Raises UserError for a config without a
-    model."""
+    """The client of the rewriting model (`PaidChat`). Use it in one event loop.
 
-    def __init__(self, cfg: RewriteConfig, kept: PaidAnswers) -> None:
+    Raises UserError for a config without a model.
+    """
+
+    def __init__(self, cfg: RewriteConfig, paid_answers: PaidAnswers) -> None:
         self._cfg = cfg
         money = MoneyConfig(generator=cfg.price, cap=cfg.cap)
-        self._money = Money(money, kept.spent(), {NAME: cfg.price})
-        self._chat = PaidChat(NAME, cfg.rewriter, kept, self._money)
+        self._money = Money(money, paid_answers.spent(), {NAME: cfg.price})
+        self._chat = PaidChat(NAME, cfg.rewriter, paid_answers, self._money)
 
     async def check(self) -> None:
-        """Raises UserError where the server is not there, refuses the key, or has another model."""
+        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
         await self._chat.check()
 
     async def close(self) -> None:
-        """Give up the calls under way, and close the connections."""
+        """Cancel pending calls and close the connections."""
         await self._chat.close()
 
     def spent(self) -> str:
-        """What the command has asked for since it was begun first, in words."""
+        """Return the usage of the command, including its earlier starts, as text."""
         return told({NAME: self._money.totals[NAME]})
 
     async def rewritten(
         self, question: str, thoughts: Sequence[ThoughtOf]
     ) -> dict[int, str] | None:
-        """Turn -> its thought in other words, of each of these turns; empty where the model gave an
-        answer of another form; None where it gave none. Raises UserError, MoneySpent."""
+        """Return the rewritten thought of each turn.
+
+        Empty if the answer has another form; None without an answer. Raises UserError, MoneySpent.
+        """
         cfg = self._cfg.rewriter
         text = asked_text(question, thoughts)
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
         try:
-            said, _ = await self._chat.ask(
+            reply, _ = await self._chat.ask(
                 [text, cfg.model_dump(include=names)],
                 lambda: [
                     {"role": "system", "content": cfg.system},
@@ -84,36 +88,43 @@ class Rewriter:
             )
         except (LLMError, TimeoutError):
             return None
-        return _read(said, thoughts)
+        return _read(reply, thoughts)
 
 
 def asked_text(question: str, thoughts: Sequence[ThoughtOf]) -> str:
-    """What the model is sent beside its instructions."""
+    """Return the user message of a call."""
     turns = [{"turn": t.turn, "action": t.action, "thought": t.thought} for t in thoughts]
     return json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
 
 
-def _read(said: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
-    """The thoughts of an answer; none of one that is not as it was asked for."""
+def _read(reply: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
+    """Return the thoughts of an answer; empty for an invalid one."""
     try:
-        answer = parse_json(Choice(0, said.text or "", "stop", None), SCHEMA)
+        answer = parse_json(Choice(0, reply.text or "", "stop", None), SCHEMA)
     except LLMError:
         return {}
     turns: list[Mapping[str, Any]] = answer["turns"]
-    if [one["turn"] for one in turns] != [one.turn for one in thoughts]:
+    if [entry["turn"] for entry in turns] != [entry.turn for entry in thoughts]:
         return {}
-    return {one["turn"]: one["thought"] for one in turns}
+    return {entry["turn"]: entry["thought"] for entry in turns}
 
 
 def reckoned_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
-    """Calls, tokens and money at most, in words; nobody is asked. calls: the texts to be sent. An
-    answer takes all of `max_output_tokens`; what is kept already costs nothing of it."""
+    """Return lines about the max calls, tokens and cost, without a call.
+
+    calls: the texts to send. An answer counts `max_output_tokens`; stored answers cost nothing.
+    """
     system = cfg.rewriter.system
-    sent = sum(reckoned_words(system, text) for text in calls)
-    back = len(calls) * cfg.rewriter.max_output_tokens
-    money = money_of(cfg.price, sent, back)
-    charge = Charge(calls=len(calls), prompt_tokens=sent, completion_tokens=back, money=money)
+    prompt_tokens = sum(reckoned_words(system, text) for text in calls)
+    completion_tokens = len(calls) * cfg.rewriter.max_output_tokens
+    money = money_of(cfg.price, prompt_tokens, completion_tokens)
+    charge = Charge(
+        calls=len(calls),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        money=money,
+    )
     return [
         f"at most: {told({NAME: charge})}",
-        "what is kept in the file of answers costs nothing of it",
+        "answers in the file of answers cost nothing",
     ]

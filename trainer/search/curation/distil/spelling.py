@@ -1,4 +1,4 @@
-"""A text as its reader takes it: without the spellings that hide a word from a pattern."""
+"""Normalize texts, so that odd spellings cannot hide a word from a pattern."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ESCAPE = re.compile(
 )
 #: Letters of other scripts that look like Latin ones, and what looks like `<`, `>`, `/` and `_`;
 #: full-width and mathematical forms are NFKC's.
-_ALIKE: Final = {
+_LOOKALIKES: Final = {
     "a": "аɑαᴀ",
     "b": "ьƅвʙ",
     "c": "сϲᴄ",
@@ -39,24 +39,27 @@ _ALIKE: Final = {
     "/": "⁄∕⧸╱",
     "_": "ˍ⎯",
 }
-_LATIN: Final = str.maketrans({odd: plain for plain, odds in _ALIKE.items() for odd in odds})
+_LATIN: Final = str.maketrans({odd: plain for plain, odds in _LOOKALIKES.items() for odd in odds})
 #: Written as nothing: format characters, variation selectors, fillers, marks over a letter.
 _UNSEEN: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe00-\ufe0f]")
 
 
 def plain(text: str) -> str:
-    """The text in small letters, in Latin ones where others look like them, with entities and
-    escapes read, without marks over letters and what is not seen. For patterns, not for eyes."""
+    """Return a text for pattern matching.
+
+    It is casefolded, with lookalike letters as Latin ones and entities and escapes decoded, and
+    without marks over letters and invisible characters.
+    """
     for _ in range(_ROUNDS):
-        read = unquote(_ESCAPE.sub(_read, html.unescape(text)))
-        if read == text:
+        decoded = unquote(_ESCAPE.sub(_read, html.unescape(text)))
+        if decoded == text:
             break
-        text = read
+        text = decoded
     letters = normalised("NFKD", text).casefold().translate(_LATIN)
-    seen = (
+    visible = (
         c for c in letters if unicodedata.category(c) not in ("Cf", "Mn", "Cc") or c in "\n\t\r"
     )
-    return normalised("NFC", _UNSEEN.sub("", "".join(seen)))
+    return normalised("NFC", _UNSEEN.sub("", "".join(visible)))
 
 
 def _read(escape: re.Match[str]) -> str:

@@ -1,10 +1,10 @@
-"""Rows on their way: kept on the disk, taken out in another order, written for three readers.
+"""Store rows on disk until they are written, in another order and in three formats.
 
 OUT/
-    rows.jsonl       for `trainer sft`: ids, action mask, messages, pictures by their hash
-    rows.parquet     the same; `messages` as JSON text
-    train1.parquet   uid, format_version, messages: for trainers that read chats alone
-    images/HASH.png  what the rows show, each once
+    rows.jsonl       for `trainer sft`: ids, action mask, messages, images by their hash
+    rows.parquet     the same rows; `messages` as JSON text
+    train1.parquet   uid, format_version, messages: for trainers that read only chats
+    images/HASH.png  the images of the rows, each once
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import IO, Any
 from trainer.search.curation.spool import Spool, room
 from trainer.search.training.sft_rows import keep_pictures
 
-_AT_ONCE = 200  # rows, in a group of Parquet
+_AT_ONCE = 200  # rows in a row group of Parquet
 _FORMAT = "v1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Of a packed row: bytes. ids: `input_ids` of the row."""
+class _RowLocation:
+    """The bytes of a compressed row. ids: number of its `input_ids`."""
 
     first: int
     length: int
@@ -35,38 +35,38 @@ class _Place:
 
 
 class RowSpool:
-    """Rows by their id, packed in a file that goes with the process."""
+    """Rows by their id, compressed in a temporary file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._places = Spool(_Place)
+        self._locations = Spool(_RowLocation)
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Keep a row."""
+        """Store a row."""
         packed = zlib.compress(json.dumps(row, ensure_ascii=False).encode(), 1)
         with room():
             self._file.seek(0, 2)
-            place = _Place(self._file.tell(), len(packed), len(row["input_ids"]))
+            location = _RowLocation(self._file.tell(), len(packed), len(row["input_ids"]))
             self._file.write(packed)
-        self._places.append(place, row["id"])
+        self._locations.append(location, row["id"])
 
     def longest(self, ids: Iterable[str]) -> int:
-        """Ids (`input_ids`) of the longest of these rows; 0 of none."""
-        return max((self._places[id].ids for id in ids), default=0)
+        """Return the max number of `input_ids` of these rows; 0 without rows."""
+        return max((self._locations[id].ids for id in ids), default=0)
 
     def get(self, id: str) -> dict[str, Any]:
-        """Give it back."""
-        place = self._places[id]
+        """Return a row."""
+        location = self._locations[id]
         with room():
-            self._file.seek(place.first)
-            packed = self._file.read(place.length)
+            self._file.seek(location.first)
+            packed = self._file.read(location.length)
         row: dict[str, Any] = json.loads(zlib.decompress(packed))
         return row
 
 
 @contextmanager
 def row_spool() -> Iterator[RowSpool]:
-    """An empty one."""
+    """Open an empty spool."""
     with TemporaryFile() as file:
         yield RowSpool(file)
 
@@ -74,11 +74,10 @@ def row_spool() -> Iterator[RowSpool]:
 def write_sft_rows(
     folder: Path, rows: Iterable[tuple[Mapping[str, Any], Callable[[str], bytes]]]
 ) -> None:
-    """Write rows in their order, one in memory at a time, and their pictures. rows: each with what
-    gives a PNG by its hash.
+    """Write rows in their order and their images, with one row in memory at a time.
 
-    train1.parquet has no mask: whoever reads it learns every turn of the assistant. So a row with a
-    turn that must not be learned is not in it.
+    rows: (row, function SHA-256 -> PNG). train1.parquet has no mask, so its readers train on all
+    turns of the assistant. Therefore rows with masked turns are not in it.
     """
     import pyarrow as pa
 
@@ -92,8 +91,8 @@ def write_sft_rows(
         lines = open_files.enter_context((folder / "rows.jsonl").open("w", encoding="utf-8"))
         table = open_files.enter_context(_parquet(folder / "rows.parquet", pa.schema(columns)))
         chats = open_files.enter_context(_parquet(folder / "train1.parquet", train1))
-        for number, (row, picture) in enumerate(rows):
-            keep_pictures(folder, row, picture)
+        for number, (row, load_image) in enumerate(rows):
+            keep_pictures(folder, row, load_image)
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
             table({**row, "messages": json.dumps(row["messages"], ensure_ascii=False)})
             if not row.get("leave_out"):
@@ -101,8 +100,11 @@ def write_sft_rows(
 
 
 def train1_row(row: Mapping[str, Any], number: int) -> dict[str, str]:
-    """A row as train1.parquet has it: its pictures are parts `{"image": path}` of the user's turns,
-    the path beside the file; the words that stand with one are a part `{"text": ...}`."""
+    """Return a row of train1.parquet.
+
+    Images are parts `{"image": path}` of the user's turns, with paths relative to the file; text
+    beside an image is a part `{"text": ...}`.
+    """
     images = iter(row.get("images", ()))
     messages = [
         {"role": message["role"], "content": _parts(message["content"], images)}
@@ -126,20 +128,20 @@ def _parts(content: Any, images: Iterator[str]) -> Any:
 
 @contextmanager
 def _parquet(path: Path, schema: Any) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A file to which rows are written in groups."""
+    """Open a Parquet file and yield a function that writes a row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    held: list[Mapping[str, Any]] = []
+    buffered: list[Mapping[str, Any]] = []
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
 
         def flush() -> None:
-            writer.write_table(pa.Table.from_pylist(held, schema=schema))
-            held.clear()
+            writer.write_table(pa.Table.from_pylist(buffered, schema=schema))
+            buffered.clear()
 
         def write(row: Mapping[str, Any]) -> None:
-            held.append(row)
-            if len(held) == _AT_ONCE:
+            buffered.append(row)
+            if len(buffered) == _AT_ONCE:
                 flush()
 
         yield write

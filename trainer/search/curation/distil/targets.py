@@ -1,5 +1,7 @@
-"""Whether an episode may be an example: what its policy wrote is a search, and nothing of what the
-environment says stands in it."""
+"""Check whether an episode may be a training example.
+
+The policy's turns must be a valid search and must not imitate text of the environment.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from trainer.search.actions import ANSWER, SPELLING, THINK
 from trainer.search.curation.distil.spelling import plain
 from trainer.search.records import Trajectory
 
-#: Why one may not.
+#: The reasons why an episode is not an example.
 Fault = Literal[
     "no valid turn", "an invented observation", "text behind an action", "a tag in a thought"
 ]
@@ -24,12 +26,12 @@ def _spaced(name: str) -> str:
 
 
 _NAMES = "|".join(_spaced(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
-#: A tag of ours, or the beginning of one, as `plain` shows it.
+#: A tag of an action, or its beginning, in a text from `plain`.
 _TAG = re.compile(rf"<[\s/\\]*+(?:{_NAMES})|[\[{{][\s/\\]*+(?:{_NAMES})\s*+[\]}}]")
-_OWN = re.compile(rf"</?(?:{'|'.join((THINK, *SPELLING))})>")
+_TAGS = re.compile(rf"</?(?:{'|'.join((THINK, *SPELLING))})>")
 _BEHIND = re.compile(rf"</(?:{'|'.join(SPELLING)})>\s*+(?=\S)")
-#: What only the environment writes: marks of messages, tools and pictures; and its own sentences,
-#: each on a line (`turns/prompt.py`, `sight/legible.py`). On a text as `plain` makes it.
+#: Text that only the environment writes, in the form of `plain`: marks of messages, tools and
+#: images, and its sentences, each on a line (`turns/prompt.py`, `sight/legible.py`).
 _MARKS: Final = (
     r"<[|｜]|[|｜]>",
     r"<\s*+(?:/\s*+)?(?:image|img|picture|photo|video|page|crop|observation|obs|tool|result|information"
@@ -60,14 +62,16 @@ _ENVIRONMENT = re.compile("|".join((*_MARKS, *_SENTENCES)), re.MULTILINE)
 
 
 def target_fault(trajectory: Trajectory) -> Fault | None:
-    """Why an episode is no example; None: it is one. Of its turns those count that would be
-    learned: not the invalid ones, not what was put in the policy's place. A tag in a thought counts
-    in any of its own: the row would show it."""
+    """Return why an episode is not an example, or None.
+
+    Invalid and forced turns are not checked, because they get no loss. A tag in a thought counts in
+    any turn of the policy, because it is in the context.
+    """
     turns = [turn for turn in trajectory.turns if not turn.forced and turn.action != "invalid"]
     if not turns:
         return "no valid turn"
-    own = (turn.text for turn in trajectory.turns if not turn.forced)
-    if any(has_tag(thought) for text in own for thought in thoughts(text, unclosed=True)):
+    texts = (turn.text for turn in trajectory.turns if not turn.forced)
+    if any(has_tag(thought) for text in texts for thought in thoughts(text, unclosed=True)):
         return "a tag in a thought"
     if any(invented(turn.text) is not None for turn in turns):
         return "an invented observation"
@@ -75,49 +79,51 @@ def target_fault(trajectory: Trajectory) -> Fault | None:
 
 
 def repeated(trajectory: Trajectory) -> list[int]:
-    """The policy's turns, counted from 0, that ask what the search before them has asked, in the
-    same words."""
-    found, last = [], None
+    """Return the policy's turns, from 0, whose query equals that of the search before."""
+    turn_numbers, last = [], None
     for number, turn in enumerate(turn for turn in trajectory.turns if not turn.forced):
         if turn.query is None or turn.action != "search":
             continue
         query = " ".join(plain(turn.query).split())
         if query == last:
-            found.append(number)
+            turn_numbers.append(number)
         last = query
-    return found
+    return turn_numbers
 
 
 def invented(text: str) -> str | None:
-    """The first part of a turn that imitates what the policy is told: a message, a tool's answer,
-    the place of a picture; None without one."""
-    told = _OWN.sub("\n", text)
-    if found := _ENVIRONMENT.search(plain(told)):
-        return found.group().strip()
-    return role_token("", told)
+    """Return the first part of a turn that imitates the environment, or None.
+
+    For example a message, a tool's answer, or an image mark.
+    """
+    text_only = _TAGS.sub("\n", text)
+    if match := _ENVIRONMENT.search(plain(text_only)):
+        return match.group().strip()
+    return role_token("", text_only)
 
 
 def thoughts(text: str, *, unclosed: bool = False) -> list[str]:
-    """What stands in the think blocks of a turn, in order. unclosed: also behind a tag that nothing
-    closes."""
-    found = [text[start:end] for start, end in thought_spans(text)]
-    behind = text[text.rfind(_CLOSE) + 1 :].partition(_OPEN)[2] if unclosed else ""
-    return [*found, behind] if behind else found
+    """Return the texts in the think blocks of a turn. unclosed: also of an unclosed block."""
+    texts = [text[start:end] for start, end in thought_spans(text)]
+    unclosed_text = text[text.rfind(_CLOSE) + 1 :].partition(_OPEN)[2] if unclosed else ""
+    return [*texts, unclosed_text] if unclosed_text else texts
 
 
 def thought_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where thoughts stand: each from its tag to the next that closes one."""
-    at = 0
-    while (start := text.find(_OPEN, at)) >= 0:
+    """Yield (start, end) of each thought in a turn."""
+    position = 0
+    while (start := text.find(_OPEN, position)) >= 0:
         start += len(_OPEN)
         end = text.find(_CLOSE, start)
         if end < 0:
             return
         yield start, end
-        at = end + len(_CLOSE)
+        position = end + len(_CLOSE)
 
 
 def has_tag(thought: str) -> bool:
-    """Whether a thought has a tag of an action, an answer or a think block, however it is spelt:
-    in other letters or blanks, as entities or escapes, in characters that look like it."""
+    """Return whether a thought has a tag of an action, an answer or a think block.
+
+    Odd spellings count: other case or blanks, entities, escapes, and lookalike characters.
+    """
     return _TAG.search(plain(thought)) is not None

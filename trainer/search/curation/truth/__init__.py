@@ -1,1 +1,1 @@
-"""What is wrong where a prompt scores low, and what is true of the data itself."""
+"""Find out why questions score low, and which references are wrong."""

@@ -1,5 +1,7 @@
-"""`search alternatives`: other pages that carry the fact, confirmed by the generator that answers
-from such a page in the gold one's place."""
+"""The command `search alternatives`: find other pages with the fact.
+
+The generator confirms a page if it answers right with this page instead of the gold page.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ Became = Literal[
     "none_confirmed",
     "undecided",
 ]
-#: What becomes of a row, in the order in which it is looked at.
+#: The outcomes of a row, in the order of the rules.
 BECAME: Final[Mapping[Became, str]] = {
     "no_gold": "the row names no gold page, or has no reference",
     "none_proposed": "no page is like enough to be asked about",
@@ -37,14 +39,14 @@ BECAME: Final[Mapping[Became, str]] = {
     "none_confirmed": "from no proposed page it answers right",
     "grown": "at least one page was confirmed, and stands under `alternatives` now",
 }
-_ROWS = 200  # on the page
+_ROWS = 200  # max rows of a table
 Pictures = Callable[[str], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
 class Confirmed:
-    """What the generator said about one question. pages: gold page -> confirmed ones. said: the
-    first answer from each of them. refused, failed: pairs of gold and page."""
+    """The result of a question. pages: gold page -> confirmed pages. said: the first answer from
+    each of them. refused, failed: numbers of pairs of gold page and page."""
 
     became: Became
     pages: dict[str, list[str]] = field(default_factory=dict)
@@ -57,60 +59,65 @@ async def confirm(
     asking: Asking,
     question: Question,
     proposals: Sequence[Proposal],
-    pictures: Pictures,
+    load_image: Pictures,
     cfg: AlternativesConfig,
 ) -> Confirmed:
-    """Ask about every proposed page in the place of each gold page, where the generator can tell:
-    it answers right from the gold pages, and not without one of them.
+    """Test each proposed page in the place of each gold page.
 
-    pictures: page id -> PNG.
+    This requires that the generator answers right from the gold pages, and not without one of them.
+    load_image: page id -> PNG.
     """
     if not proposals:
-        able = question.gold and question.reference_answer
-        return Confirmed("none_proposed" if able else "no_gold")
+        is_usable = question.gold and question.reference_answer
+        return Confirmed("none_proposed" if is_usable else "no_gold")
 
     async def tried(pages: Sequence[str]) -> Tried:
-        pngs = await asyncio.gather(*(pictures(page) for page in pages))
-        asked = question.question, question.reference_answer
-        return await asking.tried(*asked, pngs, cfg.times)
+        pngs = await asyncio.gather(*(load_image(page) for page in pages))
+        texts = question.question, question.reference_answer
+        return await asking.tried(*texts, pngs, cfg.times)
 
     share = (await tried(question.gold)).share(cfg.right)
     if share is None or share < cfg.share:
         return Confirmed("undecided" if share is None else "gold_fails")
-    found = Confirmed("none_confirmed")
+    result = Confirmed("none_confirmed")
     for gold in question.gold:
-        others = [page for page in question.gold if page != gold]
+        other_golds = [page for page in question.gold if page != gold]
         if cfg.control:
-            alone = (await tried(others)).share(cfg.right)
-            if alone is None or alone > 0:
-                found.became = "undecided" if alone is None else "known_without"
+            share_without = (await tried(other_golds)).share(cfg.right)
+            if share_without is None or share_without > 0:
+                result.became = "undecided" if share_without is None else "known_without"
                 continue
-        places = [[one.page_id if p == gold else p for p in question.gold] for one in proposals]
-        answers = await asyncio.gather(*(tried(pages) for pages in places))
-        for one, answer in zip(proposals, answers, strict=True):
+        page_sets = [
+            [proposal.page_id if p == gold else p for p in question.gold] for proposal in proposals
+        ]
+        answers = await asyncio.gather(*(tried(pages) for pages in page_sets))
+        for proposal, answer in zip(proposals, answers, strict=True):
             share = answer.share(cfg.right)
-            found.failed += share is None
-            found.refused += share is not None and share < cfg.share
+            result.failed += share is None
+            result.refused += share is not None and share < cfg.share
             if share is not None and share >= cfg.share:
-                found.pages.setdefault(gold, []).append(one.page_id)
-                found.said[gold, one.page_id] = answer.answers[0] or ""
-    if found.pages:
-        found.became = "grown"
-    elif found.failed:
-        found.became = "undecided"
-    return found
+                result.pages.setdefault(gold, []).append(proposal.page_id)
+                result.said[gold, proposal.page_id] = answer.answers[0] or ""
+    if result.pages:
+        result.became = "grown"
+    elif result.failed:
+        result.became = "undecided"
+    return result
 
 
 def asked_at_most(questions: Sequence[Question], cfg: AlternativesConfig) -> list[ToAsk]:
-    """All that may be asked: as many pages as may be proposed, whoever proposes them."""
-    each = cfg.most * (2 if cfg.embeddings_url is not None else 1)
-    found = []
-    for one in questions:
-        if one.gold and one.reference_answer:
-            golds = len(one.gold)
-            pictures = [golds, *([golds] * each + [golds - 1] * cfg.control) * golds]
-            found += [ToAsk(one.question, one.reference_answer, n, cfg.times) for n in pictures]
-    return found
+    """Return the max planned calls, with as many pages as may be proposed."""
+    max_pages = cfg.most * (2 if cfg.embeddings_url is not None else 1)
+    planned = []
+    for question in questions:
+        if question.gold and question.reference_answer:
+            golds = len(question.gold)
+            image_counts = [golds, *([golds] * max_pages + [golds - 1] * cfg.control) * golds]
+            planned += [
+                ToAsk(question.question, question.reference_answer, n, cfg.times)
+                for n in image_counts
+            ]
+    return planned
 
 
 def make_alternatives(
@@ -121,62 +128,69 @@ def make_alternatives(
     results: Mapping[str, Confirmed],
     told: Mapping[str, Any],
 ) -> Curated:
-    """All rows of the data, their `alternatives` grown by what was confirmed; none is dropped.
+    """Return all rows with the confirmed pages in `alternatives`; none is dropped.
 
-    proposals, results: by the question's id. told: which index and generator said so.
+    proposals, results: by question id. told: index and generator, for the manifest.
     """
-    made = Curated("alternatives", cfg.alternatives, read, told=told)
+    curated = Curated("alternatives", cfg.alternatives, read, told=told)
     for prompt in prompts:
-        one = prompt.question
-        result, proposed = results[one.id], proposals.get(one.id, ())
-        grown = {
+        question = prompt.question
+        result, proposed = results[question.id], proposals.get(question.id, ())
+        extended = {
             gold: list(
-                dict.fromkeys([*one.alternatives.get(gold, ()), *result.pages.get(gold, ())])
+                dict.fromkeys([*question.alternatives.get(gold, ()), *result.pages.get(gold, ())])
             )
-            for gold in one.gold
+            for gold in question.gold
         }
-        figures = {
+        stats = {
             "proposed": [page.page_id for page in proposed],
             "confirmed": result.pages,
             "refused": result.refused,
             "failed": result.failed,
-            "known": sum(map(len, one.alternatives.values())),
-            "document": one.file_name,
-            "question_type": one.question_type,
+            "known": sum(map(len, question.alternatives.values())),
+            "document": question.file_name,
+            "question_type": question.question_type,
         }
-        made.decisions.append(Decision(one.id, True, result.became, figures, refs(prompt)))
-        made.rows.append(question_row(one, alternatives={g: of for g, of in grown.items() if of}))
-    return made
+        curated.decisions.append(Decision(question.id, True, result.became, stats, refs(prompt)))
+        curated.rows.append(
+            question_row(
+                question, alternatives={g: pages for g, pages in extended.items() if pages}
+            )
+        )
+    return curated
 
 
 def alternatives_page(
-    made: Curated,
+    curated: Curated,
     prompts: Mapping[str, CuratedPrompt],
     proposals: Mapping[str, Sequence[Proposal]],
     results: Mapping[str, Confirmed],
 ) -> str:
-    """report.html: what became of the rows, who proposed, and every page that was confirmed."""
-    of = Counter(one.reason for one in made.decisions)
-    became = [[name, of[name], meaning] for name, meaning in BECAME.items()]
+    """Return report.html: outcomes, sources of proposals, and all confirmed pages."""
+    counts = Counter(decision.reason for decision in curated.decisions)
+    outcomes = [[name, counts[name], meaning] for name, meaning in BECAME.items()]
     by: Counter[tuple[str, bool]] = Counter()
     rows = []
     for name, result in results.items():
-        known = {page.page_id: page for page in proposals.get(name, ())}
-        pages = {page for found in result.pages.values() for page in found}
-        by.update((" and ".join(one.by), one.page_id in pages) for one in known.values())
+        proposal_by_page = {page.page_id: page for page in proposals.get(name, ())}
+        pages = {page for page_list in result.pages.values() for page in page_list}
+        by.update(
+            (" and ".join(decision.by), decision.page_id in pages)
+            for decision in proposal_by_page.values()
+        )
         for (gold, page), said in result.said.items():
-            one, asked = known[page], prompts[name].question
-            told = [asked.question, asked.reference_answer, said, gold, page]
-            rows.append([*told, one.overlap, one.cosine])
-    who = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
+            decision, question = proposal_by_page[page], prompts[name].question
+            texts = [question.question, question.reference_answer, said, gold, page]
+            rows.append([*texts, decision.overlap, decision.cosine])
+    sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
     head = ["question", "reference", "answer", "gold page", "the same on", "overlap", "cosine"]
     words = f"{len(rows)} pairs of a gold page and another that carries its fact."
     sections = [
-        Section("Rows", [], ["became", "rows", ""], became),
-        Section("Who proposed", [], ["by", "pages proposed", "confirmed"], who),
+        Section("Rows", [], ["became", "rows", ""], outcomes),
+        Section("Who proposed", [], ["by", "pages proposed", "confirmed"], sources),
         Section("The same fact elsewhere", [words], head, rows[:_ROWS]),
     ]
-    return curation_page(made, "Alternatives", sections, prompts)
+    return curation_page(curated, "Alternatives", sections, prompts)
 
 
 def _names(by: Mapping[tuple[str, bool], int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""When two answers are the same text: letters and numbers, whatever stands around them."""
+"""Compare answers as texts of words and numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def parts_of(text: str) -> list[str]:
-    """Words and numbers, without case (NFKC); a number without the commas of its thousands."""
+    """Return the words and numbers of a text (NFKC, casefolded, without thousands commas)."""
     folded = normalised("NFKC", text).casefold().replace("\N{MINUS SIGN}", "-")
     return _PARTS.findall(_THOUSANDS.sub("", folded))
 
 
 def flat(text: str) -> str:
-    """What two texts have in common that are the same answer: their words and numbers in order. An
-    answer in other words is another one: only a judge knows."""
+    """Return the words and numbers of a text in order. Equal results are equal answers; whether
+    different words mean the same, only a judge can decide."""
     return " ".join(parts_of(text))

@@ -1,4 +1,4 @@
-"""Why an episode failed, and why a prompt scores low: rules in an order, the first that applies."""
+"""Find the cause of a failed episode and of a low score, by the first rule that applies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Cause = Literal[
     "forced",
     "never_hit",
 ]
-#: In the order in which they are looked at; so told on the page and in docs/curation.md.
+#: The causes in the order of the rules, as on the page and in docs/curation.md.
 CAUSES: Final[Mapping[Cause, str]] = {
     "right": "the answer was judged right; without a judge: the facts were shown",
     "gave_up": "the policy gave the search up",
@@ -47,24 +47,23 @@ CAUSES: Final[Mapping[Cause, str]] = {
     "forced": "its turns or its context were used up before the right document was found",
     "never_hit": "no page with a missing fact was among the hits of any search",
 }
-#: Ways to say that there is no answer, as `flat` shows them.
+#: Phrases for a missing answer, in the form of `flat`.
 _REFUSAL: Final = re.compile(
     r"\b(?:not|cannot|can t|unable|unknown|no (?:information|data|answer)|n a|unclear"
     r"|insufficient)\b"
     r"|알 수 없|없습니다|없다|없음|않습니다|않는다|않음|못"
 )
-#: Causes that say nothing of why: they count where there is no other.
-_MUTE: Final = ("right", "unscored")
+#: Causes without an explanation: they count only if there is no other.
+_UNSPECIFIC: Final = ("right", "unscored")
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """What a sample does not say of its episode.
+    """The data of an episode that its summary does not have.
 
-    said: the answer. asked_from: the pictures that it was given from. whole: whether
-    of every gold page it, or an alternative to it, was shown. hit: whether, of one of those that
-    were not, a search had such a page among its hits. document: whether a page of a gold page's
-    document was shown.
+    said: the answer. asked_from: key of the images of the request. whole: whether each gold page,
+    or an alternative, was visible. hit: whether a missing one was among the hits of a search.
+    document: whether a page of a gold page's document was visible.
     """
 
     said: str | None
@@ -75,30 +74,30 @@ class Clue:
 
 
 def clue_of(trajectory: Trajectory) -> Clue:
-    """Of an episode, while it is in memory."""
-    asked, shown, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
-    facts = [{gold, *asked.alternatives.get(gold, ())} for gold in asked.gold]
-    missing = {page for fact in facts if fact.isdisjoint(shown) for page in fact}
+    """Return the clue of an episode."""
+    question, page_ids, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
+    facts = [{gold, *question.alternatives.get(gold, ())} for gold in question.gold]
+    missing = {page for fact in facts if fact.isdisjoint(page_ids) for page in fact}
     hits = {hit.page_id for turn in trajectory.turns for hit in turn.hits}
-    documents = {gold.rpartition("_")[0] for gold in asked.gold}
-    pictures = ",".join(answer.evidence) if answer is not None else ""
+    documents = {gold.rpartition("_")[0] for gold in question.gold}
+    images = ",".join(answer.evidence) if answer is not None else ""
     return Clue(
         said=answer.text if answer is not None else None,
-        asked_from=pictures or trajectory.trajectory_id,
-        whole=bool(shown) and not missing,
+        asked_from=images or trajectory.trajectory_id,
+        whole=bool(page_ids) and not missing,
         hit=not missing.isdisjoint(hits),
-        document=any(page.rpartition("_")[0] in documents for page in shown),
+        document=any(page.rpartition("_")[0] in documents for page in page_ids),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What the answers to one question say about judge and reference, as flat texts.
+    """Evidence against judge and reference in the answers to a question, as flat texts.
 
-    right: answers that were judged right, and the reference. agreed: the one on which the answers
-    agree that were given with all facts in sight, and that speaks against the reference; None where
-    they do not, where an answer with the facts in sight was judged right, where the same is said
-    without them, and where it is no reading of a page (`_is_reading`).
+    right: answers that were judged right, and the reference. agreed: the common answer of episodes
+    with all facts visible, if it contradicts the reference. None if they do not agree, if an answer
+    with all facts was judged right, if an answer without them is equal, and if it cannot be read
+    from a page (`_is_reading`).
     """
 
     right: frozenset[str]
@@ -110,41 +109,49 @@ def suspicion(
     samples: Sequence[Sample],
     clues: Spool[Clue],
     cfg: DiagnoseConfig,
-    confirmed: bool = False,
+    is_confirmed: bool = False,
 ) -> Suspicion:
-    """Compare a prompt's answers with one another and with the reference. confirmed: whether
-    `verify` has found the reference right, so that no agreement speaks against it."""
-    said = [(one, flat(text)) for one in samples if (text := clues[one.ref].said) is not None]
-    right = {text for one, text in said if one.judge is not None and one.judge >= cfg.right}
-    right |= {flat(question.reference_answer)}
-    # Of equal pictures the generator was asked once: that is one answer, however many episodes.
-    once = {
-        clues[one.ref].asked_from: text
-        for one, text in said
-        if clues[one.ref].whole and one.judge is not None
+    """Compare a prompt's answers with one another and with the reference.
+
+    is_confirmed: `verify` found the reference right, so agreement does not count against it.
+    """
+    answers = [
+        (sample, flat(text)) for sample in samples if (text := clues[sample.ref].said) is not None
+    ]
+    right = {
+        text for sample, text in answers if sample.judge is not None and sample.judge >= cfg.right
     }
-    seen = list(once.values())
+    right |= {flat(question.reference_answer)}
+    # Equal images share one call of the generator, so they count as one answer.
+    answer_by_images = {
+        clues[sample.ref].asked_from: text
+        for sample, text in answers
+        if clues[sample.ref].whole and sample.judge is not None
+    }
+    seen = list(answer_by_images.values())
     agreed = None
-    if len(seen) >= cfg.agree_least and not confirmed:
-        text, count = max(Counter(seen).items(), key=lambda of: (of[1], of[0]))
+    if len(seen) >= cfg.agree_least and not is_confirmed:
+        text, count = max(Counter(seen).items(), key=lambda item: (item[1], item[0]))
         agreed = text if count / len(seen) >= cfg.agree_share else None
-    unread = {text for one, text in said if not clues[one.ref].whole}
-    reproduced = any(clues[one.ref].whole and text in right for one, text in said)
+    unread = {text for sample, text in answers if not clues[sample.ref].whole}
+    reproduced = any(clues[sample.ref].whole and text in right for sample, text in answers)
     if agreed is None or agreed in unread or reproduced or not _is_reading(agreed, question):
         agreed = None
     return Suspicion(frozenset(right - {""}), agreed)
 
 
 def _is_reading(answer: str, question: Question) -> bool:
-    """Whether an answer may be read on a page, against the reference: it says more than the
-    question does, it is no refusal, and where both have numbers, it has a unit in common with the
-    reference, or one of them has none."""
+    """Return whether an answer may be read from a page.
+
+    It has words that the question does not have, and is no refusal. If answer and reference both
+    have numbers and units, they share a unit.
+    """
     words = set(answer.split())
     if words <= set(parts_of(question.question)) or _REFUSAL.search(answer):
         return False
     reference = set(parts_of(question.reference_answer))
-    units = [{word for word in of if not _has_digit(word)} for of in (words, reference)]
-    both_numbers = all(any(map(_has_digit, of)) for of in (words, reference))
+    units = [{word for word in tokens if not _has_digit(word)} for tokens in (words, reference)]
+    both_numbers = all(any(map(_has_digit, tokens)) for tokens in (words, reference))
     return not (both_numbers and all(units) and units[0].isdisjoint(units[1]))
 
 
@@ -155,7 +162,7 @@ def _has_digit(word: str) -> bool:
 def cause_of(
     sample: Sample, clue: Clue, question: Question, suspects: Suspicion, cfg: DiagnoseConfig
 ) -> Cause:
-    """Why an episode failed; `right` where it did not."""
+    """Return the cause of a failed episode; `right` for a good one."""
     if sample.end == "declined":
         return "gave_up"
     if sample.value(cfg.measure) is None:
@@ -165,18 +172,18 @@ def cause_of(
     if not carriers(question):
         return "no_gold"
     if clue.whole:
-        return _of_answer(clue, suspects)
-    return _of_search(sample, clue, cfg)
+        return _answer_cause(clue, suspects)
+    return _search_cause(sample, clue, cfg)
 
 
-def _of_answer(clue: Clue, suspects: Suspicion) -> Cause:
-    said = flat(clue.said or "")
-    if said in suspects.right:
+def _answer_cause(clue: Clue, suspects: Suspicion) -> Cause:
+    answer = flat(clue.said or "")
+    if answer in suspects.right:
         return "judge_suspected"
-    return "reference_suspected" if said and said == suspects.agreed else "generator_failed"
+    return "reference_suspected" if answer and answer == suspects.agreed else "generator_failed"
 
 
-def _of_search(sample: Sample, clue: Clue, cfg: DiagnoseConfig) -> Cause:
+def _search_cause(sample: Sample, clue: Clue, cfg: DiagnoseConfig) -> Cause:
     if sample.turns and sample.invalid / sample.turns >= cfg.invalid_share:
         return "invalid"
     if sample.end == "complete" and sample.searches <= cfg.early_searches:
@@ -189,23 +196,27 @@ def _of_search(sample: Sample, clue: Clue, cfg: DiagnoseConfig) -> Cause:
 
 
 def in_scope(prompt: CuratedPrompt, cfg: DiagnoseConfig) -> list[Sample]:
-    """The episodes that are looked into: those that count by `combine`, and those beside them that
-    have no value; all where none has."""
+    """Return the episodes to diagnose: those that count by `combine`, and those without a value.
+
+    All episodes if none has a value.
+    """
     counted = prompt.counted(cfg.combine, cfg.measure)
     if cfg.combine == "all" or not counted:
         return prompt.samples
     last = counted[-1]
     if cfg.combine == "last_run":
-        return [one for one in prompt.samples if one.order == last.order]
-    where = (last.order, last.step)
-    return [one for one in prompt.samples if (one.order, one.step) == where]
+        return [sample for sample in prompt.samples if sample.order == last.order]
+    last_step = (last.order, last.step)
+    return [sample for sample in prompt.samples if (sample.order, sample.step) == last_step]
 
 
 def main_cause(causes: Counter[Cause]) -> Cause:
-    """The most frequent; of equals the one that is looked at first. Of those that say nothing of
-    why only where there is no other; `unscored` without any episode."""
+    """Return the most frequent cause; of equal ones the first rule.
+
+    Unspecific causes count only if there is no other; without an episode it is `unscored`.
+    """
     order = list(CAUSES)
-    telling = [cause for cause in causes if cause not in _MUTE]
-    if not telling:
+    specific = [cause for cause in causes if cause not in _UNSPECIFIC]
+    if not specific:
         return "right" if causes["right"] else "unscored"
-    return min(telling, key=lambda cause: (-causes[cause], order.index(cause)))
+    return min(specific, key=lambda cause: (-causes[cause], order.index(cause)))

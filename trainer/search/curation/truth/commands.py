@@ -1,4 +1,4 @@
-"""python -m trainer search diagnose|...: what is wrong with policy, neighbours and data."""
+"""The commands `python -m trainer search diagnose|alternatives|hallucinations`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Put the commands beside the others of `search`."""
+    """Register the commands."""
     app.command()(diagnose)
     app.command()(alternatives)
     app.command()(hallucinations)
@@ -41,16 +41,16 @@ def diagnose(
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Why prompts score low: searched wrong, answered wrong, judged wrong, ended too early."""
+    """Find out why prompts score low: a wrong search, answer or judgement, or an early end."""
     from trainer.search.curation.spool import Spool
     from trainer.search.curation.truth.causes import Clue, clue_of
 
-    clues, beside = Spool(Clue), list(record or [])
+    clues, read_paths = Spool(Clue), list(record or [])
 
     def visit(trajectory: Trajectory, sample: Sample) -> None:
         clues.append(clue_of(trajectory), sample.ref)
 
-    with curating(run, out, config, set_, overwrite, visit=visit, beside=beside) as (
+    with curating(run, out, config, set_, overwrite, visit=visit, read_paths=read_paths) as (
         cfg,
         prompts,
         read,
@@ -58,10 +58,15 @@ def diagnose(
         from trainer.search.curation.known import read_known
         from trainer.search.curation.truth.diagnose import diagnosis_page, make_diagnosis
 
-        known = read_known(prompts, records=beside)
-        made = make_diagnosis(prompts, read, cfg, clues, known.record)
-        made.inputs = known.inputs
-        write(out, made, lambda made, of: diagnosis_page(made, of, clues), prompts)
+        decided = read_known(prompts, records=read_paths)
+        result = make_diagnosis(prompts, read, cfg, clues, decided.record)
+        result.inputs = decided.inputs
+        write(
+            out,
+            result,
+            lambda result, prompts_by_id: diagnosis_page(result, prompts_by_id, clues),
+            prompts,
+        )
 
 
 def alternatives(
@@ -87,17 +92,21 @@ def alternatives(
         from trainer.search.curation.truth.confirming import confirm_all
 
         answering, retriever = servers(runs, cfg)
-        questions = [one.question for one in prompts]
+        questions = [prompt.question for prompt in prompts]
         if estimate:
-            asked = asked_at_most(questions, cfg.alternatives)
-            typer.echo("\n".join(reckoned(asked, answering)))
+            planned = asked_at_most(questions, cfg.alternatives)
+            typer.echo("\n".join(reckoned(planned, answering)))
             return
-        done = confirm_all(questions, answering, retriever, cfg, out)
-        made = make_alternatives(prompts, read, cfg, done.proposals, done.results, done.told)
+        confirmed = confirm_all(questions, answering, retriever, cfg, out)
+        result = make_alternatives(
+            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.told
+        )
         write(
             out,
-            made,
-            lambda made, of: alternatives_page(made, of, done.proposals, done.results),
+            result,
+            lambda result, prompts_by_id: alternatives_page(
+                result, prompts_by_id, confirmed.proposals, confirmed.results
+            ),
             prompts,
         )
 
@@ -111,11 +120,11 @@ def hallucinations(
     estimate: EstimateOnly = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Right answers without gold evidence: where they come from, found by asking again."""
+    """Find the sources of right answers without gold evidence, with new calls."""
     suspects: dict[str, list[Suspect]] = {}
-    beside = list(record or [])
+    read_paths = list(record or [])
 
-    with configured(out, config, set_, overwrite, estimate=estimate, beside=beside) as cfg:
+    with configured(out, config, set_, overwrite, estimate=estimate, read_paths=read_paths) as cfg:
         from trainer.search.curation.asking import reckoned, servers
         from trainer.search.curation.known import read_known
         from trainer.search.curation.samples import read_prompts
@@ -135,13 +144,20 @@ def hallucinations(
         prompts, read = read_prompts(run, cfg, visit)
 
         answering, _ = servers(run, cfg)
-        known = read_known(prompts, records=beside)
-        questions = {one.question.id: one.question for one in prompts}
+        decided = read_known(prompts, records=read_paths)
+        questions = {prompt.question.id: prompt.question for prompt in prompts}
         if estimate:
-            asked = asked_at_most(suspects, questions, cfg.hallucinations)
-            typer.echo("\n".join(reckoned(asked, answering)))
+            planned = asked_at_most(suspects, questions, cfg.hallucinations)
+            typer.echo("\n".join(reckoned(planned, answering)))
             return
         kinds = kinds_of(questions, suspects, run, answering, cfg, out)
-        made = make_hallucinations(prompts, read, cfg, suspects, kinds, known.record)
-        made.inputs = known.inputs
-        write(out, made, lambda made, of: hallucinations_page(made, of, suspects, kinds), prompts)
+        result = make_hallucinations(prompts, read, cfg, suspects, kinds, decided.record)
+        result.inputs = decided.inputs
+        write(
+            out,
+            result,
+            lambda result, prompts_by_id: hallucinations_page(
+                result, prompts_by_id, suspects, kinds
+            ),
+            prompts,
+        )

@@ -1,4 +1,4 @@
-"""The sections of the commands that look for what is wrong, with a sentence for each key."""
+"""The config sections of diagnose, alternatives and hallucinations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal[
 
 
 class DiagnoseConfig(Config):
-    """Why a prompt scores low. The rules and their order: docs/curation.md."""
+    """The rules for why a prompt scores low; docs/curation.md has their order."""
 
     measure: Measure = Field("judge", description="Mean over a prompt's episodes.")
     combine: Combine = Field("all", description="Which episodes count, as of `buckets`.")
@@ -77,7 +77,7 @@ class AlternativesConfig(Config):
 
 
 class HallucinationsConfig(Config):
-    """Right answers without gold evidence. The rules and their order: docs/curation.md."""
+    """The rules for right answers without gold evidence; docs/curation.md has their order."""
 
     right: float = Field(SUCCESS, description="An answer is right from this judge's score on.")
     times: int = Field(1, ge=1, description="Answers that are asked for, of each kind.")

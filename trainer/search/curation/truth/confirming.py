@@ -1,4 +1,4 @@
-"""What `alternatives` and `hallucinations` ask, with the pages and pictures that it takes."""
+"""Run the paid calls of `alternatives` and `hallucinations` with their pages and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 @dataclass(frozen=True, slots=True)
 class AllConfirmed:
-    """Of all questions, by their ids. told: by which index, generator and embedder."""
+    """The results by question id. told: the index, generator and embedder."""
 
     proposals: Mapping[str, Sequence[Proposal]]
     results: Mapping[str, Confirmed]
@@ -40,38 +40,39 @@ def confirm_all(
     cfg: CurationConfig,
     out: Path,
 ) -> AllConfirmed:
-    """Propose pages for every question, and ask about them. Raises UserError,
-    ServiceUnreachable."""
-    of = cfg.alternatives
+    """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
+    alternatives_cfg = cfg.alternatives
     retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
-    with retriever, _embedder(of) as (embed, model):
+    with retriever, _embedder(alternatives_cfg) as (embed, model):
         index = retriever.info()
-        proposals = propose(questions, retriever, of, embed)
+        proposals = propose(questions, retriever, alternatives_cfg, embed)
 
-        async def picture(page_id: str) -> bytes:
+        async def load_image(page_id: str) -> bytes:
             return await asyncio.to_thread(retriever.image, page_id)
 
-        def job(one: Question) -> Callable[[Asking], Awaitable[Confirmed]]:
-            return lambda asking: confirm(asking, one, proposals.get(one.id, ()), picture, of)
+        def job(question: Question) -> Callable[[Asking], Awaitable[Confirmed]]:
+            return lambda asking: confirm(
+                asking, question, proposals.get(question.id, ()), load_image, alternatives_cfg
+            )
 
-        jobs = [job(one) for one in questions]
+        jobs = [job(question) for question in questions]
         results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
-    told = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
-    by_id = {one.id: result for one, result in zip(questions, results, strict=True)}
-    return AllConfirmed(proposals, by_id, told)
+    extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
+    by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
+    return AllConfirmed(proposals, by_id, extra)
 
 
 @contextmanager
 def _embedder(cfg: AlternativesConfig) -> Iterator[tuple[Embed | None, str | None]]:
-    """Vectors by the server that is named, and its model; none without one."""
+    """Open the embeddings server of the config; yield its function and model, or None."""
     if cfg.embeddings_url is None:
         yield None, None
         return
     with Embeddings(cfg.embeddings_url, model=cfg.embeddings_model) as embeddings:
 
         def embed(texts: Sequence[str]) -> list[Sequence[float] | None]:
-            found = embeddings.embed(texts)
-            return [None if isinstance(one, SampleError) else one for one in found]
+            vectors = embeddings.embed(texts)
+            return [None if isinstance(vector, SampleError) else vector for vector in vectors]
 
         yield embed, embeddings.info().model
 
@@ -84,17 +85,21 @@ def kinds_of(
     cfg: CurationConfig,
     out: Path,
 ) -> dict[str, Kind]:
-    """The kind of every suspect, by its `Sample.ref`; the pictures are those of its run. Raises
-    UserError, also where a picture is not there."""
+    """Return the kind of each suspect by its `Sample.ref`, with the images of its run.
+
+    Raises UserError, also for a missing image.
+    """
     stores = [TrajectoryStore(run / FOLDER) for run in runs]
 
-    async def picture(order: int, sha256: str) -> bytes:
+    async def load_image(order: int, sha256: str) -> bytes:
         return await asyncio.to_thread(stores[order].picture, sha256)
 
-    def job(name: str, one: Suspect) -> Callable[[Asking], Awaitable[Kind]]:
-        return lambda asking: kind_of(asking, questions[name], one, picture, cfg.hallucinations)
+    def job(name: str, suspect: Suspect) -> Callable[[Asking], Awaitable[Kind]]:
+        return lambda asking: kind_of(
+            asking, questions[name], suspect, load_image, cfg.hallucinations
+        )
 
-    wanted = [(name, one) for name in questions for one in suspects.get(name, ())]
-    jobs = [job(name, one) for name, one in wanted]
+    named_suspects = [(name, suspect) for name in questions for suspect in suspects.get(name, ())]
+    jobs = [job(name, suspect) for name, suspect in named_suspects]
     kinds = ask_all(answering, kept_answers(cfg, out), f"hallucinations {out.name}", jobs)
-    return {one.ref: kind for (_, one), kind in zip(wanted, kinds, strict=True)}
+    return {suspect.ref: kind for (_, suspect), kind in zip(named_suspects, kinds, strict=True)}

@@ -1,4 +1,4 @@
-"""`search hallucinations`: right answers without their gold evidence, and where they come from."""
+"""The command `search hallucinations`: find sources of right answers without gold evidence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.search.curation.truth.config import HallucinationsConfig, Kind
 from trainer.search.records import Question, Trajectory
 from trainer.sft.curation_record import CurationRecord
 
-#: Where a right answer without its gold evidence comes from, in the order of the rules.
+#: The sources of right answers without gold evidence, in the order of the rules.
 KINDS: Final[Mapping[Kind, str]] = {
     "no_search": "no page was shown at all",
     "undecided": "a call failed",
@@ -36,18 +36,17 @@ KINDS: Final[Mapping[Kind, str]] = {
     "luck": "asked again with the same pictures, it is not right",
 }
 NONE = "none"
-_ROWS = 40  # of a kind, on the page
+_ROWS = 40  # max rows of a table
 #: (order of the run, SHA-256) -> PNG.
 Pictures = Callable[[int, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An episode that was judged right, and was not shown all gold pages or others with their
-    facts.
+    """An episode that was judged right without all gold pages or alternatives to them.
 
-    order: of its run. evidence: SHA-256 of what the generator was shown. near: those of them that
-    are of a gold page's document. partial: whether some gold page was shown. said: the answer.
+    order: index of its run. evidence: SHA-256 of the generator's images. near: those of a gold
+    page's document. partial: whether some gold page was visible. said: the answer.
     """
 
     ref: str
@@ -59,16 +58,18 @@ class Suspect:
 
 
 def suspect_of(trajectory: Trajectory, sample: Sample, cfg: HallucinationsConfig) -> Suspect | None:
-    """None for an episode that is not suspected: judged wrong, or not at all, or with all of its
-    evidence among the pictures that the generator was sent."""
-    asked, answer = trajectory.question, trajectory.answer
+    """Return the suspect of an episode.
+
+    None if it was judged wrong, was not judged, or if the generator got all its evidence.
+    """
+    question, answer = trajectory.question, trajectory.answer
     if sample.judge is None or sample.judge < cfg.right or answer is None or answer.text is None:
         return None
     if has_evidence(trajectory):
         return None
-    covered = covered_facts(asked, evidence_pages(trajectory))
-    documents = {gold.rpartition("_")[0] for gold in asked.gold}
-    near = {
+    covered = covered_facts(question, evidence_pages(trajectory))
+    documents = {gold.rpartition("_")[0] for gold in question.gold}
+    images = {
         view.image
         for turn in trajectory.turns
         for view in turn.views
@@ -78,36 +79,40 @@ def suspect_of(trajectory: Trajectory, sample: Sample, cfg: HallucinationsConfig
         ref=sample.ref,
         order=sample.order,
         evidence=tuple(answer.evidence),
-        near=tuple(image for image in answer.evidence if image in near),
+        near=tuple(image for image in answer.evidence if image in images),
         partial=any(covered),
         said=answer.text,
     )
 
 
 async def kind_of(
-    asking: Asking, question: Question, one: Suspect, pictures: Pictures, cfg: HallucinationsConfig
+    asking: Asking,
+    question: Question,
+    suspect: Suspect,
+    load_image: Pictures,
+    cfg: HallucinationsConfig,
 ) -> Kind:
-    """Where its answer comes from; equal questions about equal pictures are asked once."""
+    """Return the source of a suspect's answer. Equal requests are paid for once."""
 
-    async def right(images: Iterable[str]) -> float | None:
-        pngs = await asyncio.gather(*(pictures(one.order, image) for image in images))
-        asked = question.question, question.reference_answer
-        tried: Tried = await asking.tried(*asked, pngs, cfg.times)
-        return tried.share(cfg.right)
+    async def share_right(images: Iterable[str]) -> float | None:
+        pngs = await asyncio.gather(*(load_image(suspect.order, image) for image in images))
+        texts = question.question, question.reference_answer
+        trials: Tried = await asking.tried(*texts, pngs, cfg.times)
+        return trials.share(cfg.right)
 
-    if not one.evidence:
+    if not suspect.evidence:
         return "no_search"
-    share = await right(())
+    share = await share_right(())
     if share is None or share >= cfg.share:
         return "undecided" if share is None else "own_knowledge"
-    if one.partial:
+    if suspect.partial:
         return "partial"
     kinds: list[tuple[tuple[str, ...], Kind]] = [
-        (one.near, "same_document"),
-        (one.evidence, "same_data"),
+        (suspect.near, "same_document"),
+        (suspect.evidence, "same_data"),
     ]
     for images, kind in kinds:
-        share = await right(images) if images else 0.0
+        share = await share_right(images) if images else 0.0
         if share is None or share >= cfg.share:
             return "undecided" if share is None else kind
     return "luck"
@@ -118,23 +123,23 @@ def asked_at_most(
     questions: Mapping[str, Question],
     cfg: HallucinationsConfig,
 ) -> list[ToAsk]:
-    """All that may be asked, equal ones once."""
-    found = []
-    for name, those in suspects.items():
+    """Return the max planned calls, equal ones once."""
+    planned = []
+    for name, group in suspects.items():
         sets = dict.fromkeys(
             images
-            for one in those
-            if one.evidence
-            for images in ((), *(() if one.partial else (one.near, one.evidence)))
+            for suspect in group
+            if suspect.evidence
+            for images in ((), *(() if suspect.partial else (suspect.near, suspect.evidence)))
         )
-        none = any(one.evidence for one in those)
-        asked = questions[name]
-        found += [
-            ToAsk(asked.question, asked.reference_answer, len(images), cfg.times)
+        needs_empty = any(suspect.evidence for suspect in group)
+        question = questions[name]
+        planned += [
+            ToAsk(question.question, question.reference_answer, len(images), cfg.times)
             for images in sets
-            if images or none
+            if images or needs_empty
         ]
-    return found
+    return planned
 
 
 def make_hallucinations(
@@ -145,75 +150,80 @@ def make_hallucinations(
     kinds: Mapping[str, Kind],
     record: CurationRecord | None = None,
 ) -> Curated:
-    """All prompts of the data with the kind that most of their suspects have; those of the kinds
-    that the config names are dropped.
+    """Return all prompts with the most frequent kind of their suspects.
 
-    suspects: by the question's id. kinds: by the episode's `Sample.ref`. record: what was decided
-    before.
+    Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by `Sample.ref`.
+    record: earlier decisions.
     """
-    of = cfg.hallucinations
-    made = Curated("hallucinations", of, read, record=record or CurationRecord())
+    section = cfg.hallucinations
+    result = Curated("hallucinations", section, read, record=record or CurationRecord())
     for prompt in prompts:
-        those = suspects.get(prompt.question.id, ())
-        counts = Counter(kinds[one.ref] for one in those)
+        group = suspects.get(prompt.question.id, ())
+        counts = Counter(kinds[suspect.ref] for suspect in group)
         reason = _main(counts)
-        right = sum(one.judge is not None and one.judge >= of.right for one in prompt.samples)
-        figures = {
+        right = sum(
+            suspect.judge is not None and suspect.judge >= section.right
+            for suspect in prompt.samples
+        )
+        stats = {
             "kinds": {name: counts[name] for name in KINDS if counts[name]},
             "right": right,
-            "suspects": len(those),
-            "episode_kinds": {one.ref: kinds[one.ref] for one in those},
+            "suspects": len(group),
+            "episode_kinds": {suspect.ref: kinds[suspect.ref] for suspect in group},
             "document": prompt.question.file_name,
             "question_type": prompt.question.question_type,
         }
-        kept = reason not in of.drop
-        episodes = [one.ref for one in those]
-        made.decisions.append(Decision(prompt.question.id, kept, reason, figures, episodes))
-        if kept:
-            made.rows.append(question_row(prompt.question))
-    total = Counter(kinds[one.ref] for those in suspects.values() for one in those)
-    made.told = {"kinds": {name: total[name] for name in KINDS if total[name]}}
-    return made
+        is_kept = reason not in section.drop
+        episodes = [suspect.ref for suspect in group]
+        result.decisions.append(Decision(prompt.question.id, is_kept, reason, stats, episodes))
+        if is_kept:
+            result.rows.append(question_row(prompt.question))
+    total = Counter(kinds[suspect.ref] for group in suspects.values() for suspect in group)
+    result.told = {"kinds": {name: total[name] for name in KINDS if total[name]}}
+    return result
 
 
 def _main(counts: Counter[Kind]) -> str:
-    """The most frequent; of equals the one whose rule comes first; undecided last of all."""
+    """Return the most frequent kind; of equal ones the first rule; undecided is the last."""
     order = [name for name in KINDS if name != "undecided"]
-    there = [name for name in order if counts[name]]
-    if not there:
+    present = [name for name in order if counts[name]]
+    if not present:
         return "undecided" if counts else NONE
-    return min(there, key=lambda name: (-counts[name], order.index(name)))
+    return min(present, key=lambda name: (-counts[name], order.index(name)))
 
 
 def hallucinations_page(
-    made: Curated,
+    result: Curated,
     prompts: Mapping[str, CuratedPrompt],
     suspects: Mapping[str, Sequence[Suspect]],
     kinds: Mapping[str, Kind],
 ) -> str:
-    """report.html: how many right answers lack their evidence, of which kind, and examples."""
-    right = sum(int(one.figures["right"]) for one in made.decisions)
+    """Return report.html: right answers without evidence, their kinds, and examples."""
+    right = sum(int(item.figures["right"]) for item in result.decisions)
     all_suspects = sum(map(len, suspects.values()))
     words = (
         f"{right} episodes were judged right; {all_suspects} of them were not shown all gold "
         "pages, or others that are known to carry their facts."
     )
-    of = Counter(one.reason for one in made.decisions)
-    total: Mapping[str, int] = made.told["kinds"]
-    counts = [[name, total.get(name, 0), of[name], meaning] for name, meaning in KINDS.items()]
+    counts_by_reason = Counter(item.reason for item in result.decisions)
+    total: Mapping[str, int] = result.told["kinds"]
+    counts = [
+        [name, total.get(name, 0), counts_by_reason[name], meaning]
+        for name, meaning in KINDS.items()
+    ]
     sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
-            [asked.question, asked.reference_answer, one.said, one.ref]
-            for question, those in suspects.items()
-            for one in those
-            if kinds[one.ref] == name
-            for asked in (prompts[question].question,)
+            [content.question, content.reference_answer, item.said, item.ref]
+            for question, group in suspects.items()
+            for item in group
+            if kinds[item.ref] == name
+            for content in (prompts[question].question,)
         ]
         head = ["question", "reference", "answer", "episode"]
         if rows:
             sections.append(Section(f"{name}: {meaning}", [], head, rows[:_ROWS]))
-    return curation_page(made, "Hallucinations", sections, prompts)
+    return curation_page(result, "Hallucinations", sections, prompts)
 
 
 _HEAD = ["kind", "episodes", "prompts", ""]

@@ -1,4 +1,4 @@
-"""Which pages may carry the same fact: by their text layers, and by embeddings of them."""
+"""Propose pages that may have the same fact, by text overlap and by embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUERY = 1000  # characters of a gold page that are searched for
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A page that may carry a question's fact. cosine: None without embeddings. by: overlap,
+    """A page that may have a question's fact. cosine: None without embeddings. by: overlap,
     embedding, or both."""
 
     page_id: str
@@ -35,17 +35,17 @@ class Proposal:
 
 
 class PageTexts:
-    """The text layers of an index, each asked for once."""
+    """A cache of the text layers of an index."""
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
         self._texts: dict[str, str] = {}
 
     def fetch(self, pages: Sequence[str]) -> None:
-        """Have those of all these pages. Raises UserError where the index lacks one."""
-        wanted = [page for page in dict.fromkeys(pages) if page not in self._texts]
+        """Load the texts of pages. Raises UserError if the index does not have one."""
+        missing = [page for page in dict.fromkeys(pages) if page not in self._texts]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            self._texts.update(zip(wanted, pool.map(self._read, wanted), strict=True))
+            self._texts.update(zip(missing, pool.map(self._read, missing), strict=True))
 
     def _read(self, page_id: str) -> str:
         try:
@@ -54,7 +54,7 @@ class PageTexts:
             if error.type != "not_found":
                 raise
             raise UserError(
-                f"the index has no page {page_id!r}: ingest its file, or mend the row"
+                f"the index has no page {page_id!r}. Ingest its file, or correct the row."
             ) from None
         return "\n".join(box.text for box in page.boxes)
 
@@ -62,7 +62,7 @@ class PageTexts:
         return self._texts[page_id]
 
     def all(self) -> Mapping[str, str]:
-        """Page id -> text, of those that were fetched."""
+        """Return the loaded texts by page id."""
         return self._texts
 
 
@@ -72,27 +72,31 @@ def propose(
     cfg: AlternativesConfig,
     embed: Embed | None = None,
 ) -> dict[str, list[Proposal]]:
-    """Question id -> pages that may carry its fact beside those that are known to, best first.
+    """Return the proposed pages of each question by its id, best first, without known ones.
 
-    The pool of a question: hits of its text, of that with the reference, and of the text of each
-    gold page. Questions without gold page or reference have no entry.
+    The pool of a question has the hits of its text, of its text with the reference, and of the text
+    of each gold page. Questions without gold page or reference have no entry.
     """
-    able = [one for one in questions if one.gold and one.reference_answer]
+    usable = [question for question in questions if question.gold and question.reference_answer]
     texts = PageTexts(retriever)
-    texts.fetch([page for one in able for page in one.gold])
-    pools = _pools(able, retriever, texts, cfg)
+    texts.fetch([page for question in usable for page in question.gold])
+    pools = _pools(usable, retriever, texts, cfg)
     texts.fetch([page for pool in pools.values() for page in pool])
     words = {page: frozenset(parts_of(text)) for page, text in texts.all().items()}
     weights = _weights(words)
-    near = _cosines(able, pools, texts, cfg, embed)
-    found = {}
-    for one in able:
-        known = frozenset(parts_of(one.reference_answer)), *(words[page] for page in one.gold)
+    cosines = _cosines(usable, pools, texts, cfg, embed)
+    proposals = {}
+    for question in usable:
+        known_words = (
+            frozenset(parts_of(question.reference_answer)),
+            *(words[page] for page in question.gold),
+        )
         overlaps = {
-            page: overlap(*known, page=words[page], weights=weights) for page in pools[one.id]
+            page: overlap(*known_words, page=words[page], weights=weights)
+            for page in pools[question.id]
         }
-        found[one.id] = _proposals(overlaps, near.get(one.id, {}), cfg)
-    return found
+        proposals[question.id] = _proposals(overlaps, cosines.get(question.id, {}), cfg)
+    return proposals
 
 
 def overlap(
@@ -101,22 +105,27 @@ def overlap(
     page: frozenset[str],
     weights: Mapping[str, float],
 ) -> float:
-    """How much of the reference's words and numbers a page has, and how much of a gold page's (of
-    several the one that it has most of): the mean of the two shares, each word by its weight."""
-    return (_share(reference, page, weights) + max(_share(of, page, weights) for of in gold)) / 2
+    """Return the weighted overlap of a page with the reference and a gold page, 0 to 1.
+
+    It is the mean of two shares: of the reference's words, and of the words of the gold page with
+    the greatest overlap.
+    """
+    return (
+        _share(reference, page, weights) + max(_share(words, page, weights) for words in gold)
+    ) / 2
 
 
 def _share(words: frozenset[str], page: frozenset[str], weights: Mapping[str, float]) -> float:
-    whole = math.fsum(weights.get(word, 0.0) for word in words)
-    return math.fsum(weights[word] for word in words & page) / whole if whole else 0.0
+    total = math.fsum(weights.get(word, 0.0) for word in words)
+    return math.fsum(weights[word] for word in words & page) / total if total else 0.0
 
 
-def _asked(question: Question) -> str:
+def _query_text(question: Question) -> str:
     return f"{question.question} {question.reference_answer}"
 
 
 def _weights(pages: Mapping[str, frozenset[str]]) -> dict[str, float]:
-    """Inverse document frequency: log(pages / pages with the word)."""
+    """Return the inverse document frequency of each word: log(pages / pages with the word)."""
     counts = Counter(word for words in pages.values() for word in words)
     return {word: math.log(len(pages) / count) for word, count in counts.items()}
 
@@ -125,18 +134,24 @@ def _pools(
     questions: Sequence[Question], retriever: Retriever, texts: PageTexts, cfg: AlternativesConfig
 ) -> dict[str, list[str]]:
     queries = [
-        (one, query)
-        for one in questions
-        for query in (one.question, _asked(one), *(texts[page][:_QUERY] for page in one.gold))
+        (question, query)
+        for question in questions
+        for query in (
+            question.question,
+            _query_text(question),
+            *(texts[page][:_QUERY] for page in question.gold),
+        )
         if query.strip()
     ]
     answers = retriever.search([query for _, query in queries], cfg.pool)
-    pools: dict[str, dict[str, None]] = {one.id: {} for one in questions}
-    for (one, query), hits in zip(queries, answers, strict=True):
+    pools: dict[str, dict[str, None]] = {question.id: {} for question in questions}
+    for (question, query), hits in zip(queries, answers, strict=True):
         if isinstance(hits, SampleError):
-            raise UserError(f"{one.id}: the search for {query[:60]!r} failed: {hits}")
-        known = carriers(one)
-        pools[one.id].update({hit.page_id: None for hit in hits if hit.page_id not in known})
+            raise UserError(f"{question.id}: the search for {query[:60]!r} failed: {hits}")
+        known_pages = carriers(question)
+        pools[question.id].update(
+            {hit.page_id: None for hit in hits if hit.page_id not in known_pages}
+        )
     return {name: sorted(pool) for name, pool in pools.items()}
 
 
@@ -147,7 +162,7 @@ def _cosines(
     cfg: AlternativesConfig,
     embed: Embed | None,
 ) -> dict[str, dict[str, float]]:
-    """Question id -> page id -> cosine of question and reference with the page's text."""
+    """Return the cosine of question and reference with each page's text, by question and page."""
     if embed is None:
         return {}
     pages = [
@@ -156,18 +171,19 @@ def _cosines(
         if texts[page].strip()
     ]
     vectors = embed(
-        [_asked(one) for one in questions] + [texts[p][: cfg.embeddings_chars] for p in pages]
+        [_query_text(question) for question in questions]
+        + [texts[p][: cfg.embeddings_chars] for p in pages]
     )
-    asked = dict(zip([one.id for one in questions], vectors, strict=False))
-    of_page = dict(zip(pages, vectors[len(questions) :], strict=True))
+    vector_by_question = dict(zip([question.id for question in questions], vectors, strict=False))
+    vector_by_page = dict(zip(pages, vectors[len(questions) :], strict=True))
     return {
         name: {
-            page: cosine(mine, theirs)
+            page: cosine(question_vector, page_vector)
             for page in pools[name]
-            if (theirs := of_page.get(page)) is not None
+            if (page_vector := vector_by_page.get(page)) is not None
         }
-        for name, mine in asked.items()
-        if mine is not None
+        for name, question_vector in vector_by_question.items()
+        if question_vector is not None
     }
 
 
@@ -182,16 +198,19 @@ def _proposals(
             overlaps[page],
             cosines.get(page),
             tuple(
-                name for name, of in (("overlap", by_text), ("embedding", by_vector)) if page in of
+                name
+                for name, pages in (("overlap", by_text), ("embedding", by_vector))
+                if page in pages
             ),
         )
         for page in dict.fromkeys([*by_text, *by_vector])
     ]
 
 
-def _best(values: Mapping[str, float], least: float, most: int) -> list[str]:
-    """The greatest; of equals the first by name."""
-    there = sorted(
-        (page for page in values if not below(values[page], least)), key=lambda p: (-values[p], p)
+def _best(values: Mapping[str, float], min_value: float, max_pages: int) -> list[str]:
+    """Return the greatest values, of equal ones first by name."""
+    candidates = sorted(
+        (page for page in values if not below(values[page], min_value)),
+        key=lambda p: (-values[p], p),
     )
-    return there[:most]
+    return candidates[:max_pages]

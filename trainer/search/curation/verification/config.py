@@ -24,7 +24,7 @@ VERIFIER_SYSTEM = (
 
 
 class VerifierConfig(ChatModelConfig):
-    """A model that is not the generator."""
+    """The model of the verifier, which must differ from the generator."""
 
     base_url: str = may_change("", description="Its address, with /v1.")
     api_key_env: str = may_change(
@@ -34,7 +34,7 @@ class VerifierConfig(ChatModelConfig):
 
 
 class VerifyConfig(Config):
-    """Whether the references are right, by a reader of its own, and by the generator."""
+    """The check of references by a verifier and the generator."""
 
     prompts: Literal["low", "all"] = Field(
         "low",

@@ -1,4 +1,4 @@
-"""What people decide on a worksheet, read back, and how far they and the verifier agree."""
+"""Read people's decisions from a worksheet, and measure their agreement with the verifier."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from trainer.search.curation.verification.classes import CLASSES, TruthClass
 ID, PERSON, NOTE = "id", "person", "note"
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
-_SHOWN = 8  # faulty rows
+_SHOWN = 8  # max listed errors
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A person's."""
+    """The decision of a person."""
 
     truth: TruthClass
     note: str = ""
 
 
 def csv_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """A CSV that spreadsheets open as it is meant: UTF-8 with its mark, so that Korean is Korean;
-    no cell is a formula, or goes over several lines."""
+    """Return a CSV that spreadsheets open correctly.
+
+    It is UTF-8 with a byte order mark, for Korean text. No cell is a formula or has several lines.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(head)
@@ -43,15 +45,15 @@ def csv_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def _harmless(cell: str) -> str:
-    shown = visible(cell)
-    return f"'{shown}" if cell.startswith((*_FORMULA, "'")) else shown
+    text = visible(cell)
+    return f"'{text}" if cell.startswith((*_FORMULA, "'")) else text
 
 
 def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, Judgement], str]:
-    """Row id -> what a person says, of the rows where one does, and the file's SHA-256.
+    """Return people's decisions by row id, and the SHA-256 of the file.
 
-    ids: of the data's rows. The file may come back from a spreadsheet: with another separator, in
-    the encoding of Korean Windows. Raises UserError with a line for each row that cannot be used.
+    ids: of the data's rows. A spreadsheet may have saved the file with another separator, or in the
+    encoding of Korean Windows. Raises UserError with a line for each invalid row.
     """
     try:
         data = path.read_bytes()
@@ -62,41 +64,43 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, Judgement],
     missing = [name for name in (ID, PERSON) if head.count(name) != 1]
     if missing:
         raise UserError(
-            f"--decisions {path}: has no column {missing[0]!r}, or several: take worksheet.csv and "
-            f"write your classes into its column {PERSON!r}"
+            f"--decisions {path}: no column {missing[0]!r}, or several. Use worksheet.csv and "
+            f"write your classes into its column {PERSON!r}."
         )
-    known = {_as_written(one): one for one in ids}
-    found: dict[str, Judgement] = {}
-    faults = []
+    id_by_cell = {_as_written(one): one for one in ids}
+    labels: dict[str, Judgement] = {}
+    errors = []
     for number, row in enumerate(rows, 2):
         cells = dict(zip(head, row, strict=False))
         truth = "_".join(cells.get(PERSON, "").upper().replace("_", " ").split())
         if not truth:
             continue
-        row_id = known.get(cells.get(ID, ""))
-        fault = _fault(row_id, cells.get(ID, ""), truth, found)
+        row_id = id_by_cell.get(cells.get(ID, ""))
+        fault = _row_error(row_id, cells.get(ID, ""), truth, labels)
         if fault:
-            faults.append(f"row {number}: {visible(fault)}")
+            errors.append(f"row {number}: {visible(fault)}")
         elif row_id is not None:
-            found[row_id] = Judgement(_class(truth), cells.get(NOTE, "").strip())
-    if faults:
-        told = faults[:_SHOWN]
-        told += [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-        raise UserError(f"--decisions {path}: {len(faults)} rows cannot be used:", told)
-    return found, hashlib.sha256(data).hexdigest()
+            labels[row_id] = Judgement(_class(truth), cells.get(NOTE, "").strip())
+    if errors:
+        listed = errors[:_SHOWN]
+        listed += [f"and {len(errors) - _SHOWN} more"] if len(errors) > _SHOWN else []
+        raise UserError(f"--decisions {path}: {len(errors)} rows cannot be used:", listed)
+    return labels, hashlib.sha256(data).hexdigest()
 
 
 def _class(word: str) -> TruthClass:
     return next(name for name in CLASSES if name == word)
 
 
-def _fault(row_id: str | None, written: str, truth: str, found: Mapping[str, Judgement]) -> str:
+def _row_error(
+    row_id: str | None, written: str, truth: str, labels: Mapping[str, Judgement]
+) -> str:
     if truth not in CLASSES:
-        return f"{truth[:40]!r} is no class: {', '.join(CLASSES)}"
+        return f"{truth[:40]!r} is not a class: {', '.join(CLASSES)}"
     if row_id is None:
-        return f"no row of the data has the id {written[:80]!r}: has a spreadsheet changed it?"
-    if row_id in found:
-        return f"the id {row_id[:80]!r} stands a second time"
+        return f"no row of the data has the id {written[:80]!r}: did a spreadsheet change it?"
+    if row_id in labels:
+        return f"the id {row_id[:80]!r} is a duplicate"
     return ""
 
 
@@ -112,7 +116,7 @@ def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
             text = data.decode("cp949")
         except UnicodeDecodeError:
             raise UserError(
-                f"--decisions {path}: is neither UTF-8 nor of Korean Windows: save it as CSV UTF-8"
+                f"--decisions {path}: neither UTF-8 nor Korean Windows. Save it as CSV UTF-8."
             ) from None
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
@@ -120,15 +124,14 @@ def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
     try:
         yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     except csv.Error as error:
-        raise UserError(f"--decisions {path}: is no CSV: {error}") from None
+        raise UserError(f"--decisions {path}: not a CSV: {error}") from None
 
 
 def kappa(pairs: Sequence[tuple[T, T]]) -> float | None:
     """Cohen's kappa of two raters (Cohen 1960): (p_o - p_e) / (1 - p_e).
 
-    p_o: the share on which they agree; p_e: that on which two raters with their shares would by
-    chance. None where there are no pairs, and where both know only one class, and the same: then
-    chance agrees on all.
+    p_o: the share of agreements; p_e: the expected share by chance. None without pairs, and if both
+    raters use only the same single class (p_e is 1).
     """
     if not pairs:
         return None
@@ -139,10 +142,10 @@ def kappa(pairs: Sequence[tuple[T, T]]) -> float | None:
     return None if chance == 1 else (observed - chance) / (1 - chance)
 
 
-def agreement_lines(pairs: Sequence[tuple[T, T]], what: str) -> str:
-    """In words."""
+def agreement_lines(pairs: Sequence[tuple[T, T]], label: str) -> str:
+    """Return the agreement as a line of text."""
     same = sum(a == b for a, b in pairs)
     measured = kappa(pairs)
     share = f"{100 * same / len(pairs):.1f} %" if pairs else "–"
-    of = "not defined" if measured is None else f"{measured:.3f}"
-    return f"{what}: {same} of {len(pairs)} ({share}), Cohen's kappa {of}"
+    kappa_text = "not defined" if measured is None else f"{measured:.3f}"
+    return f"{label}: {same} of {len(pairs)} ({share}), Cohen's kappa {kappa_text}"

@@ -1,4 +1,5 @@
-"""The reward's terms. To add one: a file here with a subclass of `Term`, and its line in TERMS."""
+"""The reward's components. To add one: a file here with a subclass of `Term`, and its line in
+TERMS."""
 
 from __future__ import annotations
 
@@ -32,43 +33,47 @@ TERMS: list[Term] = [
 
 
 def shown_terms() -> list[Term]:
-    """In the order of tables and pages: what models say, then what the text shows."""
+    """Return components in the order of tables and pages: those of models, then those of the
+    text."""
     return sorted(TERMS, key=lambda term: term.service is None)
 
 
 def weighted(cfg: RewardConfig) -> list[Term]:
-    """The terms that the reward has. Raises UserError at a name in `reward.terms` that is none."""
+    """Return the components with a weight. Raises UserError for an unknown name in
+    `reward.terms`."""
     further = [term.name for term in TERMS if type(term).weight is Term.weight]
     for name in cfg.terms:
         if name not in further:
-            known = ", ".join(further) or "none here: the others have keys of their own"
-            raise UserError(f"reward.terms: {name!r} is not among those that it weighs ({known})")
+            valid_names = ", ".join(further) or "none: all components have separate keys"
+            raise UserError(f"reward.terms: {name!r} is unknown. Choose from: {valid_names}")
     return [term for term in TERMS if term.weight(cfg)]
 
 
 def services() -> Iterator[ServiceName]:
-    """The services that terms are made of, each once."""
+    """Yield the services of all components, each once."""
     yield from dict.fromkeys(term.service for term in TERMS if term.service is not None)
 
 
 def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
-    """Those that a term with a weight is made of. Raises UserError at a name in `reward.urls` that
-    is no service, or one whose URLs have a key of their own."""
+    """Return the services of components with a weight.
+
+    Raises UserError for a name in `reward.urls` that is no service, or that has a separate key.
+    """
     hosts = dict.fromkeys(map(host, services()))
     further = [name for name in hosts if cfg.urls_key(name) == f"reward.urls.{name}"]
     for name in cfg.urls:
         if name not in further:
-            known = ", ".join(further) or "none here: the others have keys of their own"
-            raise UserError(f"reward.urls: {name!r} is no service of a further term ({known})")
-    asked = {term.service for term in weighted(cfg)}
-    return tuple(name for name in services() if name in asked)
+            valid_names = ", ".join(further) or "none: all services have separate keys"
+            raise UserError(f"reward.urls: {name!r} is unknown. Choose from: {valid_names}")
+    weighted_services = {term.service for term in weighted(cfg)}
+    return tuple(name for name in services() if name in weighted_services)
 
 
 def only_paid(service: ServiceName) -> bool:
-    """Whether it is asked for nothing but the reward: all its terms are optional."""
+    """Return whether a service is only asked for the reward: all its components are optional."""
     return all(term.optional for term in TERMS if term.service == service)
 
 
 def higher_is_better(service: ServiceName) -> bool:
-    """The direction of its score that the formulas take for granted."""
+    """Return the direction of a service's score that the formulas assume."""
     return next(term.higher_is_better for term in TERMS if term.service == service)

@@ -1,4 +1,4 @@
-"""How near a translation is to the true one: the only term that sees a reference."""
+"""The similarity of a translation to its reference: the only component that uses references."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from trainer.translation.rewards.term import TextTerm
 from trainer.translation.rollouts import TranslationRollout
 
 #: Rows that a message names.
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 class ChrF(TextTerm):
-    """w_chrf times the segment's chrF (sacrebleu, 0 to 100) against the row's reference."""
+    """Component: w_chrf times the segment's chrF (sacrebleu, 0 to 100) against the row's
+    reference."""
 
     name = "chrf_reward"
     optional = True
@@ -29,30 +30,32 @@ class ChrF(TextTerm):
     curves = (Curve(title="chrF of the samples (a reward)", keys=("chrf_reward_mean",)),)
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_chrf."""
+        """Return w_chrf."""
         return cfg.w_chrf
 
     def value(self, rollout: TranslationRollout) -> float:
-        """sacrebleu's sentence chrF. Raises UserError without a reference."""
+        """Return sacrebleu's sentence chrF. Raises UserError without a reference."""
         if not rollout.ref_text:
             raise UserError(f"{rollout.example_id}: no ref_text, and reward.w_chrf has a weight")
         import sacrebleu
 
-        found = sacrebleu.sentence_chrf(rollout.completion_text, [rollout.ref_text])
-        return float(found.score)
+        chrf = sacrebleu.sentence_chrf(rollout.completion_text, [rollout.ref_text])
+        return float(chrf.score)
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """`chrf`, as the dump of an evaluation has it."""
+        """Return `chrf`, as the dump of an evaluation has it."""
         return {"chrf": reward.values[self.name]} if self.name in reward.values else {}
 
 
 def check_references(examples: Sequence[Example], cfg: RewardConfig, key: str) -> None:
-    """Raise UserError where chrF is rewarded and a row has no reference. key: of the config, where
-    the rows come from."""
+    """Raise UserError if chrF is rewarded and a row has no reference.
+
+    key: config key of the rows.
+    """
     rows = [row.where or row.id for row in examples if not row.ref_text] if cfg.w_chrf else []
     if rows:
-        named = ", ".join([*rows[:_NAMED], *(["..."] if len(rows) > _NAMED else [])])
+        row_names = ", ".join([*rows[:_MAX_NAMED], *(["..."] if len(rows) > _MAX_NAMED else [])])
         raise UserError(
-            f"{key}: {len(rows)} of {len(examples)} rows have no ref_text ({named}), which "
-            "reward.w_chrf needs: leave those rows out, or set it to 0"
+            f"{key}: {len(rows)} of {len(examples)} rows have no ref_text ({row_names}), which "
+            "reward.w_chrf requires. Remove those rows, or set it to 0"
         )

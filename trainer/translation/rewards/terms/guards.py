@@ -1,4 +1,4 @@
-"""What the guards find wrong with a text."""
+"""The guards' penalties as a reward component."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.translation.rewards.term import Term
 from trainer.translation.rollouts import TranslationRollout
 
 
-def _fault(line: Mapping[str, Any], name: str) -> float | None:
+def _guard_value(line: Mapping[str, Any], name: str) -> float | None:
     return (line.get("guards") or {}).get(name)
 
 
 class Guards(Term):
-    """-(the sum of the guards' weights times the faults that they find)."""
+    """Component: -(the sum of the guards' weights times their values)."""
 
     name = "guards"
     table = tuple(
@@ -28,47 +28,49 @@ class Guards(Term):
             title=f"guard: {name}",
             better="lower",
             hidden_at=(None,),
-            of_line=partial(_fault, name=name),
+            of_line=partial(_guard_value, name=name),
         )
         for name in GUARDS
     )
     curves = (
         Curve(
-            title="faults that the guards found",
+            title="values of the guards",
             keys=tuple(f"guard_{name}_mean" for name in GUARDS),
         ),
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """The largest of theirs."""
+        """Return the largest weight of a guard."""
         return max(guard_weight(name, cfg.guards) for name in GUARDS)
 
     def look(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """The fault that each guard finds which was asked for, 0 to 1."""
+        """Record the value of each active guard, 0 to 1."""
         src_lang, _, tgt_lang = rollout.pair.partition(">")
-        faults = guard_faults(
+        values = guard_faults(
             rollout.src_text, rollout.completion_text, src_lang, tgt_lang, cfg.guards
         )
-        reward.values |= {f"guard_{name}": fault for name, fault in faults.items()}
+        reward.values |= {f"guard_{name}": value for name, value in values.items()}
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """Of what they found."""
+        """Subtract the weighted values."""
         if reward.r_seq is not None:
-            reward.r_seq -= guard_penalty(_faults(reward), cfg.guards)
+            reward.r_seq -= guard_penalty(_guard_values(reward), cfg.guards)
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Mean fault of each guard over all samples, also those without a score; None of a guard
-        that was not asked for."""
+        """Return the mean value of each guard over all samples, also those without a score.
+
+        None for a guard that is off.
+        """
         return {
             f"{key}_mean": mean_of([r.values[key] for r in rewards if key in r.values])
             for key in (f"guard_{name}" for name in GUARDS)
         }
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """Guard -> fault."""
-        return {"guards": _faults(reward)}
+        """Return guard -> value."""
+        return {"guards": _guard_values(reward)}
 
 
-def _faults(reward: SampleReward) -> dict[str, float]:
-    found = {name: reward.values.get(f"guard_{name}") for name in GUARDS}
-    return {name: fault for name, fault in found.items() if fault is not None}
+def _guard_values(reward: SampleReward) -> dict[str, float]:
+    values = {name: reward.values.get(f"guard_{name}") for name in GUARDS}
+    return {name: value for name, value in values.items() if value is not None}

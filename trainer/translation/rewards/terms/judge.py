@@ -1,4 +1,4 @@
-"""What a judge says of the whole translation."""
+"""A judge's verdict on the full translation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.translation.rollouts import TranslationRollout
 
 
 class JudgeVerdict(Term):
-    """w_judge times the score of a rubric."""
+    """Component: w_judge times the score of a rubric."""
 
     name = "judge"
     service = VERDICT
@@ -41,24 +41,24 @@ class JudgeVerdict(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_judge."""
+        """Return w_judge."""
         return cfg.w_judge
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """Of the score that the rubric gives, 0 to 1."""
+        """Add the weighted score of the rubric, 0 to 1."""
         score = reward.score(VERDICT)
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_judge * score
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Of the samples that were judged; none where it is not asked."""
+        """Return stats of the judged samples; {} if none was requested."""
         if not any(VERDICT in reward.asked for reward in rewards):
             return {}
         scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
         return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """Score and verdict; nothing where it was not asked."""
+        """Return score and verdict; {} if it was not requested."""
         if VERDICT not in reward.asked:
             return {}
         answer = reward.answers.get(VERDICT)

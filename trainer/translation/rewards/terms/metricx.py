@@ -1,4 +1,4 @@
-"""offset - MetricX score: how good the whole translation is."""
+"""The MetricX reward, offset - score, for the quality of the full translation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.translation.rollouts import TranslationRollout
 
 
 class MetricX(Term):
-    """w_metricx (metricx_offset - score)."""
+    """Component: w_metricx (metricx_offset - score)."""
 
     name = "metricx"
     service = "metricx"
@@ -50,30 +50,30 @@ class MetricX(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_metricx."""
+        """Return w_metricx."""
         return cfg.w_metricx
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """Of the score that the service gave."""
+        """Add the weighted reward of the service's score."""
         score = reward.score("metricx")
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_metricx * metricx_reward(score, cfg.metricx_offset)
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Of the samples that were scored."""
+        """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("metricx")) is not None]
-        earned = [metricx_reward(score, cfg.metricx_offset) for score in scores]
+        rewards_of_scores = [metricx_reward(score, cfg.metricx_offset) for score in scores]
         return {
             **mean_std("metricx_score", scores),
-            **mean_std("metricx_reward", earned),
+            **mean_std("metricx_reward", rewards_of_scores),
             **reading_figures("metricx", rewards),
         }
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """The score, and whether the model read the whole text."""
+        """Return the score, and whether the model read the full text."""
         return reading_dump("metricx", reward)
 
 
 def metricx_reward(score: float, offset: float = 5.0) -> float:
-    """offset - score: the reward of TranslateGemma (arXiv 2601.09012, section 4)."""
+    """Return offset - score: the reward of TranslateGemma (arXiv 2601.09012, section 4)."""
     return offset - score

@@ -1,4 +1,4 @@
-"""What the judge's `mqm` finds: errors in the translation, and what it leaves out."""
+"""Reward components of the judge's `mqm` task: errors in the translation, and omissions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trainer.translation.rollouts import TranslationRollout
 
 
 def _count(line: Mapping[str, Any], key: str) -> float | None:
-    found = line.get(key)
-    return None if found is None else len(found)
+    entries = line.get(key)
+    return None if entries is None else len(entries)
 
 
 class MQMSpans(Term):
-    """w_mqm_span times the penalty of each token inside a span of `mqm`."""
+    """Component: w_mqm_span times the penalty of each token inside a span of `mqm`."""
 
     name = "mqm_spans"
     service = MQM
@@ -54,7 +54,7 @@ class MQMSpans(Term):
         ),
         Figure(
             key="mqm_unplaced_mean",
-            title="MQM errors without a place",
+            title="MQM errors without a position",
             digits=2,
             better="lower",
             hidden_at=(None,),
@@ -67,27 +67,27 @@ class MQMSpans(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_mqm_span, where any severity has a weight."""
+        """Return w_mqm_span, if any severity has a weight."""
         return cfg.w_mqm_span if any(cfg.severity_weights.model_dump().values()) else 0.0
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """To the tokens; and which of them the model has read."""
+        """Record the token penalties, and which tokens the model has read."""
         charge_spans(reward, rollout, cfg, MQM, cfg.w_mqm_span)
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Of the samples that it scored; none where it is not asked."""
+        """Return stats of the scored samples; {} if none was requested."""
         if not any(MQM in reward.asked for reward in rewards):
             return {}
-        found = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
+        answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
         return {
-            **mean_std("mqm_score", [answer.score for answer in found]),
-            "mqm_spans_mean": mean_of([len(answer.error_spans or ()) for answer in found]),
-            "mqm_unplaced_mean": mean_of([len(answer.unplaced or ()) for answer in found]),
+            **mean_std("mqm_score", [answer.score for answer in answers]),
+            "mqm_spans_mean": mean_of([len(answer.error_spans or ()) for answer in answers]),
+            "mqm_unplaced_mean": mean_of([len(answer.unplaced or ()) for answer in answers]),
             **reading_figures(MQM, rewards),
         }
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """Score, spans and errors without a place; nothing where it was not asked."""
+        """Return score, spans and errors without a position; {} if it was not requested."""
         if MQM not in reward.asked:
             return {}
         return {
@@ -98,7 +98,8 @@ class MQMSpans(Term):
 
 
 class Omissions(Term):
-    """w_omission times the weights of what `mqm` finds left out, on the token that ended it."""
+    """Component: w_omission times the weights of omissions that `mqm` reports, on the last
+    token."""
 
     name = "omissions"
     service = MQM
@@ -133,38 +134,42 @@ class Omissions(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_omission, where any severity has a weight."""
+        """Return w_omission, if any severity has a weight."""
         return cfg.w_omission if any(cfg.severity_weights.model_dump().values()) else 0.0
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """To the last token: the EOS, or that at which the completion was cut."""
+        """Add the penalty to the last token: the EOS, or the last one of a truncated completion."""
         if reward.token_rewards:
             penalty = omission_penalty(reward.answers[MQM], cfg)
             reward.token_rewards[-1] += cfg.w_omission * penalty
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Of the samples that were scored, before the weight; none where it is not asked."""
+        """Return stats of the scored samples, before the weight; {} if none was requested."""
         if not any(MQM in reward.asked for reward in rewards):
             return {}
-        found = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
+        answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
         return {
-            "omissions_mean": mean_of([len(answer.omissions or ()) for answer in found]),
-            "omission_penalty_mean": mean_of([omission_penalty(answer, cfg) for answer in found]),
+            "omissions_mean": mean_of([len(answer.omissions or ()) for answer in answers]),
+            "omission_penalty_mean": mean_of([omission_penalty(answer, cfg) for answer in answers]),
         }
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """The stretches of the source; nothing where it was not asked."""
+        """Return the omitted parts of the source; {} if it was not requested."""
         return {"omissions": _plain(reward, "omissions")} if MQM in reward.asked else {}
 
 
 def omission_penalty(answer: Scored, cfg: RewardConfig) -> float:
-    """The severities' weights of all omissions, summed. Raises UserError on a severity without a
-    weight."""
+    """Return the sum of the severities' weights of all omissions.
+
+    Raises UserError for a severity without a weight.
+    """
     weights = cfg.severity_weights.model_dump()
     return sum((severity_weight(o.severity, weights) for o in answer.omissions or ()), 0.0)
 
 
 def _plain(reward: SampleReward, field: str) -> list[dict[str, Any]] | None:
-    """For a dump; None where the sample has no answer."""
+    """Return a field of the answer for a dump; None if the sample has no answer."""
     answer = reward.answers.get(MQM)
-    return None if answer is None else [one.model_dump() for one in getattr(answer, field) or ()]
+    return (
+        None if answer is None else [entry.model_dump() for entry in getattr(answer, field) or ()]
+    )

@@ -1,4 +1,4 @@
-"""What a completion costs that max_new_tokens cut."""
+"""The penalty of completions that max_new_tokens truncated."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from trainer.translation.rollouts import TranslationRollout
 
 
 class NoEOS(Term):
-    """-no_eos_penalty."""
+    """Component: -no_eos_penalty for truncated completions."""
 
     name = "no_eos"
 
     def weight(self, cfg: RewardConfig) -> float:
-        """no_eos_penalty."""
+        """Return no_eos_penalty."""
         return cfg.no_eos_penalty
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """Where the completion has no end."""
+        """Subtract the penalty if the completion has no end."""
         if reward.r_seq is not None and rollout.finish_reason == "length":
             reward.r_seq -= cfg.no_eos_penalty

@@ -1,4 +1,4 @@
-"""The xCOMET sentence score."""
+"""The xCOMET sentence score as a reward component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.translation.rollouts import TranslationRollout
 
 
 class XCOMETSentence(Term):
-    """w_xcomet_seq xcomet_seq_scale score."""
+    """Component: w_xcomet_seq xcomet_seq_scale score."""
 
     name = "xcomet_seq"
     service = "xcomet"
@@ -38,20 +38,20 @@ class XCOMETSentence(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_xcomet_seq * xcomet_seq_scale."""
+        """Return w_xcomet_seq * xcomet_seq_scale."""
         return cfg.w_xcomet_seq * cfg.xcomet_seq_scale
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """Of the score that the service gave."""
+        """Add the weighted score of the service."""
         score = reward.score("xcomet")
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_xcomet_seq * cfg.xcomet_seq_scale * score
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Of the samples that were scored."""
+        """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("xcomet")) is not None]
         return mean_std("xcomet_score", scores) | reading_figures("xcomet", rewards)
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """The score, and whether the model read the whole text."""
+        """Return the score, and whether the model read the full text."""
         return reading_dump("xcomet", reward)

@@ -1,4 +1,4 @@
-"""The tokens inside xCOMET's error spans."""
+"""Token rewards of xCOMET's error spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.translation.rewards.span_charges import charge_spans
 from trainer.translation.rewards.term import Term
 from trainer.translation.rollouts import TranslationRollout
 
-#: Severities that have a figure each; all other words are counted together, as UNKNOWN.
+#: Severities with a separate stat; all others are counted together, as UNKNOWN.
 SEVERITIES = get_args(Severity)
 _PROBE = SampleForScoring("Good morning.", "Guten Morgen.")
 
@@ -30,7 +30,7 @@ def _spans(line: Mapping[str, Any], severity: str | None = None) -> float | None
     return sum(severity in (None, span["severity"]) for span in spans)
 
 
-def _of_severity(severity: str, column: str) -> Figure:
+def _severity_stat(severity: str, column: str) -> Figure:
     return Figure(
         key=f"spans_{severity}_mean",
         title=f"· {severity.lower()}",
@@ -43,7 +43,7 @@ def _of_severity(severity: str, column: str) -> Figure:
 
 
 class XCOMETSpans(Term):
-    """w_xcomet_span times the penalty of each token inside a span."""
+    """Component: w_xcomet_span times the penalty of each token inside a span."""
 
     name = "xcomet_spans"
     service = "xcomet"
@@ -63,15 +63,15 @@ class XCOMETSpans(Term):
             by_group=True,
             of_line=_spans,
         ),
-        _of_severity("MINOR", "minor"),
-        _of_severity("MAJOR", "major"),
-        _of_severity("CRITICAL", "crit"),
+        _severity_stat("MINOR", "minor"),
+        _severity_stat("MAJOR", "major"),
+        _severity_stat("CRITICAL", "crit"),
         Figure(
             key="spans_UNKNOWN_mean",
             title="· other",
             digits=2,
             better="lower",
-            hidden_at=(None, 0.0),  # our services know no others
+            hidden_at=(None, 0.0),  # our services have no others
             column="other",
             form="6.2f",
         ),
@@ -86,33 +86,34 @@ class XCOMETSpans(Term):
     )
 
     def weight(self, cfg: RewardConfig) -> float:
-        """w_xcomet_span, where any severity has a weight."""
+        """Return w_xcomet_span, if any severity has a weight."""
         return cfg.w_xcomet_span if any(cfg.severity_weights.model_dump().values()) else 0.0
 
     def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
-        """To the tokens; and which of them the model has read."""
+        """Record the token penalties, and which tokens the model has read."""
         charge_spans(reward, rollout, cfg, "xcomet", cfg.w_xcomet_span)
 
     def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Figures:
-        """Spans of a segment, by severity."""
+        """Return the numbers of spans of a segment, by severity."""
         spans = [r.error_spans for r in rewards if r.error_spans is not None]
-        named = [[_severity(span) for span in of_sample] for of_sample in spans]
+        severities = [[_severity(span) for span in sample_spans] for sample_spans in spans]
         return {
-            "spans_mean": mean_of([len(of_sample) for of_sample in spans]),
+            "spans_mean": mean_of([len(sample_spans) for sample_spans in spans]),
             **{
-                f"spans_{severity}_mean": mean_of([row.count(severity) for row in named])
+                f"spans_{severity}_mean": mean_of([row.count(severity) for row in severities])
                 for severity in (*SEVERITIES, "UNKNOWN")
             },
         }
 
     def dumped(self, reward: SampleReward) -> dict[str, Any]:
-        """The spans; None where they are not known."""
+        """Return the spans; None if they are unknown."""
         spans = reward.error_spans
         return {"error_spans": None if spans is None else [span.model_dump() for span in spans]}
 
 
 def without_spans(scores: Scores, cfg: RewardConfig) -> RewardConfig:
-    """The same, but for the spans where the scorer gives none: it can be looked at all the same."""
+    """Return the config without the span weight if the scorer gives no spans: evaluation still
+    works."""
     results = scores.results.get("xcomet", [])
     scored = [result for result in results if isinstance(result, Scored)]
     if results and all(result.error_spans is not None for result in scored):
@@ -121,8 +122,10 @@ def without_spans(scores: Scores, cfg: RewardConfig) -> RewardConfig:
 
 
 def check_spans(ask: Ask, cfg: RewardConfig) -> None:
-    """Raise UserError where spans are rewarded and the model marks none: only an answer tells. One
-    that cannot be had now is waited for where the run needs it."""
+    """Raise UserError if spans are rewarded and the model marks none: only an answer shows it.
+
+    If no answer is available now, the check is skipped: the run will wait for the service.
+    """
     if not XCOMETSpans().weight(cfg):
         return
     try:
@@ -131,12 +134,12 @@ def check_spans(ask: Ask, cfg: RewardConfig) -> None:
         return
     if isinstance(result, Scored) and result.error_spans is None:
         raise UserError(
-            f"{cfg.urls_key('xcomet')}: the model there marks no error spans: set "
+            f"{cfg.urls_key('xcomet')}: the model there marks no error spans. Set "
             "reward.w_xcomet_span to 0, or name one that does (xCOMET)"
         )
 
 
 def _severity(span: ErrorSpan) -> str:
-    """As the weights of `severity_weights` are named."""
+    """Return the severity as named in `severity_weights`."""
     severity = span.severity.upper()
     return severity if severity in SEVERITIES else "UNKNOWN"

@@ -122,8 +122,12 @@ def test_where_one_answer_fails_the_sample_does(url, upstream):
     [
         (PAIR, {"votes": 3, "temperature": 0}, "at temperature 0 all answers agree"),
         (GOOD, {"votes": 3}, "mqm alone can be asked several times"),
-        (PAIR | {"images": ["AAAA"]}, {}, "mqm wants no pictures"),
-        ({k: v for k, v in PAIR.items() if k != "src_lang"}, {}, "src_lang: mqm wants it"),
+        (PAIR | {"images": ["AAAA"]}, {}, "the task mqm takes no images"),
+        (
+            {k: v for k, v in PAIR.items() if k != "src_lang"},
+            {},
+            "src_lang: required by the task mqm",
+        ),
     ],
 )
 def test_wrong_use_fails_in_one_line_and_nobody_is_asked(url, upstream, sample, options, words):
@@ -137,7 +141,7 @@ def test_wrong_use_fails_in_one_line_and_nobody_is_asked(url, upstream, sample, 
 def test_rules_cannot_find_errors():
     with running_judge() as url:
         (result,) = judge(url, PAIR)
-        assert result["error"]["message"] == "task 'mqm' needs --backend openai"
+        assert result["error"]["message"] == "task 'mqm' requires --backend openai"
         (result,) = judge(url, GOOD, votes=2)
         assert result["error"]["type"] == "invalid_input"
         assert "mqm" not in httpx.get(f"{url}/v1/info").json()["tasks"]
@@ -181,7 +185,8 @@ def test_cut_json_and_overlong_texts_fail(url, upstream):
     (cut,) = judge(url, PAIR, cache=False)
     upstream.cut = False
     assert (
-        cut["error"]["type"] == "model_failure" and "raise options.max_t" in cut["error"]["message"]
+        cut["error"]["type"] == "model_failure"
+        and "increase options.max_t" in cut["error"]["message"]
     )
     upstream.forget()
     (long,) = judge(url, PAIR | {"mt": "집 " * 40_000})

@@ -144,7 +144,7 @@ def test_a_file_with_damaged_pages_is_said_before_anything_is_paid(served, fake,
         whole[at] ^= 0x5A
     path.write_bytes(whole)
     fake.forget()
-    with pytest.raises(UserError, match="damaged; make room, or name another"):
+    with pytest.raises(UserError, match=r"damaged\. Free disk space, or name another"):
         finish(served, tmp_path, episode("d_1"))
     assert not fake.requests
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_deleted_under_a_run_ends_it(served, fake, tmp_path):
         finally:
             await made.close()
 
-    with pytest.raises(UserError, match="was deleted"):
+    with pytest.raises(UserError, match="deleted or replaced"):
         asyncio.run(work())
 
 

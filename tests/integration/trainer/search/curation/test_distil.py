@@ -361,5 +361,5 @@ def test_what_cannot_be_rewritten_is_a_line(tmp_path: Path, model: Path) -> None
         template = own / "chat_template.jinja"
         template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|> "))
         done = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert done.exit_code == 2 and "distil the runs again" in done.output
+        assert done.exit_code == 2 and "Run `search distill` again" in done.output
         assert not (tmp_path / "a").exists()

@@ -224,7 +224,7 @@ def test_a_done_step_whose_folder_is_gone_is_one_line(tmp_path: Path, launch: li
     folder = tmp_path / "01-a"
     with held(tmp_path) as lock:
         (steps(folder, lock, launch).train(cfg()) / ".").rmdir()
-        with pytest.raises(UserError, match="was done, and is not there any more"):
+        with pytest.raises(UserError, match="was done, but its folder is missing"):
             steps(folder, lock, launch).train(cfg())
 
 
@@ -315,7 +315,7 @@ def test_a_step_is_told_to_leave_with_its_loop(
     does(tmp_path, AT_WORK)
     loop = started(tmp_path)
     pid = int((tmp_path / "01-a/pid").read_text())
-    with pytest.raises(UserError, match="another loop is at work there"), held(tmp_path):
+    with pytest.raises(UserError, match="another loop uses it"), held(tmp_path):
         pass
     loop.send_signal(number)
     loop.wait(timeout=60)
@@ -334,7 +334,7 @@ def test_a_step_that_outlives_its_loop_keeps_the_folder(tmp_path: Path, launch: 
     loop.kill()
     loop.wait()
     wait_until(lambda: (tmp_path / "01-a/left").exists())
-    with pytest.raises(UserError, match="a step of one that was killed"), held(tmp_path):
+    with pytest.raises(UserError, match="a step of a killed loop"), held(tmp_path):
         pass
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: gone(pid))

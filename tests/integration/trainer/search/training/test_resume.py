@@ -345,7 +345,7 @@ def test_a_finished_run_says_so_and_asks_for_nothing(
 ) -> None:
     before = (stack.whole / "log.jsonl").stat().st_mtime_ns
     done = here(stack.config, stack.whole, resume=True)
-    assert f"has its {UPDATES} updates: raise rl.num_updates" in caplog.text
+    assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
     assert [update for update, _ in done.reports] == [0, 2, 4, 6]
     assert (stack.whole / "log.jsonl").stat().st_mtime_ns == before
     assert not stack.generator.requests

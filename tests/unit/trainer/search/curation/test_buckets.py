@@ -219,17 +219,19 @@ def test_what_is_wrong_in_the_settings_is_one_line(
 def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     source, questions = four(tmp_path / "run")
     fewer = write_rows(tmp_path / "fewer.jsonl", questions[:2])
-    with pytest.raises(UserError, match="4 of 6 episodes are of questions that the data lacks"):
+    with pytest.raises(
+        UserError, match="4 of 6 episodes are of questions that are not in the data"
+    ):
         read(source, train=str(fewer))
     other = write_rows(
         tmp_path / "other.jsonl",
         [one.model_copy(update={"reference_answer": "-"}) for one in questions],
     )
-    with pytest.raises(UserError, match="runs of different data"):
+    with pytest.raises(UserError, match="Use the data of the run"):
         read(source, train=str(other))
     with pytest.raises(UserError, match="named twice"):
         read(source, source)
-    with pytest.raises(UserError, match="no trajectories of a run are here"):
+    with pytest.raises(UserError, match="no trajectories of a run"):
         read(tmp_path, train=str(fewer))
     store = source / "trajectories/store.json"
     store.write_text(json.dumps({"schema_version": 9, "run": "run"}))

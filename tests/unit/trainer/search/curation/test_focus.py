@@ -240,9 +240,9 @@ def test_what_is_not_what_it_is_taken_for_is_one_line(
     (tmp_path / "ids.txt").write_text("x\ny\n")
     (tmp_path / "picture.txt").write_bytes(b"\xff\xfe")
     for flags, told in (
-        (("--buckets", tmp_path), "no folder that `search buckets` has written"),
+        (("--buckets", tmp_path), "not a folder of `search buckets`"),
         (("--verified", buckets), "is not of `search verify`, but of 'buckets'"),
-        (("--buckets", foreign), "has no bucket of 5 rows (a first): it was made of other data"),
+        (("--buckets", foreign), "has no bucket of 5 rows (a first). It was made from other data"),
         (("--exclude", tmp_path / "ids.txt"), "the data has none of its 2 ids ('x' first)"),
         (("--exclude", tmp_path / "gone.txt"), "gone.txt: cannot be read"),
         (("--exclude", tmp_path / "picture.txt"), "picture.txt: cannot be read"),

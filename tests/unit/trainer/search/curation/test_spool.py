@@ -86,7 +86,7 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, known=Known())])
+@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, decided=Known())])
 def test_what_a_command_holds_does_not_grow_with_the_episodes(
     make: Callable[..., Curated], tmp_path: Path
 ) -> None:

@@ -117,11 +117,11 @@ def test_a_mean_over_too_few_is_no_rating():
 
 
 def test_no_run_and_other_questions_are_told(run, tmp_path):
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="not a run directory"):
         write_report(tmp_path / "nothing")
     last = run / "completions/eval-000002.jsonl"
     write_jsonl(last, [json.loads(line) for line in last.read_text().splitlines()][1:])
-    with pytest.raises(UserError, match="of other questions"):
+    with pytest.raises(UserError, match="have different questions"):
         write_report(run)
 
 

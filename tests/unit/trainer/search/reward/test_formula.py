@@ -211,7 +211,7 @@ def test_a_wrong_weight_in_the_environment_is_named(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RM_JUDGE_COEF", wrong)
-    with pytest.raises(UserError, match="RM_JUDGE_COEF of the environment is no number"):
+    with pytest.raises(UserError, match="environment variable RM_JUDGE_COEF: expected a number"):
         load_config(SearchRewardConfig)
 
 
@@ -225,5 +225,5 @@ def test_a_saved_config_no_longer_asks_the_environment(
 
 
 def test_no_weight_at_all_is_refused() -> None:
-    with pytest.raises(UserError, match="no weight"):
+    with pytest.raises(UserError, match="all weights are 0"):
         load_config(SearchRewardConfig, None, ["w_judge=0", "w_ndcg=0", "w_format=0"])

@@ -192,7 +192,7 @@ def test_an_episode_is_submitted_once_and_when_it_has_ended(streams: Any) -> Non
     stream.submit(episode("t1"))
     with pytest.raises(ValueError, match="submitted before"):
         stream.submit(episode("t1"))
-    with pytest.raises(ValueError, match="t2: the episode goes on"):
+    with pytest.raises(ValueError, match="t2: the episode has not ended"):
         stream.submit(episode("t2", end=None))
 
 

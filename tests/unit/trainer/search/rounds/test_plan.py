@@ -88,9 +88,9 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("rounds", "told", "what"),
     [
-        ([{"name": "a"}, {"name": "a"}], {}, "'a' is the name of two rounds"),
+        ([{"name": "a"}, {"name": "a"}], {}, "'a' is the name of several rounds"),
         ([{"name": "../a"}], {}, "name"),
-        ([{"name": "a", "then": ["sft"]}], {}, "sft learns of what distill leaves"),
+        ([{"name": "a", "then": ["sft"]}], {}, "sft requires the rows of distill"),
         ([{"name": "a", "then": ["focus", "focus"]}], {}, "named twice"),
         ([{"name": "a", "then": ["sweep"]}], {}, "then"),
         ([{"name": "a", "limits": {"hours": 0}}], {}, "limits.hours"),
@@ -98,7 +98,7 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         ([{"name": "a", "train": {"rl": {"lrr": 1}}}], {}, "rl.lrr"),
         ([{"name": "a", "curation": {"focus": {"taken": []}}}], {}, "focus.taken"),
         ([{"name": "a", "sft": {"sft": {"epochs": 1}}}], {}, "sft.epochs"),
-        ([{"name": "a", "then": ["verify"]}], {}, "base_url and model are not set"),
+        ([{"name": "a", "then": ["verify"]}], {}, "set base_url and model"),
         (
             [{"name": "a", "then": ["distill", "rewrite"]}],
             {"curation": {"rewrite": {"rewriter": {"model": ""}}}},
@@ -109,21 +109,29 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         (
             [{"name": "a"}, {"name": "b", "train": {"data": {"train": "mine"}}}],
             {},
-            "b: train.data.train: a later round plays",
+            "b: train.data.train: a later round uses",
         ),
         (
             [{"name": "a"}, {"name": "b", "train": {"policy": {"path": "mine"}}}],
             {},
-            "b: train.policy.path: a later round plays",
+            "b: train.policy.path: a later round uses",
         ),
-        ([{"name": "a", "sft": {"data": {"train": "x"}}}], {}, "sft.data.train: is the loop's own"),
-        ([{"name": "a"}], {"curation": {"data": {"train": "x"}}}, "curation.data.train: is the"),
-        ([{"name": "a", "sft": {"data": "x"}}], {}, "sft.data: keys with values"),
-        ([{"name": "a", "train": {"data": {"eval": "no.jsonl"}}}], {}, "no.jsonl: no such file"),
+        ([{"name": "a", "sft": {"data": {"train": "x"}}}], {}, "sft.data.train: only the loop"),
+        (
+            [{"name": "a"}],
+            {"curation": {"data": {"train": "x"}}},
+            "curation.data.train: only the loop",
+        ),
+        ([{"name": "a", "sft": {"data": "x"}}], {}, "sft.data: expected a mapping"),
+        (
+            [{"name": "a", "train": {"data": {"eval": "no.jsonl"}}}],
+            {},
+            "no.jsonl: the file does not exist",
+        ),
         (
             [{"name": "a", "then": ["alternatives"]}],
             {"train": TRAIN | {"answering": {"generator": {"model": ""}}}},
-            "alternatives: asks the generator",
+            "alternatives: requires the generator",
         ),
     ],
 )
@@ -249,7 +257,7 @@ def test_rows_that_a_later_rounds_file_names_are_not_looked_for(tmp_path: Path) 
     train = {key: of for key, of in TRAIN.items() if key != "data"}
     first = {"name": "a", "train": {"data": TRAIN["data"]}}
     check_plan(plan(tmp_path, first, {"name": "b", "config": str(file)}, train=train))
-    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: the file does not exist"):
         check_plan(plan(tmp_path, {"name": "a", "config": str(file)}, train=train))
 
 

@@ -249,14 +249,14 @@ def test_episodes_are_chosen_by_reward_and_told_when_left_out(tmp_path: Path) ->
     model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
     cfg = search_config(model, observation="text")
     stored(tmp_path, scripted(*TURNS), cfg, 1.0, 0.25, None, 0.5)
-    told = export_sft(tmp_path, tmp_path / "rows", cfg, least_reward=0.5)
+    told = export_sft(tmp_path, tmp_path / "rows", cfg, min_reward=0.5)
     assert [row["reward"] for row in lines(tmp_path / "rows")] == [1.0, 0.5]
     assert dict(told.left_out) == {"a reward below 0.5": 1, "no reward": 1}
     assert "left out: 1 episodes: no reward" in told.lines()
     assert export_sft(tmp_path, tmp_path / "all", cfg).rows == 4
     summed = tmp_path / "summed"
     stored(summed, scripted(*TURNS), cfg, 0.4 * 1 + 0.5 * 0.6 + 0.1)  # 0.7999999999999999
-    assert export_sft(summed, tmp_path / "least", cfg, least_reward=0.8).rows == 1
+    assert export_sft(summed, tmp_path / "least", cfg, min_reward=0.8).rows == 1
     with pytest.raises(UserError, match="no episodes"):
         export_sft(tmp_path, tmp_path / "none", cfg, steps=[])
 
@@ -306,7 +306,7 @@ def test_rows_that_the_model_cannot_read_are_refused(tmp_path: Path) -> None:
     stored(tmp_path, scripted(*TURNS), cfg)
     with pytest.raises(UserError, match="more than the 300 ids"):
         export_sft(tmp_path, tmp_path / "rows", cfg)
-    with pytest.raises(UserError, match="reads text alone"):
+    with pytest.raises(UserError, match="reads only text"):
         export_sft(tmp_path, tmp_path / "rows", search_config(short))
     with pytest.raises(UserError, match="--model"):
         export_sft(tmp_path, tmp_path / "rows", search_config(None))

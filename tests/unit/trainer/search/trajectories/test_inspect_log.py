@@ -67,6 +67,6 @@ def test_no_log_takes_the_place_of_another(run: Path) -> None:
 
 @pytest.mark.skipif(find_spec("inspect_ai") is not None, reason="inspect-ai is there")
 def test_without_inspect_the_user_is_told_what_to_install(run: Path) -> None:
-    with pytest.raises(UserError, match="inspect-ai is not installed"):
+    with pytest.raises(UserError, match="inspect-ai: not installed"):
         export_inspect(run, run / "logs")
     assert not (run / "logs").exists()

@@ -114,7 +114,7 @@ def test_a_step_done_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert store.next_attempt(1) == 0
     store.write_step(1, [episode("t1"), episode("t2")])
     assert store.next_attempt(1) == 1
-    with pytest.raises(ValueError, match="step 1 is there: done again, it has attempt 1"):
+    with pytest.raises(ValueError, match="step 1 exists: its next attempt is 1"):
         store.write_step(1, [episode("t3")])
     with pytest.raises(ValueError, match="attempts"):
         store.write_step(1, [episode("t1", attempt=1), episode("t2", attempt=2)])
@@ -133,17 +133,17 @@ def test_what_is_behind_the_checkpoint_is_cut(tmp_path: Path) -> None:
 
 def test_a_step_refers_to_no_picture_that_was_not_kept(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with pytest.raises(ValueError, match=rf"t1: picture {sha256_of('deck_9')} was not kept"):
+    with pytest.raises(ValueError, match=rf"t1: image {sha256_of('deck_9')} is not stored"):
         store.write_step(1, [episode("t1", shown=("deck_9",))])
     unsent = rewarded("t1")
     assert unsent.answer
     unsent.answer.evidence.append(sha256_of("a crop"))
-    with pytest.raises(ValueError, match="was not kept"):
+    with pytest.raises(ValueError, match="is not stored"):
         store.write_step(1, [unsent])
 
 
 def test_a_step_holds_an_id_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="duplicate id"):
         opened(tmp_path).write_step(1, [episode("t1"), episode("t1")])
 
 
@@ -169,7 +169,7 @@ def test_a_mask_that_is_not_its_digests_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "line 1: schema 2, and this version reads 1"),
+        ({"schema_version": 2}, "line 1: schema version 2, but this version reads 1"),
         ({"surprise": "secret"}, "line 1: surprise: Extra inputs"),
         ({"step": "seven"}, "line 1: step: Input should be a valid integer"),
     ],
@@ -194,18 +194,18 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         path.write_bytes(content)
         for tokens in (True, False):
             with pytest.raises(
-                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*take it away: `c"
+                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*delete it: `c"
             ):
                 list(store.read(tokens=tokens))
 
 
 def test_a_folder_without_trajectories_or_of_another_schema_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no trajectories of a run are here: No such file"):
+    with pytest.raises(UserError, match="no trajectories of a run: No such file"):
         TrajectoryStore(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     opened(tmp_path)
     (tmp_path / "trajectories/store.json").write_text('{"schema_version": 9, "run": "run-a"}')
-    with pytest.raises(UserError, match="have schema 9, and this version reads 1"):
+    with pytest.raises(UserError, match="have schema version 9, but this version reads 1"):
         TrajectoryStore(tmp_path / "trajectories", "run-a")
 
 
@@ -216,7 +216,7 @@ def test_a_picture_is_its_hash(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         store.picture(sha256_of("deck_3"))
     for wrong in ("../../etc/passwd", "A" * 64, "ab" * 31):
-        with pytest.raises(UserError, match="is no SHA-256"):
+        with pytest.raises(UserError, match="is not the SHA-256"):
             store.picture(wrong)
     path = next((tmp_path / "trajectories/images").rglob("*.png"))
     path.write_bytes(b"half")

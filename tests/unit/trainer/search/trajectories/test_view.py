@@ -121,7 +121,7 @@ def test_a_long_run_shows_some_of_each_step(
         for n in range(4)
     ]
     run = kept(tmp_path, *many, pictures=pictures)
-    page = write_view(run, most=6).read_text("utf-8")
+    page = write_view(run, max_episodes=6).read_text("utf-8")
     shown = re.findall(r'class="score">(\d-\d) ', page)
     assert shown == ["1-0", "1-1", "2-0", "2-1", "3-0", "3-1"]
     assert "6 episodes of 12" in page and "r, steps 1 to 3" in page

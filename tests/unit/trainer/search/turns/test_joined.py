@@ -114,7 +114,7 @@ def test_a_think_block_that_the_prompt_has_opened_belongs_to_the_turn() -> None:
 _EACH = "<|im_start|>{{ m.role }}\n{{ m.content }}"
 _ASKS = "<|im_start|>assistant{{ '\\n' }}"
 FAULTY = {
-    "writes a turn otherwise": (  # it numbers them
+    "writes a turn differently": (  # it numbers them
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
         "<|im_end|>\n{% endfor %}" + _ASKS
     ),
@@ -188,5 +188,5 @@ def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None
     )
     with pytest.raises(ValueError, match="1 marks for 0 pictures"):
         ids.observation(Message("user", "a page says <|image_pad|>"))
-    with pytest.raises(ValueError, match="sees none"):
+    with pytest.raises(ValueError, match="no image processor"):
         turn_ids(tokenizer).observation(observed)

@@ -237,15 +237,15 @@ def test_an_episode_without_a_picture_has_none_and_no_ids_of_one() -> None:
 def test_sizes_that_the_policy_would_change_are_refused() -> None:
     model: Any = tiny("qwen2_5_vl")
     for told, what in [
-        ({"factor": 28, "min_pixels": 1000}, "set 8"),
-        ({"max_pixels": 8192}, "own limits, 64 to 4096"),
+        ({"factor": 28, "min_pixels": 1000}, "Set 8"),
+        ({"max_pixels": 8192}, r"limits \(64 to 4096\)"),
     ]:
         with pytest.raises(UserError, match=what):
             tiny_reader(model, PROCESSOR, **told)
-    with pytest.raises(UserError, match="another way"):
+    with pytest.raises(UserError, match="reads images differently"):
         PictureReader(object(), model.config, SightConfig())
     ids = turn_ids(qwen("qwen2_5"))
-    with pytest.raises(UserError, match="reads text alone"):
+    with pytest.raises(UserError, match="reads only text"):
         check_sight(ids, EpisodeConfig())
     check_sight(ids, EpisodeConfig(observation="text"))
     assert context_of(model.config, EpisodeConfig()) == 512

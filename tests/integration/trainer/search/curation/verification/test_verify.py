@@ -326,4 +326,4 @@ def test_the_generator_may_not_verify_itself(servers, tmp_path):
 
 def test_without_runs_or_questions_it_says_what_to_name(servers, tmp_path):
     done = run(*servers.flags, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "name a run to read" in done.output
+    assert done.exit_code == 2 and "Name a run (--run FOLDER)" in done.output

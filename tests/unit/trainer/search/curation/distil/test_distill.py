@@ -298,7 +298,7 @@ def test_a_success_with_a_tag_in_a_thought_is_no_row(tmp_path: Path, model: Path
 def test_what_cannot_be_distilled_is_a_line(tmp_path: Path, model: Path) -> None:
     folder = text_run(tmp_path / "run", group("a", 1, 1))
     done = run("--run", folder, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "distill.model is not set" in done.output
+    assert done.exit_code == 2 and "distill.model: not set" in done.output
     wrong = "--set", "distill.order=[judge, judge]"
     done = run("--run", folder, "--out", tmp_path / "out", *wrong)
     assert done.exit_code == 2 and "name each once" in done.output

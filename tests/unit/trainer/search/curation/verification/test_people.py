@@ -81,7 +81,7 @@ def test_each_bad_row_is_one_line(tmp_path):
     with pytest.raises(UserError, match="3 rows cannot be used") as caught:
         read(tmp_path, sheet(rows, (ID, PERSON)))
     first, second, third = caught.value.lines
-    assert first.startswith("row 2: 'WRONG' is no class: OK, GT_ERROR")
+    assert first.startswith("row 2: 'WRONG' is not a class: OK, GT_ERROR")
     assert "no row of the data has the id 'q9'" in second and third.startswith("row 5: the id 'q2'")
 
 
