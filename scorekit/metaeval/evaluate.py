@@ -113,11 +113,8 @@ def evaluate(
             _spans(result, rows, [metric.spans[number] for number in common], weights)
         on_done(metric.name)
     for result in results:
-        result.beyond = (
-            _beyond(draws_by_metric[result.name], draws_by_metric[LENGTH])
-            if not result.is_baseline
-            else []
-        )
+        if not result.is_baseline:
+            result.beyond = _beyond(draws_by_metric[result.name], draws_by_metric[LENGTH])
     if rows.has_spans:
         results.insert(2, _everything(rows, weights, len(translations)))
     return MetaEvaluation(

@@ -34,7 +34,7 @@ _VISIBLE = (
 )
 
 
-class Segment(NamedTuple):
+class TextSegment(NamedTuple):
     """A segment of a translation; `span` is None outside errors."""
 
     text: str
@@ -52,24 +52,24 @@ def hint(span: ErrorSpan) -> str:
     return visible(span.severity) + confidence
 
 
-def cut_segments(mt: str, spans: Iterable[ErrorSpan]) -> list[Segment]:
+def cut_segments(mt: str, spans: Iterable[ErrorSpan]) -> list[TextSegment]:
     """Cut a translation at its spans.
 
     The joined segments are `visible(mt)`. If spans overlap, the one that starts first keeps its
     characters."""
     text = visible(mt)
-    segments: list[Segment] = []
+    segments: list[TextSegment] = []
     position = 0
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         start, end = max(span.start, position), min(span.end, len(text))
         if start >= end:
             continue
         if start > position:
-            segments.append(Segment(text[position:start], None))
-        segments.append(Segment(text[start:end], span))
+            segments.append(TextSegment(text[position:start], None))
+        segments.append(TextSegment(text[start:end], span))
         position = end
     if position < len(text):
-        segments.append(Segment(text[position:], None))
+        segments.append(TextSegment(text[position:], None))
     return segments
 
 

@@ -362,7 +362,7 @@ def test_every_template_gives_its_source_back(name):
     ("settings", "fault"),
     [
         ({}, "give url, or set SCOREKIT_REWARD_URL"),
-        ({"url": "localhost:1"}, "is no URL of a service"),
+        ({"url": "localhost:1"}, "is not the URL of a service"),
         ({"url": "http://x", "src_pattern": "(?P<text>.*)"}, r"no group \(\?P<src>"),
         ({"url": "http://x", "src_pattern": "("}, "src_pattern: "),
         ({"url": "http://x", "src_template": "none"}, "prompt template 'none'"),

@@ -220,7 +220,7 @@ def _requests(url, status):
     ("end", "code", "said"),
     [
         (signal.SIGKILL, -signal.SIGKILL, ""),
-        (signal.SIGINT, 128 + signal.SIGINT, "stopped; go on with: the same command"),
+        (signal.SIGINT, 128 + signal.SIGINT, "stopped; resume with: the same command"),
     ],
 )
 def test_what_was_scored_before_an_end_is_not_asked_again(

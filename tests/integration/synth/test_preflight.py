@@ -129,7 +129,7 @@ FAULTS = {
     has_no_chats: "is no OpenAI-compatible API (HTTP 404)",
     reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, and",
     has_another_name: "does not serve a model named 'another'",
-    is_away: "teacher: no LLM server answers at",
+    is_away: "teacher: base_url: cannot connect to",
     metricx_is_away: f"metricx: metricx.url: {NOBODY} cannot be reached",
     metricx_has_another_model: "metricx.checkpoint is google/metricx-24-hybrid-xl, the service has",
     metricx_is_none: "of fake-xcomet the higher score is better",

@@ -192,7 +192,7 @@ def test_a_language_of_ones_own():
     for key in ("qjj", "QJJ", "jeju of udo"):
         assert find_language(key) == ("ko", "qjj", "qjj", "Jeju of Udo")
         assert language_name(key) == "Jeju of Udo" and scripts_of(key) == ("Hangul",)
-    with pytest.raises(ValueError, match="no language tag"):
+    with pytest.raises(ValueError, match="not a language tag"):
         add_language("no tag", "Nothing")
 
 

@@ -20,7 +20,7 @@ from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
 from tests.kits.llm import MESSAGES
 
-AWAY = re.compile(r"(.*) does not answer: it is waited for until \d\d:\d\d:\d\d")
+AWAY = re.compile(r"(.*) does not answer: waiting until \d\d:\d\d:\d\d")
 BACK = re.compile(r"(.*) answers again")
 
 

@@ -183,7 +183,7 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
     assert [r.score for r in again] == [r.score for r in first]
     assert asked == len(recorder.samples) == 2 * len(SAMPLES)
     (aside,) = path.parent.glob("scores.sqlite.damaged-*")
-    assert aside.read_bytes() == damaged and "is damaged: now" in caplog.text
+    assert aside.read_bytes() == damaged and "is damaged: renamed to" in caplog.text
 
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
@@ -208,7 +208,7 @@ def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monk
         recorder.requests.clear()
         assert all(result.cached for result in client.score(samples))
     assert [r.score for r in again] == [r.score for r in first] and not recorder.samples
-    assert ("is damaged: now" in caplog.text) == (harm == "damaged")
+    assert ("is damaged: renamed to" in caplog.text) == (harm == "damaged")
 
 
 def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monkeypatch):

@@ -176,7 +176,7 @@ def test_a_sample_too_large_for_the_service_fails_alone():
 
 @pytest.mark.parametrize("url", ["localhost:8001", "htp://x", "http://", "", "http://[::1"])
 def test_what_is_no_url_is_refused_at_once(url):
-    with pytest.raises(UserError, match="is no URL of a service"):
+    with pytest.raises(UserError, match="is not the URL of a service"):
         SyncScoringClient(url)
 
 

@@ -115,7 +115,7 @@ def test_a_sample_that_ends_its_server_fails_alone_after_four_deaths(stream):
         "model_failure",
         False,
     )
-    assert "4 times; it is not asked again" in failed.error.message
+    assert "4 times; it is not sent again" in failed.error.message
     assert [r.score for r in results] == [_score_of(s) for i, s in enumerate(samples) if i != 100]
 
 

@@ -77,7 +77,7 @@ def test_metricx_frames_have_no_spans_and_an_empty_frame_stays_empty(client):
         (pd.DataFrame({"src": [None], "mt": ["c"]}), "no row .* row 0, column 'src': None"),
         (pd.DataFrame({"src": ["a"], "mt": ["c"], "ref": [1.5]}), "row 0, column 'ref': 1.5"),
         (pd.DataFrame([["a", "b", "c"]], columns=["src", "mt", "mt"]), "several columns 'mt'"),
-        (FRAME.assign(score=1.0), "has a column 'score' already: rename or drop it"),
+        (FRAME.assign(score=1.0), "has a column 'score' already. Rename or drop it"),
         (FRAME.assign(windows=0), "has a column 'windows' already"),
     ],
 )

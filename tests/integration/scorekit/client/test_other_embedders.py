@@ -240,7 +240,7 @@ def test_nobody_there_is_a_typed_error(no_second_try):
     with Embeddings(f"http://127.0.0.1:{free_port()}") as client:
         with pytest.raises(ServiceUnreachable, match="cannot be reached"):
             client.embed(["a"])
-    with pytest.raises(UserError, match="no URL"):
+    with pytest.raises(UserError, match="is not the URL"):
         Embeddings("127.0.0.1:8004")
 
 

@@ -136,7 +136,7 @@ def test_a_faulty_input_ends_with_one_line_before_anything_is_asked(tmp_path, na
 @pytest.mark.parametrize(
     ("target", "code", "fault"),
     [
-        ("localhost:8001", 2, "is no URL of a service"),
+        ("localhost:8001", 2, "is not the URL of a service"),
         ("http://127.0.0.1:{port}", 1, "cannot be reached"),
         ("{service}/v2", 2, "not_found"),
     ],
@@ -217,7 +217,7 @@ def test_another_job_does_not_go_on_with_an_output(url, tmp_path):
     assert _run(url, other, out, "--overwrite").exit_code == 0 and len(_read(out)) == 60
     before = out.read_bytes()
     Path(f"{out}.meta.json").unlink()
-    assert "no out.jsonl.meta.json says what it was made from" in refused(url, source)
+    assert "out.jsonl.meta.json does not say what it was made from" in refused(url, source)
 
 
 def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):

@@ -61,7 +61,7 @@ def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
     with running_service(moody) as url:
         first = _run(url, source, str(out))
         assert first.exit_code == 3, first.output
-        assert "8 samples failed for the moment; the same command asks for them" in first.stderr
+        assert "8 samples had transient errors; the same command retries them" in first.stderr
         assert [r["line"] for r in _read(out) if not r["ok"]] == LATER
         again = _run(url, source, str(out))
         assert again.exit_code == 3 and "failed: timeout" in again.stdout

@@ -157,7 +157,9 @@ def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"src": "s", "mt": "nan"}\n' * 3)
     for flags in ("--overwrite",), ():  # and again where nothing is left to ask
         none = _run(url, tmp_path / "in.jsonl", out, *flags)
-        fault = f"error: {out}: none of 3 samples was scored (non_finite: 3): each line says why\n"
+        fault = (
+            f"error: {out}: none of 3 samples was scored (non_finite: 3): each line has its error\n"
+        )
         assert none.exit_code == 2 and none.stderr.endswith(fault)
     to_stdout = _run(url, tmp_path / "in.jsonl", "-")
     assert to_stdout.exit_code == 2 and "stdout: none of 3 samples was scored" in to_stdout.stderr
@@ -169,7 +171,7 @@ def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
 def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
     (tmp_path / "in.jsonl").write_bytes(_jsonl())
     done = _run(url, tmp_path / "in.jsonl", tmp_path / name)
-    assert done.exit_code == 2 and "results are JSON lines: name it .jsonl" in done.stderr
+    assert done.exit_code == 2 and "results are JSON lines. Name it .jsonl" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
     child.stdin.write(lines * 20)
     child.stdin.close()
     complaint = child.stderr.read().decode()
-    assert child.wait(60) == 2 and "its reader has left" in complaint
+    assert child.wait(60) == 2 and "its reader was closed" in complaint
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
 
 

@@ -110,7 +110,7 @@ def test_a_server_that_refuses_n_three_times_is_asked_one_by_one(url, fake, capl
     assert arrived == [[5, *ONE_BY_ONE]] * 3 + [ONE_BY_ONE] * 2
     assert texts == [expected] * 5
     assert (counts.failures, counts.retries, counts.fallbacks) == (0, 0, 3)
-    assert "0 of 5 choices came" in caplog.text and "3 answers in a row" in caplog.text
+    assert "0 of 5 choices arrived" in caplog.text and "3 answers in a row" in caplog.text
 
 
 def test_a_short_answer_now_and_then_does_not_end_the_use_of_n(url, fake):
@@ -125,7 +125,7 @@ def test_n_is_tried_again_after_a_while(url, fake):
     def for_a_while(i, llm):
         fake.most_choices = 2 if i < 6 else None
         if i in (4, 5, 7):  # the while is over
-            llm._several._again_at = 0.0
+            llm._several._retry_n_at = 0.0
 
     _, arrived, counts = _several(url, fake, 8, for_a_while)
     short = [5, 1, 1, 1]

@@ -201,7 +201,7 @@ def test_check_says_what_to_do(url, fake):
         _check(url, model="Qwen/Qwen3")
     with pytest.raises(UserError, match="/v1"):
         _check(url.removesuffix("/v1"))
-    with pytest.raises(UserError, match="start it"):
+    with pytest.raises(UserError, match="Start the server"):
         _check(f"http://127.0.0.1:{free_port()}/v1")
     fake.api_key = "sesame"
     with pytest.raises(UserError, match=r"got none.*--api-key.*VLLM_API_KEY"):

@@ -187,7 +187,7 @@ def test_nobody_there_is_told_at_the_deadline():
 
 
 def test_what_is_no_url_is_refused_at_once():
-    with pytest.raises(UserError, match="no URL of a service"):
+    with pytest.raises(UserError, match="not the URL of a service"):
         Retriever("127.0.0.1:8005")
 
 
@@ -216,7 +216,7 @@ def test_a_picture_is_fetched_once_also_by_threads(client, server):
 
 def test_a_picture_that_is_none_is_refused_and_not_kept(client, server):
     server.script = [Response(b"<html>", media_type="text/html")]
-    with pytest.raises(ServiceUnreachable, match="no PNG"):
+    with pytest.raises(ServiceUnreachable, match="not a PNG"):
         client.image("deck_1")
     assert client.image("deck_1") == picture_of("deck_1")
 

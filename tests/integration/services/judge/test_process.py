@@ -78,7 +78,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "own.yaml").write_text("system: x\n")
     for flags, words in [
         (["--backend", "openai"], "--base-url"),
-        (["--backend", "openai", "--base-url", "host:8000", "--model", "m"], "no URL"),
+        (["--backend", "openai", "--base-url", "host:8000", "--model", "m"], "is not the URL"),
         (["--rubrics", str(tmp_path / "none")], "no such folder"),
         (["--rubrics", str(tmp_path)], "own.yaml: "),
         (["--max-concurrency", "0"], "--max-concurrency"),

@@ -105,7 +105,7 @@ def test_a_disk_without_room_ends_the_run_in_a_line_and_room_lets_it_go_on(
     assert full.returncode == 2, full.stderr
     told = full.stderr.strip().splitlines()[-1]
     assert told.startswith("error: ") and "Traceback" not in full.stderr
-    assert str(tmp_path) in told and ("go on with" in told or "free disk space" in told)
+    assert str(tmp_path) in told and ("resume with" in told or "free disk space" in told)
     assert invoke("--resume").returncode == 0
     assert export_bytes(tmp_path / "run") == export_bytes(finished)
     assert not list((tmp_path / "run").rglob("*.tmp"))

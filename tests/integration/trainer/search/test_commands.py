@@ -162,8 +162,8 @@ def test_a_mistake_is_told_in_a_line_before_anything_is_asked(stack, tmp_path):
     for flags, told in (
         (("--policy", str(tmp_path)), "policy."),
         (("--model", "another"), "'another'"),
-        (("--policy", nobody), "no LLM server answers"),
-        (("--set", f"answering.generator.base_url={nobody}"), "no LLM server answers"),
+        (("--policy", nobody), "cannot connect to"),
+        (("--set", f"answering.generator.base_url={nobody}"), "cannot connect to"),
         (("--set", f"retriever.url={nobody}"), "retriever.url: no page retriever answers"),
         (("--set", f"data.train={tmp_path / 'wrong.jsonl'}"), "the index has no page"),
         (("--set", "data.train=null"), "data.train: not set"),

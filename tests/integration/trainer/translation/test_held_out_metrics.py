@@ -230,7 +230,7 @@ def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> 
             (embeds, "not a scoring service"),
             (f"{place[1]}/page", "not_found"),
             (closed, "no key was sent"),
-            ("services.xcomet.model:XCometXLScorer", "is no URL of a service"),
+            ("services.xcomet.model:XCometXLScorer", "is not the URL of a service"),
         ):
             with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{told}"):
                 asked_first(place, m=url)

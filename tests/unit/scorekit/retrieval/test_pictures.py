@@ -70,4 +70,4 @@ def test_a_failure_goes_to_all_who_wait_and_is_not_kept():
 
 def test_a_changed_index_travels_between_processes():
     error = pickle.loads(pickle.dumps(IndexChanged("http://a", "r1", "r2")))
-    assert (error.known, error.found, error.exit_code) == ("r1", "r2", 2)
+    assert (error.expected, error.current, error.exit_code) == ("r1", "r2", 2)

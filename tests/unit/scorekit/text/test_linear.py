@@ -242,7 +242,7 @@ def test_loops_are_found_in_pieces_as_in_one(parts):
 
 
 def test_loops_are_found_across_the_border_of_pieces():
-    for lead in range(checks._LOOP_PIECE - 320, checks._LOOP_PIECE + 20):
+    for lead in range(checks._LOOP_CHUNK - 320, checks._LOOP_CHUNK + 20):
         unit = "".join(map(chr, range(0xAC00, 0xAC00 + 100)))
         text = "".join(map(chr, range(0x4E00, 0x4E00 + lead))) + unit * 4 + "z"
         assert [match.span() for match in checks._loops(text)] == [(lead, lead + 400)]

@@ -216,4 +216,4 @@ def test_long_documents_take_no_more_than_their_length(monkeypatch):
     borders = align(left, right)
     _ascends(borders, (left, right))
     assert len(borders) > 500
-    assert len(compared) < 30 * alignment._MOST_PAIRS
+    assert len(compared) < 30 * alignment._MAX_PAIRS

@@ -223,7 +223,7 @@ def test_a_picture_that_is_not_there_is_our_fault_and_raises(served, fake, tmp_p
 def test_servers_are_met_before_anything_is_asked(served, fake, tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}"
     wrong = [
-        ({"generator": {"base_url": f"{nobody}/v1"}}, "no LLM server answers"),
+        ({"generator": {"base_url": f"{nobody}/v1"}}, "cannot connect to"),
         ({"generator": {"model": "other"}}, "'other'"),
         ({"generator": {"model": ""}}, "generator.model"),
         ({"judge": {"url": nobody, "deadline_s": 0.1}}, "no judge answers"),
