@@ -25,7 +25,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
             valid_names = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-            raise UserError(f"misc.trackers: {name!r} is unknown. Choose from {valid_names}")
+            raise UserError(f"misc.trackers: {name!r} is unknown. Choose from: {valid_names}")
         if name not in installed:
             package = name.replace("_", "-")
             if name == "tensorboard":

@@ -168,7 +168,7 @@ def test_a_run_scores_by_the_anchors_that_it_began_with(place, whole, tmp_path):
     with pytest.raises(UserError, match="not a calibration"):
         run_roleplay(cfg, resume=True)
     path.unlink()
-    with pytest.raises(UserError, match=r"calibration\.json is missing: put the one back"):
+    with pytest.raises(UserError, match=r"calibration\.json is missing. Restore the file"):
         run_roleplay(cfg, resume=True)
     assert not path.exists()
     path.write_text(kept.model_dump_json())  # spaces are nothing

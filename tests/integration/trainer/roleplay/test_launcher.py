@@ -60,9 +60,7 @@ def test_it_is_told_who_is_waited_for_while_a_model_loads(tmp_path, monkeypatch,
         pass
     lines = [record.getMessage() for record in caplog.records]
     (said,) = [line for line in lines if "waited" in line]
-    assert re.search(
-        r"empty is being loaded: it is waited for until \d\d:\d\d:\d\d; its log: ", said
-    )
+    assert re.search(r"empty is loading. The run waits until \d\d:\d\d:\d\d. Its log: ", said)
 
 
 def test_a_url_starts_nothing(tmp_path):

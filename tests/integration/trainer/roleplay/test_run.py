@@ -167,7 +167,7 @@ def test_check_finds_faults_before_weights_load(place, tmp_path, monkeypatch):
     ("changes", "told"),
     [
         ({"grpo__gradient_accumulation_steps": 32}, "6 turns are fewer than the 32 prompts"),
-        ({"grpo__options": {"save_steps": 3}}, "set in its place misc.save_every_n_updates"),
+        ({"grpo__options": {"save_steps": 3}}, "set misc.save_every_n_updates"),
         ({"grpo__options": {"beta": 3}}, "set grpo.beta"),
         ({"grpo__options": {"push_to_hub": True}}, "this command does not support it"),
         ({"grpo__options": {"use_vlm": True}}, "did you mean use_vllm"),

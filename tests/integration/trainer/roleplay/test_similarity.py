@@ -115,7 +115,7 @@ def test_a_calibration_that_is_named_is_kept_in_the_folder(url, folder, tmp_path
 
 
 def test_without_anchors_and_without_turns_there_is_no_similarity(url, tmp_path):
-    with pytest.raises(UserError, match="name a calibration"):
+    with pytest.raises(UserError, match="Name a calibration"):
         _opened(url, tmp_path)
 
 
@@ -284,7 +284,7 @@ def test_calibrate_says_in_a_line_why_it_cannot(url, tmp_path, monkeypatch):
     flags = ("--data", data, "--out", tmp_path / "anchors.json", "--embedding-model")
     few = _calibrate(*flags, url)
     assert few.exit_code == 2
-    assert "20 are the least" in few.output
+    assert "at least 20 are required" in few.output
     monkeypatch.setattr("trainer.roleplay.similarity._REACH_S", 0.2)
     address = f"http://127.0.0.1:{free_port()}"
     nobody = _calibrate(*flags, address)

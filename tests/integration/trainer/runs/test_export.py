@@ -108,7 +108,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="there exists and is not replaced"):
         export_policy(run_dir, tmp_path / "there", dtype="float32")
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no complete checkpoint"):
         export_policy(tmp_path, tmp_path / "new", dtype="float32")
     shutil.rmtree(tmp_path / "policy")
     save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=7)

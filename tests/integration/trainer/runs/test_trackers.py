@@ -101,8 +101,8 @@ def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tensorbord", "'tensorbord' is unknown\. Choose from .*tensorboard"),
-        ("wandb", "wandb is not installed\. Run pip install wandb"),
+        ("tensorbord", r"'tensorbord' is unknown\. Choose from: .*tensorboard"),
+        ("wandb", r"wandb is not installed\. Run pip install wandb"),
     ],
 )
 def test_a_tracker_that_is_not_there_is_told_before_weights_load(

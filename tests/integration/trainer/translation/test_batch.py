@@ -175,7 +175,7 @@ def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
     with closing(Rewarder(only_metricx(f"{__name__}:OneAtATime"))) as rewarder:
         batch = rewarder.batch()
         for group in [batch.submit(pairs(n)) for n in range(8)]:
-            with pytest.raises(Exception, match="gave 0 results of 2 samples"):
+            with pytest.raises(Exception, match="returned 0 results for 2 samples"):
                 group.result()
     assert OneAtATime.asked == [f"source {n}" for n in range(8)]
 

@@ -60,13 +60,13 @@ def found(findings: Findings, name: str) -> str:
 def test_a_run_that_can_start_is_told_what_it_has(settings: list[str]) -> None:
     findings = check(settings)
     assert not findings.failed
-    assert found(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); the first: 'Open 0.'")
+    assert found(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); first: 'Open 0.'")
     assert "LlamaForCausalLM, " in found(findings, "policy.path")
     assert "no chat template, ends at </s>" in found(findings, "policy.tokenizer")
     assert "fake-metricx, lower is better" in found(findings, "metricx")
     assert "fake-xcomet, higher is better" in found(findings, "xcomet")
     assert found(findings, "prompts of data.train").endswith("and 8 for the translation")
-    assert "adapters learn" in found(check(settings, "policy.lora.r=2"), "policy.path")
+    assert "adapters trained" in found(check(settings, "policy.lora.r=2"), "policy.path")
 
 
 def test_every_fault_is_named_not_only_the_first(
@@ -119,15 +119,15 @@ def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: P
         file.truncate(8 + len(header) + 4 * size)
     findings = check(settings)
     assert [failed.name for failed in findings.failed] == ["memory"]
-    assert "are free on cpu: lower rl.micro_batch_tokens" in found(findings, "memory")
+    assert "are free on cpu. Lower rl.micro_batch_tokens" in found(findings, "memory")
     assert dict(findings.memory)["all"] > 4 * 4 * 19e9
     (policy / "config.json").write_text(json.dumps(config | big | {"num_hidden_layers": 40}))
-    assert "has 25,800,000,000 weights, its config tells of" in found(
+    assert "has 25,800,000,000 weights, but its config defines" in found(
         check(settings), "policy.path"
     )
     with (policy / "model.safetensors").open("r+b") as file:
         file.truncate(8 + len(header) + 4 * size - 1)
-    assert "model.safetensors: cut: " in found(check(settings), "policy.path")
+    assert "model.safetensors: truncated: " in found(check(settings), "policy.path")
     (policy / "model.safetensors").write_bytes(b"not weights")
     assert "not a safetensors file" in found(check(settings), "policy.path")
 

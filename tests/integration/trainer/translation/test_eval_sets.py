@@ -175,7 +175,7 @@ def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -
     assert all(of.earlier is not None and of.comparison for of in compared)
     assert (tmp_path / "b/comparison-de.menus.html").is_file()
     (tmp_path / "a/evaluation-news.jsonl").unlink()
-    with pytest.raises(UserError, match=r"a has no evaluation-news.jsonl: evaluate that set"):
+    with pytest.raises(UserError, match=r"a has no evaluation-news.jsonl. Evaluate that set"):
         run_evaluation(again, load_held_out(cfg), str(tmp_path / "a"), overwrite=True)
 
 

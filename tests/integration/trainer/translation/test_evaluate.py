@@ -26,7 +26,7 @@ from trainer.runs.figures import compare
 from trainer.runs.runlog import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example
-from trainer.translation.evaluation.evaluate import _figures, evaluate_on_dataset
+from trainer.translation.evaluation.evaluate import _stats, evaluate_on_dataset
 from trainer.translation.evaluation.figures import table
 from trainer.translation.evaluation.run import run_evaluation
 from trainer.translation.rewards.config import RewardConfig
@@ -97,7 +97,7 @@ def test_the_reward_of_an_evaluation_is_the_mean_token_s_whatever_the_length() -
     for tokens in (2, 20):
         reward = SampleReward(1.0, [-5.0, 0.0] * (tokens // 2), [True] * tokens)
         done = rollout([1], [2] * tokens, "x", pair="en-US>ko-KR")
-        figures = _figures([example("a")], [done], [reward], RewardConfig())
+        figures = _stats([example("a")], [done], [reward], RewardConfig())
         assert figures["reward_mean"] == pytest.approx(1.0 - 2.5)
 
 

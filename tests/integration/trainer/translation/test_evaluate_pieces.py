@@ -128,6 +128,4 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
         2: None,
         3: reports[3].reward_mean,
     }
-    assert (
-        "step 2 is no candidate for the best checkpoint: its evaluation scored 94 %" in caplog.text
-    )
+    assert "step 2 cannot be the best checkpoint: its evaluation scored 94 %" in caplog.text

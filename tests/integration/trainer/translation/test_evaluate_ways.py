@@ -151,7 +151,7 @@ def test_a_dead_vllm_is_one_line_before_anything_is_loaded(config: Path, tmp_pat
     done = command("--config", str(config), *overrides)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: generation.vllm.url: cannot connect to at {url}")
+    assert line.startswith(f"error: generation.vllm.url: cannot connect to {url}")
 
 
 def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_pat
     evaluated(config, tmp_path, *plain, against=str(config.parent / "policy"))
     before = (tmp_path / "evaluation.json").read_bytes()
     for options in ({}, {"against": str(tmp_path)}):
-        with pytest.raises(UserError, match=r"evaluation.json is there .* --overwrite"):
+        with pytest.raises(UserError, match=r"evaluation.json exists .* --overwrite"):
             evaluated(config, tmp_path, *plain, **options)
     assert (tmp_path / "evaluation.json").read_bytes() == before
     again = evaluated(config, tmp_path, *plain, against=str(tmp_path), overwrite=True)

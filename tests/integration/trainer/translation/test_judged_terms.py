@@ -119,8 +119,8 @@ def test_a_source_that_no_translation_helps_is_not_charged(judge: Judge) -> None
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"w_mqm_span": 1, "urls": {}}, "reward.urls.judge is empty: name the URL .* JUDGE_URL"),
-        ({"w_judge": 1, "urls": {}}, "reward.urls.judge is empty"),
+        ({"w_mqm_span": 1, "urls": {}}, "reward.urls.judge: required. Set the URL .* JUDGE_URL"),
+        ({"w_judge": 1, "urls": {}}, "reward.urls.judge: required"),
         ({"w_judge": 1, "judge_rubric": "mqm"}, "gives no verdict for 'mqm'"),
         ({"w_judge": 1, "judge_rubric": "typo"}, "no answer of the task 'typo' .*no task 'typo'"),
         ({"w_judge": 1, "judge_variables": {"candidate": "mt"}}, "'translation_filter' .*variab"),
@@ -251,7 +251,7 @@ def test_a_model_that_marks_no_spans_is_told_before_training(
         config = config_file(tmp_path, urls)
         for verb in ("check", "train"):
             told = CliRunner().invoke(app, [verb, "--config", str(config)], env={"COLUMNS": "300"})
-            said = "reward.xcomet_urls: the model there marks no error spans: set reward.w_xcomet_s"
+            said = "reward.xcomet_urls: the model there marks no error spans. Set reward.w_xcomet_s"
             assert told.exit_code == 2 and said in told.output, (verb, told.output)
         assert not list(tmp_path.glob("run/log.jsonl"))
         for verb, weight in (("train", 0), ("evaluate", 1)):  # it can be looked at all the same

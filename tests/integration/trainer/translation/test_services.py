@@ -44,14 +44,17 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"metricx_urls": []}, "reward.metricx_urls is empty"),
+        ({"metricx_urls": []}, "reward.metricx_urls: required"),
         ({"metricx_model_name": "google/other"}, "runs 'fake-metricx', but reward.metricx_model"),
         ({"metricx_tokenizer_name": "t"}, "reward.metricx_tokenizer_name is 't'"),
         ({"xcomet_model_name": "Unbabel/XCOMET-XL"}, "runs 'fake-xcomet'"),
         ({"metricx_urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
         ({"metricx_urls": "no_such_module:Scorer"}, "cannot be loaded"),
-        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': a URL begins with http://"),
-        ({"metricx_scorer_args": {"device": "cpu"}}, "metricx_scorer_args are of a module:Class"),
+        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': expected a URL with http://"),
+        (
+            {"metricx_scorer_args": {"device": "cpu"}},
+            "metricx_scorer_args: only for a module:Class",
+        ),
         ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
     ],
 )
@@ -195,7 +198,7 @@ def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
     opened("DescribedScorer", metricx_model_name="fake-metricx")
     with pytest.raises(UserError, match=r"runs 'fake-metricx', but reward.metricx_model_name"):
         opened("DescribedScorer", metricx_model_name="google/other")
-    with pytest.raises(UserError, match=r"takes metricx_model_name nor says .* to null"):
+    with pytest.raises(UserError, match=r"accepts metricx_model_name nor describes .* to null"):
         opened("LengthScorer", metricx_model_name="fake-metricx")
 
 

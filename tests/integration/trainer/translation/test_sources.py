@@ -153,7 +153,7 @@ def test_a_run_leaves_them_out_and_says_which(
     done = run(settings)
     assert (done.updates[0]["source_errors"], done.updates[0]["text_errors"]) == (0, 0)
     assert [report.source_errors for _, report in done.reports] == [1, 1]
-    assert "data.train: 2 of 5 sources cannot be scored, whatever the translation: " in caplog.text
+    assert "data.train: 2 of 5 sources cannot be scored with any translation: " in caplog.text
     assert f"{tmp_path}/train.jsonl line 3 (" in caplog.text
     assert f"{tmp_path}/train.jsonl line 5 (" in caplog.text
     assert "src: NUL character at position 5); left out" in caplog.text
@@ -175,6 +175,6 @@ def test_check_tells_them_too(settings: list[str]) -> None:
         ((said, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
         return said, ok
 
-    assert found() == ("2 that no translation helps", True)
+    assert found() == ("2 cannot be scored", True)
     said, ok = found("data.bad_sources=refuse")
     assert not ok and "data.train: 2 of 5 sources cannot be scored" in said

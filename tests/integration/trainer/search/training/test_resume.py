@@ -331,7 +331,7 @@ def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_sta
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert "Traceback" not in stopped.stderr
     done = count(tmp_path / "log.jsonl")
-    assert f"stopped: SIGTERM after update {done}: go on with --resume" in stopped.stderr
+    assert f"stopped: SIGTERM after update {done}: resume with --resume" in stopped.stderr
     saved = sorted((tmp_path / "checkpoints").iterdir())
     assert saved[-1].name == f"step-{done:06d}" and done < UPDATES
     lost = stack.moody.asked["hang"]
