@@ -373,7 +373,7 @@ def test_a_scorer_that_is_not_there_is_named(base, servers, tmp_path, monkeypatc
     monkeypatch.setattr("scorekit.client.ScoringClient.wait_ready", _at_once)
     cfg = changed(base, "metricx.url", f"http://127.0.0.1:{free_port()}", tmp_path / "b")
     assert (
-        "metricx.url: the url cannot be reached: refused; start it" in the_scoring(cfg, servers)[0]
+        "metricx.url: the url cannot be reached: refused. Start it" in the_scoring(cfg, servers)[0]
     )
 
 

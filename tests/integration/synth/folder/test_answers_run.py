@@ -152,9 +152,9 @@ def test_a_changed_shard_is_noticed_named_and_made_again(
 
 def test_what_an_upstream_refused_is_no_answer_to_keep():
     refused = SampleError("upstream", "a refused key", retryable=False).wire()
-    assert module._may_come({"ok": False, "error": refused})
+    assert module._is_transient({"ok": False, "error": refused})
     confused = SampleError("model_failure", "no verdict").wire()
-    assert not module._may_come({"ok": False, "error": confused})
+    assert not module._is_transient({"ok": False, "error": confused})
 
 
 def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(

@@ -51,7 +51,7 @@ def test_a_folder_that_may_not_be_used_is_named_in_one_line(tmp_path, monkeypatc
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(places, "_holds_something", refuse)
+    monkeypatch.setattr(places, "_has_content", refuse)
     with pytest.raises(UserError, match=f"^run.out_dir: {tmp_path}: Permission denied$"):
         places.claim(tmp_path)
 
