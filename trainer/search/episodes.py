@@ -76,16 +76,15 @@ class Episodes:
     ) -> dict[str, Trajectory]:
         """Run episodes and return the finished ones of all processes by id, ordered by position.
 
-        asked: (position in the step, question) of this process. samples: episodes of a question
-        without an `n_agent`; None: one of each question. kind: prefix of the ids, which separates
-        the episodes of a step from others of the same number. groups: group names by position,
-        for shared questions that may occur twice. on_done: is called with each finished episode of
-        this process. Raises what `run_episodes` raises.
+        indexed_questions: (position in the step, question) of this process. samples: episodes of a
+        question without an `n_agent`; None: one of each question. kind: prefix of the ids, if steps
+        have the same number. groups: group names by position, if questions may occur twice.
+        on_done: is called with each finished episode of this process. Raises what `run_episodes`
+        raises.
         """
-        indexed_questions = [
-            (index, question.model_copy()) for index, question in indexed_questions
-        ]  # a question may occur twice
-        index_by_question = {id(question): index for index, question in indexed_questions}
+        # a question may occur twice
+        indexed_questions = [(i, question.model_copy()) for i, question in indexed_questions]
+        index_by_question = {id(question): i for i, question in indexed_questions}
 
         def submit_ended(trajectory: Trajectory) -> None:
             self._submit([trajectory])
@@ -98,9 +97,7 @@ class Episodes:
             self._retriever,
             self.cfg.episode,
             # ASCII only: the id is a request header. A question's id may have other characters.
-            new_id=lambda question, sample: (
-                f"{kind}{step}-{index_by_question[id(question)]}-{sample}"
-            ),
+            new_id=lambda question, i: f"{kind}{step}-{index_by_question[id(question)]}-{i}",
             on_done=submit_ended,
             keep_picture=self.store.keep_picture,
             tools=self._tools,

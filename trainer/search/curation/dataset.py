@@ -128,7 +128,9 @@ def refs(prompt: CuratedPrompt) -> list[str]:
 def check_out(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
     """Raise UserError if `out` must not be replaced. inputs: paths that the command reads."""
     if out.resolve() in [path.resolve() for path in inputs]:
-        raise UserError(f"{out}: is an input of the command. Name another --out.")
+        raise UserError(
+            f"{out}: an input of the command, which would be replaced. Name another --out."
+        )
     if not out.exists():
         return
     if not out.is_dir() or (any(out.iterdir()) and not (out / "manifest.json").is_file()):

@@ -124,27 +124,23 @@ def _run(
     """Run `run_search` in a world. exit_stack: closes all at the end."""
     folder = Path(cfg.misc.run_dir)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint:
-        finished = ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
-        if finished:
-            return replace(finished, is_main=world.is_main)
+    finished = checkpoint and ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
+    if finished:
+        return replace(finished, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    policy_inputs = look_at_policy(cfg)
+    inputs = look_at_policy(cfg)
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
-    search_services = exit_stack.enter_context(
-        services(
-            cfg, run=run, load_image=lambda name: stores[0].picture(name), is_main=world.is_main
-        )
+    opening = services(
+        cfg, run=run, load_image=lambda name: stores[0].picture(name), is_main=world.is_main
     )
-    train, sets = _indexed_questions(search_services, train, sets, cfg, world)
+    connections = exit_stack.enter_context(opening)
+    train, sets = _indexed_questions(connections, train, sets, cfg, world)
     adapters = cfg.policy.lora.r > 0
-    served = probe_engine(
-        cfg.generation, adapters=adapters, images=policy_inputs.reader is not None
-    )
-    searcher = load_searcher(cfg, policy_inputs, train, sets, search_services.index, world)
+    served = probe_engine(cfg.generation, adapters=adapters, images=inputs.reader is not None)
+    searcher = load_searcher(cfg, inputs, train, sets, connections.index, world)
     learner, saver = searcher.learner, Saver(cfg, world, searcher.learner.origin)
     done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
     learner.share(world)
@@ -159,21 +155,21 @@ def _run(
         never=learner.never,
     )
     exit_stack.enter_context(closing(sampler))
-    runlog = _start_log(cfg, run, search_services, world, message_log, resume, done)
+    runlog = _start_log(cfg, run, connections, world, message_log, resume, done)
     stores.append(TrajectoryStore(folder / FOLDER, run))
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
     shutdown = Leaving(quiet=not world.is_main)
     episodes = Episodes(
         cfg,
-        search_services.retriever,
-        search_services.stream,
+        connections.retriever,
+        connections.stream,
         stores[0],
         world,
         tolerates_outage=True,
         should_stop=lambda: bool(shutdown.asked),
     )
-    task = Searching(cfg, search_services, episodes, searcher, world, shutdown)
+    task = Searching(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
     return Loop(cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done).run()
 
@@ -181,7 +177,7 @@ def _run(
 def _start_log(
     cfg: SearchConfig,
     run: str,
-    search_services: Around,
+    connections: Around,
     world: World,
     message_log: Messages,
     resume: bool,
@@ -192,7 +188,7 @@ def _start_log(
     if world.is_main:
         folder = Path(cfg.misc.run_dir)
         runlog = RunLog(cfg, overwrite=resume or None, done=done)
-        write_atomic(folder / "index.json", search_services.index.model_dump_json(indent=1))
+        write_atomic(folder / "index.json", connections.index.model_dump_json(indent=1))
         TrajectoryStore(folder / FOLDER, run).cut(done or 0)
         message_log.write_to(folder)
     world.wait()  # no process reads the folder before it is complete
@@ -212,7 +208,7 @@ def _name_of_run(folder: Path, resume: bool) -> str:
 
 
 def _indexed_questions(
-    search_services: Around,
+    connections: Around,
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     cfg: SearchConfig,
@@ -222,7 +218,7 @@ def _indexed_questions(
 
     def indexed(questions: Sequence[Question]) -> list[Question]:
         return hold_against_index(
-            questions, lambda page: has_page(search_services.retriever, page), cfg.data
+            questions, lambda page: has_page(connections.retriever, page), cfg.data
         )
 
     held_out = {
@@ -243,13 +239,13 @@ class Searching:
     def __init__(
         self,
         cfg: SearchConfig,
-        search_services: Around,
+        connections: Around,
         episodes: Episodes,
         searcher: SearchLearner,
         world: World,
         shutdown: Leaving,
     ) -> None:
-        self.cfg, self.services, self.episodes = cfg, search_services, episodes
+        self.cfg, self.services, self.episodes = cfg, connections, episodes
         self.searcher, self.world = searcher, world
         self.collector = EpisodeCollector(cfg, world, episodes, searcher, shutdown)
 

@@ -166,7 +166,8 @@ def context_of(model_config: Any, cfg: EpisodeConfig) -> int:
     max_positions = int(model_config.get_text_config().max_position_embeddings)
     if cfg.context_length is not None and cfg.context_length > max_positions:
         raise UserError(
-            f"episode.context_length: {cfg.context_length} the policy has only {max_positions} ids"
+            f"episode.context_length: {cfg.context_length}, but the policy reads "
+            f"{max_positions} ids"
         )
     return cfg.context_length or max_positions
 

@@ -71,7 +71,7 @@ def test_reference_pages_are_read_however_a_file_holds_them(tmp_path, cell):
 
 @pytest.mark.parametrize("cell", [0, -1, 1.5, "three", True, [None, "x"], {"a": 1}])
 def test_a_page_that_is_no_whole_number_from_one_is_refused(tmp_path, cell):
-    assert "reference_page: a whole number from 1" in refused(
+    assert "reference_page: expected a whole number >= 1" in refused(
         tmp_path, ROW | {"reference_page": cell}
     )
 
@@ -104,9 +104,9 @@ def test_a_row_may_have_turns_and_a_temperature_of_its_own(tmp_path):
     first, second = load(tmp_path, ROW | own, ROW | {"id": "b"})
     assert (first.max_turns, first.temperature, first.n_agent) == (15, 0.5, 16)
     assert (second.max_turns, second.temperature, second.n_agent) == (None, None, None)
-    assert "max_turns: a whole number from 1" in refused(tmp_path, ROW | {"max_turns": 0})
-    assert "n_agent: a whole number from 1" in refused(tmp_path, ROW | {"n_agent": 0})
-    assert "temperature: a number from 0" in refused(tmp_path, ROW | {"temperature": -0.1})
+    assert "max_turns: expected a whole number >= 1" in refused(tmp_path, ROW | {"max_turns": 0})
+    assert "n_agent: expected a whole number >= 1" in refused(tmp_path, ROW | {"n_agent": 0})
+    assert "temperature: expected a number >= 0" in refused(tmp_path, ROW | {"temperature": -0.1})
 
 
 def test_alternatives_belong_to_a_gold_page(tmp_path):
@@ -153,7 +153,7 @@ def test_a_gold_page_that_the_index_has_not_is_refused_or_left_out(tmp_path, cap
     kept = hold_against_index(questions, has_page, SearchData(missing_gold="leave_out"))
     assert [question.id for question in kept] == ["q1", "q3"]
     assert "population_9" in caplog.text
-    with pytest.raises(UserError, match="none is left"):
+    with pytest.raises(UserError, match="no question remains"):
         hold_against_index(questions, lambda _: False, SearchData(missing_gold="leave_out"))
 
 

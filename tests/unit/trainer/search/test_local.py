@@ -43,7 +43,7 @@ def test_a_folder_takes_turns_and_the_same_ones_again(folder, observation):
         ({"policy": {"path": "/nowhere/at/all"}}, "policy.path: /nowhere/at/all: no such folder"),
         ({"generation": {"engine": "vllm", "vllm": {"url": "http://x"}}}, "name a server in"),
         ({"episode": {**EPISODE, "context_length": 10_000}}, "the policy reads 8192 ids"),
-        ({"episode": {**EPISODE, "sight": {}}}, "sight.factor is 28"),
+        ({"episode": {**EPISODE, "sight": {}}}, "sight.factor: it is 28"),
     ],
 )
 def test_what_does_not_go_together_is_told_before_weights_load(folder, told, what, monkeypatch):

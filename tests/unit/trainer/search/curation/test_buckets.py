@@ -235,7 +235,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         read(tmp_path, train=str(fewer))
     store = source / "trajectories/store.json"
     store.write_text(json.dumps({"schema_version": 9, "run": "run"}))
-    with pytest.raises(UserError, match="schema 9"):
+    with pytest.raises(UserError, match="schema version 9"):
         read(source)
 
 

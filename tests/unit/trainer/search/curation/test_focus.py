@@ -241,7 +241,7 @@ def test_what_is_not_what_it_is_taken_for_is_one_line(
     (tmp_path / "picture.txt").write_bytes(b"\xff\xfe")
     for flags, told in (
         (("--buckets", tmp_path), "not a folder of `search buckets`"),
-        (("--verified", buckets), "is not of `search verify`, but of 'buckets'"),
+        (("--verified", buckets), "a folder of 'buckets', not of `search verify`"),
         (("--buckets", foreign), "has no bucket of 5 rows (a first). It was made from other data"),
         (("--exclude", tmp_path / "ids.txt"), "the data has none of its 2 ids ('x' first)"),
         (("--exclude", tmp_path / "gone.txt"), "gone.txt: cannot be read"),

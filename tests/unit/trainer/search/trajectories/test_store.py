@@ -220,7 +220,7 @@ def test_a_picture_is_its_hash(tmp_path: Path) -> None:
             store.picture(wrong)
     path = next((tmp_path / "trajectories/images").rglob("*.png"))
     path.write_bytes(b"half")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="damaged: its content"):
         store.picture(path.stem)
 
 

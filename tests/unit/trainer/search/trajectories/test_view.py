@@ -133,7 +133,7 @@ def test_what_is_not_there_is_a_line_for_the_user(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no trajectories"):
         write_view(tmp_path)
     TrajectoryStore(tmp_path / "trajectories", "r")
-    with pytest.raises(UserError, match="has no step 4; it has none"):
+    with pytest.raises(UserError, match=r"has no step 4\. It has none"):
         write_view(tmp_path, steps=[4])
     with pytest.raises(UserError, match="no episodes"):
         write_view(tmp_path)

@@ -223,7 +223,7 @@ def test_what_fails_for_one_episode_ends_it_as_failed_and_no_other() -> None:
     done = played(policy, [ask(name) for name in "abcd"], pages=Failing())
     assert [one.end for one in done] == ["failed", "failed", "failed", "complete"]
     assert [one.end_detail for one in done[:2]] == ["retriever: upstream", "retriever: internal"]
-    assert "no picture" in done[2].end_detail
+    assert "image cannot be read" in done[2].end_detail
     assert done[3].turns[1].reason == "query_refused" and done[3].turns[1].query == "wrong"
 
 

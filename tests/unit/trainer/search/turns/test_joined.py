@@ -118,13 +118,13 @@ FAULTY = {
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
         "<|im_end|>\n{% endfor %}" + _ASKS
     ),
-    "does not begin .*": (  # it leaves out what is long ago
+    "begins a conversation differently .*": (  # it leaves out what is long ago
         "{% for m in messages %}{% if loop.first or loop.revindex < 4 %}"
         + _EACH
         + "<|im_end|>\n{% endif %}{% endfor %}"
         + _ASKS
     ),
-    "does not begin": (  # another role is asked than answers
+    "begins a conversation differently": (  # another role is asked than answers
         "{% for m in messages %}" + _EACH + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
     ),
     "does not stop": "{% for m in messages %}" + _EACH + "\n{% endfor %}" + _ASKS,
@@ -186,7 +186,7 @@ def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None
         "<|vision_end|><|vision_start|><|image_pad|><|image_pad|><|vision_end|>seen<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    with pytest.raises(ValueError, match="1 marks for 0 pictures"):
+    with pytest.raises(ValueError, match="1 image marks for 0 images"):
         ids.observation(Message("user", "a page says <|image_pad|>"))
     with pytest.raises(ValueError, match="no image processor"):
         turn_ids(tokenizer).observation(observed)

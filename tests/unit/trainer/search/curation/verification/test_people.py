@@ -88,9 +88,9 @@ def test_each_bad_row_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "has no column 'id'"),
-        (b"id,class\nq1,OK\n", "has no column 'person'"),
-        (b"id,person,person\nq1,OK,OK\n", "has no column 'person', or several"),
+        (b"", "no column 'id'"),
+        (b"id,class\nq1,OK\n", "no column 'person'"),
+        (b"id,person,person\nq1,OK,OK\n", "no column 'person', or several"),
         (b"id,person\n\xff\xff\xff,OK\n", "neither UTF-8 nor"),
     ],
 )

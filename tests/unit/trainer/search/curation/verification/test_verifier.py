@@ -93,5 +93,5 @@ def test_another_model_or_another_server_may():
 def test_a_verifier_has_to_be_named():
     generator = GeneratorConfig(base_url=HERE, model="m")
     for missing in ({"model": "m"}, {"base_url": HERE}):
-        with pytest.raises(UserError, match=r"verify\.verifier\.(base_url|model): name"):
+        with pytest.raises(UserError, match=r"verify\.verifier\.(base_url|model): not set"):
             check_independent(VerifierConfig(**missing), generator)
