@@ -119,7 +119,7 @@ def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     for flags, told in (
         (("--set", "data.eval=null"), "data.eval: not set"),
-        (("--set", "server.url=null"), "no policy: set server.url, or policy.path"),
+        (("--set", "server.url=null"), "policy.path: not set"),
         (("--set", f"server.url={nobody}"), "cannot connect to"),
         (("--set", f"data.eval={few}", "--against", str(folder)), "searched for 5 questions"),
         (("--against", str(tmp_path / "empty")), "has neither evaluation.jsonl"),
